@@ -311,8 +311,8 @@ def _stage(lines: Sequence[str]) -> tuple[str, int]:
     """What the child was doing when it printed the last of these lines, and with which of the results."""
     for line in reversed(lines):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = json.loads(line)
-            return said["stage"], said["result"]
+            fields = json.loads(line)
+            return fields["stage"], fields["result"]
     return STARTING, 0
 
 

@@ -22,6 +22,7 @@ from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
     has_tma,
+    pair_registers,
     row_registers,
     shared_bytes,
     shared_taken,
@@ -48,6 +49,7 @@ LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
+SPILLED = 32  # registers too few of a thread for which a program takes twice as long
 SECTOR = 32  # bytes that memory moves at least
 
 
@@ -175,7 +177,12 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         last = -(-left // target.cores)
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * wave(together) + (wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+
+
+def _spilled(registers: float, p: TileParameters) -> float:
+    """How many times as long it takes for want of registers."""
+    return 1 + max(0.0, registers - min(p.maxnreg or 255, REGISTERS // (32 * p.num_warps))) / SPILLED
 
 
 def _apart(p: TileParameters, counts: Sequence[int], tiles: int) -> float:
@@ -263,7 +270,8 @@ def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
     threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
     sums = math.prod(p.tile) // (32 * p.num_warps)
-    registers = min(255, sums + BESIDE_SUMS + (sums // 2 if p.read_early else 0))
+    registers = sums + BESIDE_SUMS + (sums // 2 if p.read_early else 0)
+    registers = min(255, max(registers, int(pair_registers(kernel, p))))
     shared = max(1, shared_taken(kernel, p))
     most = min(
         (shared_bytes(target) + RESERVED) // (shared + RESERVED),
@@ -413,8 +421,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     compute_s = padded * work * loops / (f.plain_ops * min(programs, target.cores)) / 2
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
     stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
-    spilled = 1 + max(0.0, wanted - min(p.maxnreg or 255, REGISTERS // threads)) / 32
-    return _either(stream_s, compute_s, chain_s, sharp=3) * spilled
+    return _either(stream_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
 
 
 def _levels(kernel: TileKernel) -> int:

@@ -176,6 +176,8 @@ class Frame:
     flat: list[tuple[tuple[UOp, ...], Block]] = field(default_factory=list)  # ranges of one axis, and its elements
     windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
+    late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
+    pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
 
     @property
     def writer(self) -> Writer:
@@ -202,6 +204,13 @@ class Frame:
                 return frame.bound[node]
             frame = frame.outer
         return None
+
+    def buffer(self, slot: int) -> str:
+        """The variable of a buffer's first element."""
+        frame: Frame | None = self
+        while frame is not None and slot not in frame.pointers:
+            frame = frame.outer
+        return f"p{slot}" if frame is None else frame.pointers[slot]
 
     def home(self, node: UOp) -> Frame:
         """The outermost frame that knows all ranges of a value."""
@@ -244,7 +253,12 @@ class Frame:
         """A value in exactly this type, as a store or a tensor core takes it."""
         if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):
             load = node if node.op is Ops.INDEX else node.src[0]
-            if self.home(load).find(load) is None and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
+            if (
+                self.home(load).find(load) is None
+                and load not in self.home(load).late
+                and TYPES.get(load.dtype) == type_
+                and not self.writer.interpreted
+            ):
                 return self.home(load)._load(load)
         if node.op is Ops.CAST and type_ in FP8 and TYPES[node.dtype] == type_:
             node = node.src[0]  # rounded once
@@ -288,6 +302,9 @@ class Frame:
                 if is_invalid(node):
                     return _literal(0, "int32")
                 return _literal(node.arg, compute_type(node))
+            case Ops.INDEX if node in self.late:
+                self.late[node]()
+                return self.bound[node]
             case Ops.INDEX:
                 return self.cast(self._load(node), compute_type(node))
             case Ops.REDUCE:
@@ -541,10 +558,10 @@ class Frame:
         steps = affine(access.address) if self.writer.split_pointers else None
         if steps is None:
             place = self.address(access.address)
-            return f"p{access.buffer.slot} + {self._hinted(access, place)}", place.axes
+            return f"{self.buffer(access.buffer.slot)} + {self._hinted(access, place)}", place.axes
         wide = "int32" if all(_fits(n) for n in access.address.toposort() if n.dtype is dtypes.weakint) else "int64"
         parts = self.parts(steps, wide) or [(self, _literal(0, wide))]
-        pointer = f"p{access.buffer.slot}"
+        pointer = self.buffer(access.buffer.slot)
         for frame, block in parts[:-1]:
             pointer = frame.lines.name(f"{pointer} + {_term(block)}", "q")
         axes = frozenset[int]().union(*(block.axes for _, block in parts))

@@ -17,6 +17,8 @@ from functools import lru_cache
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
+from kcg.kernel.tile.branches import branches_of
+from kcg.kernel.tile.indices import moved, with_short_indices
 from kcg.kernel.tile.ir import (
     EVEN,
     ODD,
@@ -47,7 +49,6 @@ from kcg.types import Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
-_PLAIN = (Ops.CONST, Ops.RANGE, Ops.PARAM)  # indices that are as short as can be
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
 
@@ -107,6 +108,7 @@ def _combined(region: Region, *, holding: bool) -> TileKernel:
         elif kernel.also:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
+    used |= {slot for branch in kernel.branches for slots in branch.buffers for slot in slots}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     kernel = replace(kernel, buffers=kept)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.stored)).toposort()) > MOST_NODES:
@@ -136,11 +138,11 @@ def _renamed(region: Region) -> list[UOp]:
 def _with_shared_ranges(stored: Stored, shared: dict[UOp, UOp]) -> Stored:
     """A value whose reductions of equal length are over the same range, so that one loop can make several of them."""
     new: dict[UOp, UOp] = {}
-    value = _with_short_indices(stored.value)
+    value = with_short_indices(stored.value)
     for node in value.toposort():
         made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
         new[node] = _without_factors(_over_shared_range(made, shared)) if node.op is Ops.REDUCE else made
-    return replace(stored, value=_with_short_indices(new[value]))
+    return replace(stored, value=with_short_indices(new[value]))
 
 
 def _without_factors(node: UOp) -> UOp:
@@ -176,7 +178,7 @@ def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
     for one in reversed(ranges):
         at[one] = left % extent(one) if one is not ranges[0] else left
         left = left // extent(one)
-    return node.replace(src=(_moved(node.src[0], at), axis))
+    return node.replace(src=(moved(node.src[0], at), axis))
 
 
 # ---- values in the place of loads
@@ -224,7 +226,7 @@ def _value_at(stored: Stored, access: Access) -> UOp:
         last = step * extent(axis) == stored.store.buffer.size
         at[axis] = (digit if last else digit % extent(axis)).simplify()
         step *= extent(axis)
-    value = _moved(stored.value, at)
+    value = moved(stored.value, at)
     if value.dtype is not access.node.dtype:
         value = value.cast(access.node.dtype)
     for gate in access.gates:  # outside of it a load gives 0
@@ -253,55 +255,6 @@ def _may_be_outside(load: UOp) -> bool:
     return bool(len(load.src) != 2 or index.vmin < 0 or index.vmax >= load.src[0].max_numel())
 
 
-def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
-    """A value at other ranges, its indices simplified."""
-    return _with_short_indices(value.substitute(at))
-
-
-def _with_short_indices(value: UOp) -> UOp:
-    shorter = {}
-    for node in value.toposort():
-        if node.dtype is dtypes.weakint or node.op is Ops.REDUCE:
-            continue
-        places = [place for place, s in enumerate(node.src) if s.dtype is dtypes.weakint and s.op not in _PLAIN]
-        if places:
-            src = tuple(_short(s) if place in places else s for place, s in enumerate(node.src))
-            shorter[node] = node.replace(src=src)
-    return value.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
-
-
-def _short(index: UOp) -> UOp:
-    """An index with its products taken apart, so that a quotient and its rest become what was divided."""
-    if index.op is Ops.WHERE:
-        return index.replace(src=(index.src[0].simplify(), *map(_short, index.src[1:])))
-    terms = _terms(index)
-    if len(terms) < 2 or index.dtype is not dtypes.weakint:
-        return index.simplify()
-    short = _summed(terms).simplify()
-    return _summed(_terms(short)) if short.op is Ops.ADD else short
-
-
-def _summed(terms: dict[UOp, int]) -> UOp:
-    """Terms times their factors, in an order that does not depend on where they come from."""
-    order = sorted(terms, key=lambda term: (-abs(terms[term]), term.key))
-    found = [term * terms[term] if terms[term] != 1 else term for term in order]
-    return functools.reduce(lambda a, b: a + b, found)
-
-
-def _terms(index: UOp, factor: int = 1) -> dict[UOp, int]:
-    """A sum of terms times constants: the terms and their factors."""
-    found: dict[UOp, int] = {}
-    if index.op is Ops.ADD:
-        for term, times in (pair for s in index.src for pair in _terms(s, factor).items()):
-            found[term] = found.get(term, 0) + times
-        return found
-    if index.op is Ops.MUL:
-        for one, other in (index.src, index.src[::-1]):
-            if other.op is Ops.CONST and isinstance(other.arg, int):
-                return _terms(one, factor * other.arg)
-    return {index: factor}
-
-
 # ---- what is made of a contraction's result while a tile of it is in registers
 
 
@@ -315,12 +268,14 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
     width = _columns_of(product)
     also = [_in_rows(stored, width, _used(stored, first, buffers), buffers) for stored in also]
     held = tuple(_held(stored, first, width, buffers) for stored in also)
-    nodes = UOp.sink(*(n for s in (first, *also) for n in (s.value, *s.store.node.src[1:], *s.gates))).toposort()
+    branches = branches_of(also, held, buffers)
+    nodes = UOp.sink(first.value, *first.store.node.src[1:], *(n for b in branches for n in b.loads)).toposort()
     loads = [access_of(n, buffers) for n in nodes if n.op is Ops.INDEX]
     return replace(
         product,
         also=tuple(also),
         held=held,
+        branches=branches,
         hidden=len(also) == len(wanted),
         buffers=tuple(buffers.values()),
         loads=tuple(access for access in loads if access.buffer.slot != first.store.buffer.slot),
@@ -382,8 +337,11 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
         if move is None:
             raise TileRefusal("use of a contraction's result", "it is moved in another way than within pairs")
         loads.append((node, move))
-    if any(axis not in parts for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]):
-        raise TileRefusal("reduction beside the contraction")
+    for node in stored.value.toposort():
+        if node.op is Ops.REDUCE and any(axis not in parts for axis in node.src[1:]):
+            raise TileRefusal("reduction beside the contraction")
+        if node.op is Ops.REDUCE and any(step < parts[node.src[1]] and a in node.ranges for a, step in columns):
+            raise TileRefusal("reduction of a contraction's result", "it is not the same for all of its columns")
     return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
 
 
@@ -445,9 +403,9 @@ def _over_ranges_of_first(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) 
         if [axis.src[0] for axis in stored.outputs] != [axis.src[0] for axis in first.outputs]:
             raise TileRefusal("several kernels", "elementwise ones of different shapes")
         at = dict(zip(stored.outputs, first.outputs, strict=True))
-        store = access_of(_moved(stored.store.node, at), buffers)
+        store = access_of(moved(stored.store.node, at), buffers)
         gates = tuple(gate.substitute(at) for gate in stored.gates)
-        found.append(Stored(store, _moved(stored.value, at), gates, first.outputs))
+        found.append(Stored(store, moved(stored.value, at), gates, first.outputs))
     return found
 
 
@@ -477,10 +435,10 @@ def _in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, Buffer
                 for place, size in enumerate((extent(axis) // inner, inner))
             )
             at = {axis: row * inner + along}
-            node = _moved(stored.store.node, at)
+            node = moved(stored.store.node, at)
             outputs = [new for old in stored.outputs for new in ((row, along) if old is axis else (old,))]
             gates = tuple(gate.substitute(at).simplify() for gate in stored.gates)
-            return Stored(access_of(node, buffers), _moved(stored.value, at), gates, tuple(outputs))
+            return Stored(access_of(node, buffers), moved(stored.value, at), gates, tuple(outputs))
     return stored
 
 

@@ -19,7 +19,7 @@ from kcg.kernel.tile.contraction import (
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.epilogue import store_held, store_tile
+from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
@@ -353,14 +353,14 @@ def _write_contraction(
             by_tma = describe(kernel.store, (axes[0], stored.columns), top) if not kernel.hidden else None
         if not kernel.hidden:
             store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
-        for beside, held in zip(kernel.also, kernel.held, strict=True):
-            store_held(stored, kernel, beside, held)
+        for branch in kernel.branches:
+            store_branch(stored, kernel, branch)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
     if parameters.persistent:
         # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
-        how = specialized or (", flatten=True" if not kernel.branches else "")
+        how = specialized or (", flatten=True" if not kernel.is_branching else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return top.lines, grid
 

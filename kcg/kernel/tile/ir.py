@@ -153,8 +153,49 @@ class Held:
     @property
     def unit(self) -> int:
         """Columns that have to be in one block."""
-        pairs = 2 if any(move != SAME for _, move in self.loads) else 1
-        return math.lcm(pairs, *(size for _, size in self.parts))
+        return math.lcm(1 if self.pair is None else 2, *(size for _, size in self.parts))
+
+    @property
+    def pair(self) -> UOp | None:
+        """The range that numbers the two columns of a pair, where the result is moved within pairs."""
+        return self.columns[-1] if any(move != SAME for _, move in self.loads) else None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A value that is computed for both columns of each pair at once, on blocks of half the columns."""
+
+    values: tuple[UOp, UOp]  # of the even column, and of the odd one
+    result: tuple[tuple[UOp, int], ...]  # INDEX of the contraction's result in these, and of which of the two it is
+    tables: tuple[tuple[UOp, tuple[UOp, UOp]], ...]  # what is read for each column, and what it is in the two values
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What is made of some columns of a contraction's result and stored: of several stores that follow each other and
+    differ in nothing but buffers and constants, one that chooses these."""
+
+    stored: Stored  # the first of them; a constant that differs depends on `member`
+    held: Held
+    count: int = 1  # stores
+    member: UOp | None = None  # range that numbers them
+    buffers: tuple[tuple[int, ...], ...] = ()  # slots that differ, of each store one: the first stands in `stored`
+    pairs: Pairs | None = None
+
+    @property
+    def end(self) -> int:
+        """The column after the last one that it is of."""
+        return self.held.first + self.count * self.held.count
+
+    @property
+    def loads(self) -> tuple[UOp, ...]:
+        """The loads that are written, and those of the contraction's result."""
+        values, halves = [self.stored.value], set[UOp]()
+        if self.pairs is not None:
+            values = [*self.pairs.values, *(whole for whole, _ in self.pairs.tables)]
+            halves = {half for _, both in self.pairs.tables for half in both}
+        nodes = UOp.sink(*values, *self.stored.store.node.src[1:], *self.stored.gates).toposort()
+        return tuple(node for node in nodes if node.op is Ops.INDEX and node not in halves)
 
 
 @dataclass(frozen=True)
@@ -173,6 +214,7 @@ class TileKernel:
     also: tuple[Stored, ...] = ()  # of several kernels: what else is stored, over ranges of its own
     rows: Rows | None = None  # of several kernels: how they share rows
     held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
+    branches: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
     hidden: bool = False  # whether the first of `stored` is only used by the others
     stream: Stream | None = None  # of several kernels: attention
     before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
@@ -204,10 +246,10 @@ class TileKernel:
         return tuple(node for node in self.value.toposort() if node not in inside)
 
     @property
-    def branches(self) -> bool:
+    def is_branching(self) -> bool:
         """Whether something is stored of some columns of a contraction's result only."""
         columns = math.prod(self.extents[n] for n in self.contraction.sides[1].ranges) if self.contraction else 0
-        return any(held.first or held.count != columns for held in self.held)
+        return any(branch.held.first or branch.end != columns for branch in self.branches)
 
     @cached_property
     def beside(self) -> tuple[Access, ...]:

@@ -19,16 +19,21 @@ from evaluation.regions.summary import COLUMNS, headline, small_seconds, table, 
 from evaluation.rows import Rows
 from evaluation.tiles.bench import Contenders, Effort
 from evaluation.tiles.bench_tiles import planned_for
+from evaluation.tiles.cases import FLUX
 from evaluation.tiles.pairing import Order, Settings, Table, reference, stored, tensors_of
 from evaluation.tiles.searching import Found, Searches
 from kcg.compat.assembler import assembler
 from kcg.kernel.chain import Chain
 from kcg.kernel.parts import parts_of as parts_of_schedule
 from kcg.kernel.parts import region_of_part
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
 from kcg.types import Schedule, ScheduleKind
 from tests.cost_search import searched_by_cost
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 
 H100 = planned_for()
 
@@ -65,6 +70,19 @@ def as_pytorch_computes(case: Case) -> float:
 @pytest.mark.parametrize("name", SHAPES)
 def test_torch_is_given_the_layers(name: str) -> None:
     assert as_pytorch_computes(small(name)) < 1e-4
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("preset", FLUX)
+def test_projections_of_flux_spill_nothing(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search begins with, of query, key and value with norms and rotations in one program."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    case = next(case for case in projections(preset) if case.against.name == "projected")
+    kernel = read_region(case.region)
+    space = TileSpace(case.region, H100, kernel)
+    for schedule in (schedule_of(default_parameters(kernel, H100)), space.start()):
+        report = dict(space.compile(schedule).launches[0].compiled.report)
+        assert report["wgmma"] and not report["spilled_bytes"], space.name(schedule)
 
 
 def test_torch_is_given_what_the_regions_of_flux_compute(parts_of_flux: list[Case]) -> None:

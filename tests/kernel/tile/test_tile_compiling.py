@@ -19,6 +19,7 @@ from kcg.kernel.compile import render_schedule
 from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
@@ -26,7 +27,7 @@ from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes
 from kcg.kernel.tile.program import TileRefusal, TileSource
-from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target
 from tests.chains import region_of
 from tests.kernel.tile.random_chains import FAMILIES as CHAIN_FAMILIES
@@ -34,7 +35,7 @@ from tests.kernel.tile.random_chains import random_chain
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_programs import EXAMPLES
-from tests.kernel.tile.test_tile_regions import CHAINS, activation_beside, projection, split_sum
+from tests.kernel.tile.test_tile_regions import CHAINS, activation_beside, flux_projection, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -232,6 +233,41 @@ def test_programs_of_several_kernels_compile(arch: str, tmp_path: Path) -> None:
     assert all(row["shared"] <= shared_bytes(target) for row in made.values())
     for name in ("projection", "activation_beside", "split_sum"):
         assert made[name]["tensor_core"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(4608, 128), (2560, 128), (4608, 64)], ids=["flux 1024", "flux 768", "heads of 64"]
+)
+def test_query_and_key_with_norms_and_rotations_need_no_more_registers_than_there_are(
+    rows: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a search begins with: a wide tile, three stages or more, and nothing is spilled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    region = region_of(*flux_projection("bfloat16", heads=3072 // size, size=size, rows=rows, terms=3072))
+    target = replace(KNOWN_TARGETS["sm_90"], cache_bytes=50 << 20)
+    space = TileSpace(region, target, read_region(region))
+    p = space.parameters(space.start())
+    assert p.tile[0] == 128 and p.tile[1] in (128, 256) and p.num_warps == 8 and p.num_stages >= 3
+    (launch,) = space.compile(space.start()).launches
+    report = dict(launch.compiled.report)
+    assert report["wgmma"] and report["spilled_bytes"] == report["stack_bytes"] == 0
+    assert report["shared_bytes"] <= shared_bytes(target)
+
+
+def test_pairs_are_stored_16_bytes_at_once(tmp_path: Path) -> None:
+    region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
+    program = generate(region, KNOWN_TARGETS["sm_90"], default_parameters(read_region(region), KNOWN_TARGETS["sm_90"]))
+    assert compiled({"flux": program}, "sm_90", tmp_path)["flux"]["stores"] == ["st.global.v4.b32"]
+
+
+def test_programs_that_would_spill_are_dear() -> None:
+    """Of whole tiles of 256 columns in one part the compiler spills 900 bytes and more."""
+    region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
+    target, kernel = KNOWN_TARGETS["sm_90"], read_region(region)
+    p = replace(default_parameters(kernel, target), num_stages=3)
+    whole, plain = replace(p, epilogue_parts=1), replace(p, loads=POINTER)
+    least = predicted_seconds(kernel, target, p)
+    assert all(predicted_seconds(kernel, target, one) > 2 * least for one in (whole, plain))
 
 
 @pytest.mark.slow

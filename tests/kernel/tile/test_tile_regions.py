@@ -12,6 +12,7 @@ from tinygrad import Tensor
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -58,21 +59,41 @@ def cross_entropy(dtype: str) -> Tensor:
     return logits.float().sparse_categorical_crossentropy(labels, reduction="none")
 
 
-def projection(dtype: str) -> tuple[Tensor, ...]:
-    """Query, key and value: norms of heads and rotations of the first two, heads first; the value as it is."""
-    heads, size, rows = 4, 16, 40
-    x, w, bias = empty(rows, 64, dtype=dtype), empty(3 * heads * size, 64, dtype=dtype), empty(192, dtype=dtype)
+def projection(
+    dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 64, turned: int = 2
+) -> tuple[Tensor, ...]:
+    """Query, key and value: norms of heads and rotations of the first two, or of all, heads first; else as they are."""
+    x, w = empty(rows, terms, dtype=dtype), empty(3 * heads * size, terms, dtype=dtype)
+    bias = empty(3 * heads * size, dtype=dtype)
     made = (x @ w.transpose() + bias).cast(dtype).contiguous().reshape(rows, 3, heads, size)
     cos, sin = empty(rows, 1, size // 2), empty(rows, 1, size // 2)
     outputs = []
-    for place in range(2):
+    for place in range(turned):
         part = made[:, place].float()
         part = part * (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * empty(size, dtype=dtype)
         pairs = part.reshape(rows, heads, size // 2, 2)
         one, other = pairs[..., 0], pairs[..., 1]
-        turned = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
-        outputs.append(turned.reshape(rows, heads, size).permute(1, 0, 2).cast(dtype).contiguous())
-    return (*outputs, made[:, 2].permute(1, 0, 2).contiguous())
+        both = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
+        outputs.append(both.reshape(rows, heads, size).permute(1, 0, 2).cast(dtype).contiguous())
+    return (*outputs, *(made[:, place].permute(1, 0, 2).contiguous() for place in range(turned, 3)))
+
+
+def flux_projection(
+    dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 48, key_is_normed: bool = True
+) -> tuple[Tensor, ...]:
+    """As Flux has it: pairs are turned by a table for each pair and one for each column, the query is scaled, and the
+    projection, in which the value is, is stored as well."""
+    x, w = empty(rows, terms, dtype=dtype), empty(3 * heads * size, terms, dtype=dtype)
+    made = (x @ w.transpose() + empty(3 * heads * size, dtype=dtype)).cast(dtype).contiguous()
+    cos, sin = empty(rows, 1, size // 2, 1), empty(rows, 1, size // 2, 2)
+    outputs = []
+    for place, factor in ((0, size**-0.5), (1, 1.0)):
+        part = made.reshape(rows, 3, heads, size)[:, place].float()
+        inverse = (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() if key_is_normed or place == 0 else 1.0
+        pairs = (part * empty(size, dtype=dtype).float()).reshape(rows, heads, size // 2, 2)
+        turned = (pairs * cos + pairs.flip(-1) * sin).reshape(rows, heads, size) * inverse * factor
+        outputs.append(turned.permute(1, 0, 2).cast(dtype).contiguous())
+    return (made, *outputs)
 
 
 def activation_beside(dtype: str) -> tuple[Tensor, ...]:
@@ -154,3 +175,71 @@ def test_loops_over_rows_that_begin_anywhere_read_whole_blocks(tmp_path: Path) -
                 cases[f"{name} {dtype} {how}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
+
+
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "heads of 16": ("float32", {}),
+    "heads of 32, 17 rows": ("bfloat16", {"size": 32, "heads": 2, "rows": 17}),
+    "heads of 64, 33 rows": ("bfloat16", {"size": 64, "heads": 2, "rows": 33}),
+}
+
+
+@interpreted
+def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> None:
+    """With a head in a block, two heads, or two of which each is finished alone; rows are no multiple of the tile's."""
+    cases = {}
+    for name, (dtype, shape) in SHAPES.items():
+        size = shape.get("size", 16)
+        for chain in (projection, flux_projection):
+            region = region_of(*chain(dtype, **shape))
+            branches = read_region(region).branches
+            assert [branch.count for branch in branches if branch.pairs is not None] == [2]
+            for columns, parts in ((size, 1), (2 * size, 1), (2 * size, 2)):
+                p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16, epilogue_parts=parts)
+                if columns < 32 * parts:
+                    continue
+                program = generate(region, TARGET, p, interpreted=True)
+                assert program.source.count("tl.join(") == parts
+                cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_three_stores_may_be_one_branch(tmp_path: Path) -> None:
+    region = region_of(*projection("float32", heads=2, turned=3))
+    kernel = read_region(region)
+    assert [branch.count for branch in kernel.branches] == [3] and not kernel.is_branching
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16)
+    assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
+
+
+@interpreted
+def test_stores_that_differ_in_more_than_buffers_and_constants_are_branches_of_their_own(tmp_path: Path) -> None:
+    region = region_of(*flux_projection("float32", key_is_normed=False))
+    kernel = read_region(region)
+    assert [(branch.count, branch.pairs is not None) for branch in kernel.branches] == [(1, True), (1, True)]
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16)
+    assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
+
+
+def test_each_table_of_a_rotation_is_read_once() -> None:
+    """A block of columns where it has a value for each column, a block of pairs where it has one for each pair."""
+    region = region_of(*flux_projection("bfloat16", size=64, heads=2))
+    kernel = read_region(region)
+    (branch,) = kernel.branches
+    assert branch.pairs is not None and len(branch.pairs.tables) == 1
+    tables = [
+        b.slot for b in kernel.buffers if not b.written and b.size in (40 * 32, 40 * 64) and b.dtype.itemsize == 4
+    ]
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 64), 16)
+    text = generate(region, TARGET, p).source
+    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [1, 1]
+
+
+def test_a_reduction_that_differs_from_column_to_column_is_refused() -> None:
+    made = (empty(16, 32) @ empty(32, 64)).contiguous().reshape(16, 4, 16)
+    region = region_of((made.unsqueeze(-1) * made.unsqueeze(-2)).max(-1).contiguous())
+    assert len(region.kernels) == 2
+    with pytest.raises(TileRefusal, match="not the same for all of its columns"):
+        read_region(region)
