@@ -24,6 +24,7 @@ from kcg.kernel.tile.ir import (
     SWAPPED,
     Access,
     BufferSlot,
+    Contraction,
     Held,
     Rows,
     Stored,
@@ -31,6 +32,7 @@ from kcg.kernel.tile.ir import (
     access_of,
     affine,
     buffers_of,
+    contraction_of,
     extent,
     factors_of,
     is_symbolic,
@@ -47,6 +49,7 @@ from kcg.types import Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
+MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
 _PLAIN = (Ops.CONST, Ops.RANGE, Ops.PARAM)  # indices that are as short as can be
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
@@ -100,7 +103,9 @@ def _combined(region: Region, *, holding: bool) -> TileKernel:
     else:
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
         kernel = kernel_of(wanted, buffers)
-        if not holding:
+        if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
+            kernel = _with_shared_operand(wanted, buffers)
+        elif not holding:
             kernel = replace(kernel, stream=stream_of(kernel))
         elif kernel.reductions:
             kernel = _with_rows(wanted, kernel, buffers)
@@ -433,6 +438,36 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
     if extent(pair) != 2:
         return None
     return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
+
+
+# ---- contractions of the same operand
+
+
+def _with_shared_operand(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """What is stored of contractions that multiply one operand with one of their own each, over the same rows and
+    columns. Raises TileRefusal."""
+    if len({stored.extents for stored in wanted}) > 1:
+        raise TileRefusal(SEVERAL, "what they store has different shapes")
+    stored = _over_ranges_of_first(wanted, buffers)
+    kernel = kernel_of(stored, buffers)
+    if depth_of(kernel.reductions) > 1:
+        raise TileRefusal(SEVERAL, "one is of another one's result")
+    found = [contraction_of((node,), kernel.outputs) for node in kernel.reductions]
+    known = [contraction for contraction in found if contraction is not None]
+    if len(known) < len(found):
+        raise TileRefusal("reduction beside the contraction")
+    if not 2 <= len(known) <= MOST_SHARING or len(set(map(_form, known))) > 1:
+        raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
+    made = replace(kernel, contraction=known[0], before=(), sharing=tuple(known[1:]))
+    if min(made.operands) > 1:
+        raise TileRefusal(SEVERAL, "they share no operand")
+    return made
+
+
+def _form(contraction: Contraction) -> tuple[object, ...]:
+    """What contractions that one loop makes have in common."""
+    sides = [(side.ranges, side.dtype) for side in contraction.sides]
+    return (contraction.reduce.src[1:], contraction.reduce.dtype, contraction.batch, *sides)
 
 
 # ---- elements

@@ -10,6 +10,7 @@ from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
     Loop,
+    Product,
     Sums,
     describe_operand,
     pieces_of,
@@ -114,7 +115,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
     if parameters.tail > 1 and (
-        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_split(kernel)
+        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_have_tail(kernel)
     ):
         raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
     if parameters.form not in (CONTRACTION, STREAM) and (parameters.loads != POINTER or parameters.warp_specialize):
@@ -157,14 +158,15 @@ def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
     """The operands of a contraction that TMA loads with these parameters. Raises TileRefusal where it can load none."""
-    contraction = kernel.contraction
-    assert contraction is not None
-    axes = axes_of(kernel, parameters)
-    contraction = _turned(contraction, parameters)
+    one, other = axes_of(kernel, parameters)
     top = open_frame(kernel, Writer(kernel), ())
-    rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
-    found = (rows is not None, any(piece is not None for piece in columns))
-    return tuple(side for side, by_tma in zip(contraction.sides, found, strict=True) if by_tma)
+    found = list[Operand]()
+    for number, contraction in enumerate(_turned(each, parameters) for each in kernel.together):
+        describe_both = _described_or_none if number else _described
+        rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
+        by_tma = (rows is not None, any(piece is not None for piece in columns))
+        found += [side for side, described in zip(contraction.sides, by_tma, strict=True) if described]
+    return tuple(found)
 
 
 def may_split(kernel: TileKernel) -> bool:
@@ -186,6 +188,11 @@ def may_split(kernel: TileKernel) -> bool:
         )
         and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
     )
+
+
+def may_have_tail(kernel: TileKernel) -> bool:
+    """Whether programs may share the last tiles of a contraction, which have one sum each."""
+    return may_split(kernel) and not kernel.sharing
 
 
 # ---- elementwise kernels and reductions over rows
@@ -326,24 +333,29 @@ def _write_contraction(
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     if parameters.read_early:
         read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
+    turned = [_turned(other, parameters) for other in kernel.sharing]
+    sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in turned)
     sums = None
     for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
-        loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
+        loop = Loop(
+            parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options,
+            sharing=sharing,
+        )  # fmt: skip
         sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     zeros = {other.reduce: Block("0.0", "float32", constant=0.0) for other in before}  # they are in the sum already
-    for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
+    for stored in stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts):
         stored.frame.bound |= zeros
         if parameters.split > 1:
             _store_partials(stored.frame, kernel, part)
             continue
-        by_tma = None
-        if parameters.loads == TMA and not kernel.gates and not root.scalar_masks:  # a descriptor masks the tile only
-            by_tma = describe(kernel.store, (axes[0], stored.columns), top) if not kernel.hidden else None
-        if not kernel.hidden:
-            store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
-        for beside, held in zip(kernel.also, kernel.held, strict=True):
+        for plain in kernel.plain:
+            by_tma = None  # a descriptor masks the tile only
+            if parameters.loads == TMA and not plain.gates and not root.scalar_masks:
+                by_tma = describe(plain.store, (axes[0], stored.columns), top)
+            store_tile(stored.frame, plain, by_tma, stored.starts)
+        for beside, held in zip(kernel.also, kernel.held, strict=not kernel.sharing):
             store_held(stored, kernel, beside, held)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)

@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, fits_held, may_split
+from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import (
@@ -29,6 +29,7 @@ from kcg.kernel.tile.prior import (
     shared_bytes,
     shared_taken,
     stream_bytes,
+    sums_of,
     tiles_of,
     whole_row,
 )
@@ -138,7 +139,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
             alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
-            return TAILS if alone and may_split(kernel) else (1,)
+            return TAILS if alone and may_have_tail(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
@@ -221,7 +222,9 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
     if p.form == CONTRACTION:
-        likely = held * (2 if reads_beside(kernel, p) else 1) + MOST_BESIDE
+        beside = held if reads_beside(kernel, p) else 0
+        held = sums_of(kernel, p) // threads
+        likely = held + beside + MOST_BESIDE
         memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
     limits = [
@@ -268,15 +271,16 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
+    held, most = sums_of(kernel, p) // threads, min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE
+    if held > most or rows * columns < threads:
         return False
-    if p.read_early and rows * columns // threads * 2 > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+    if p.read_early and held + rows * columns // threads > most:
         return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
     if kernel.held and not fits_held(kernel, p):
         return False
-    if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
+    if dtype is dtypes.float32 and p.precision == "ieee" and sums_of(kernel, p) > 16_384:
         return False
     if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False

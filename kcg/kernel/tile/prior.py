@@ -74,7 +74,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     """
     assert kernel.contraction is not None
     rows, columns = parameters.tile
-    ring = parameters.num_stages * (rows + columns) * parameters.reduce_tile
+    ring = parameters.num_stages * sum(loaded_along(kernel, parameters)) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     if parameters.loads != TMA:
         if not parameters.persistent or kernel.branches:
@@ -95,6 +95,22 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
+
+
+def loaded_along(kernel: TileKernel, parameters: TileParameters) -> tuple[int, int]:
+    """Rows and columns of which a contraction's program loads terms: those of its tile, of contractions that share
+    one operand those of each one's other operand."""
+    assert kernel.contraction is not None
+    rows, columns = parameters.tile
+    one, other = kernel.operands
+    if sorted(parameters.axes[0]) != sorted(kernel.contraction.sides[0].ranges):
+        one, other = other, one
+    return one * rows, other * columns
+
+
+def sums_of(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Sums that a contraction's program keeps: one for each element of its tile and each contraction."""
+    return math.prod(parameters.tile) * len(kernel.together)
 
 
 def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
@@ -149,7 +165,7 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     if form == STREAM:
         return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
-    if kernel.store.buffer.dtype in NARROW and keeps_tail(kernel.value):
+    if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.stored):
         made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
@@ -405,7 +421,8 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     rows, columns = (_count(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
     wide = dtype.itemsize == 4
-    most = (64, 64) if wide else (128, 256)
+    sums = len(kernel.together)
+    most = (64, 64) if wide else (128, 256 // power_of_two(sums))
     tile = [max(MIN_TILE, min(most[0], power_of_two(rows))), max(MIN_TILE, min(most[1], power_of_two(columns)))]
     batch = _count(kernel, contraction.batch)
 
@@ -421,8 +438,9 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     least = MIN_BYTES_TILE if dtype.itemsize == 1 else MIN_TILE
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
-    stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))
-    warps = 8 if tile[0] * tile[1] >= WIDE_TILE else 4
+    loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
+    stages = max(1, min(4, shared_bytes(target) // (loaded * step * itemsize), -(-count // step)))
+    warps = 8 if tile[0] * tile[1] * sums >= WIDE_TILE else 4
     unit = math.lcm(*(held.unit for held in kernel.held))
     edges = [edge for held in kernel.held for edge in (held.first, held.count, columns)]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
