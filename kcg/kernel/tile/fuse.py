@@ -450,7 +450,7 @@ def _with_shared_operand(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -
         raise TileRefusal(SEVERAL, "what they store has different shapes")
     stored = _over_ranges_of_first(wanted, buffers)
     kernel = kernel_of(stored, buffers)
-    if depth_of(kernel.reductions) > 1:
+    if any(one in other.backward_slice for one in kernel.reductions for other in kernel.reductions):
         raise TileRefusal(SEVERAL, "one is of another one's result")
     found = [contraction_of((node,), kernel.outputs) for node in kernel.reductions]
     known = [contraction for contraction in found if contraction is not None]

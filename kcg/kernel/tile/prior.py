@@ -80,8 +80,9 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
         if not parameters.persistent or kernel.branches:
             return ring
         # the next tile's loads begin while this one is on its way out, through at most 128 bytes a thread
-        leaving = rows * stored_width(columns, parameters.epilogue_parts) * int(kernel.store.buffer.dtype.itemsize)
-        return ring + min(leaving, 128 * 32 * parameters.num_warps)
+        elements = rows * stored_width(columns, parameters.epilogue_parts)
+        leaving = min(elements * int(kernel.store.buffer.dtype.itemsize), 128 * 32 * parameters.num_warps)
+        return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
@@ -89,12 +90,21 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
         itemsize = stored
     elif kernel.held:  # the float32 sums for what is made of them, and what is on its way out
         itemsize = 4 + stored
-    elif parameters.epilogue_parts > 1 and WGMMA_ROWS <= rows < parameters.num_warps * WGMMA_ROWS // 4:
-        itemsize = 4 + stored  # groups of four warps share columns: halves of these are put together in shared memory
+    elif joined := _joined_bytes(kernel, parameters):
+        itemsize = joined + stored
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
+
+
+def _joined_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Bytes of shared memory for each element of a half, where groups of four warps share columns: they put halves
+    together there, in float32, and both at once where the result lies in memory along the tile's rows."""
+    groups = parameters.num_warps // 4
+    if parameters.epilogue_parts == 1 or not WGMMA_ROWS <= parameters.tile[0] < WGMMA_ROWS * groups:
+        return 0
+    return 8 if len(kernel.outputs) - 1 in parameters.axes[0] else 4
 
 
 def loaded_along(kernel: TileKernel, parameters: TileParameters) -> tuple[int, int]:
