@@ -22,6 +22,7 @@ from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
     has_tma,
+    launched_tiles,
     loaded_along,
     row_registers,
     shared_bytes,
@@ -133,7 +134,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     assert contraction is not None
     itemsize = contraction.sides[0].dtype.itemsize
     batch = math.prod(kernel.extents[n] for n in contraction.batch)
-    counts = tiles_of(kernel, p)
+    counts = launched_tiles(kernel, p)
     tiles = counts[0] * counts[1] * batch * p.split
     steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
@@ -323,7 +324,8 @@ def _traffic(
     missing = min(1.0, max(0.0, 2 * between / max(1, cache_bytes) - 1)) if passes > 1 else 0.0
     others = sum(
         min(access.buffer.size, kernel.store.buffer.size) * access.buffer.dtype.itemsize
-        for access in (*_stores(kernel), *kernel.beside)
+        for one in kernel.launched
+        for access in (*_stores(one), *one.beside)
     )
     return batch * (rows + columns * (1 + (passes - 1) * missing)) + others, missing
 

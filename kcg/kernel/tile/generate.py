@@ -34,6 +34,7 @@ from kcg.kernel.tile.tiles import (
     bind_axis,
     bind_scalar,
     is_power_of_two,
+    launched_with,
     open_frame,
     rest_of,
     split_number,
@@ -60,7 +61,7 @@ def generate_kernel(
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
     writes = {
-        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction, ROWS: _write_held_rows,
+        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
         STREAM: _write_stream,
     }  # fmt: skip
     write = writes[parameters.form]
@@ -124,7 +125,11 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
     if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
-    if kernel.held and not fits_held(kernel, parameters):
+    if kernel.others and (
+        parameters.form != CONTRACTION or parameters.persistent or parameters.read_early or parameters.warp_specialize
+    ):
+        raise TileRefusal("form", "contractions side by side have a program for each tile, and nothing beside them")
+    if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
@@ -139,6 +144,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
+    if kernel.others:
+        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
+    if not kernel.held:
+        return True
     assert kernel.contraction is not None
     columns, parts = parameters.tile[1], parameters.epilogue_parts
     width = columns // parts
@@ -150,8 +159,9 @@ def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of a contraction in tiles of these parameters."""
+    by_tma = replace(parameters, loads=TMA)
     try:
-        return bool(described_operands(kernel, replace(parameters, loads=TMA)))
+        return all(described_operands(*launched) for launched in launched_with(kernel, by_tma))
     except TileRefusal:
         return False
 
@@ -178,6 +188,7 @@ def may_split(kernel: TileKernel) -> bool:
         and kernel.stream is None
         and not kernel.also
         and not kernel.before
+        and not kernel.others
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -288,10 +299,33 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) ->
 # ---- contractions
 
 
-def _write_contraction(
+def _write_contractions(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    contraction = kernel.contraction
+    """The tiles of a contraction; of several side by side each program takes a branch by its number.
+
+    The branches follow each other: of one inside another's `else` Triton adds up the shared memory.
+    """
+    top = open_frame(kernel, writer, ())
+    if not kernel.others:
+        return top.lines, _write_contraction(kernel, target, parameters, top)
+    number, begin = top.lines.name("tl.program_id(0)", "program"), 0
+    for one, own in launched_with(kernel, parameters):
+        inside = Frame(Lines(writer, top.lines), (), outer=top)
+        tile = inside.lines.name(f"{number} - {begin}", "tile") if begin else number
+        end = begin + _write_contraction(one, target, own, inside, number=tile)
+        conditions = [f"({number} >= {begin})"] if begin else []
+        conditions += [f"({number} < {end})"] if one is not kernel.launched[-1] else []
+        top.lines.extend(f"if {' & '.join(conditions)}:", inside.lines)
+        begin = end
+    return top.lines, begin
+
+
+def _write_contraction(
+    kernel: TileKernel, target: Target, parameters: TileParameters, top: Frame, *, number: str = ""
+) -> int:
+    """Writes what the program with a number does, by default that of the launch. Returns how many there are."""
+    writer, contraction = top.writer, kernel.contraction
     assert contraction is not None
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
@@ -299,7 +333,6 @@ def _write_contraction(
     least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
-    top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = [parameters.split, *(extent(r) for r in rest), rows * columns]
@@ -309,7 +342,7 @@ def _write_contraction(
     before = [_turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
-    number = top.lines.name("tl.program_id(0)", "program")
+    number = number or top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
     if parameters.persistent:
@@ -364,7 +397,7 @@ def _write_contraction(
         # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
         how = specialized or (", flatten=True" if not kernel.branches else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
-    return top.lines, grid
+    return grid
 
 
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from kcg.compat.scheduling import simplified
@@ -176,6 +176,7 @@ class TileKernel:
     stream: Stream | None = None  # of several kernels: attention
     before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
     sharing: tuple[Contraction, ...] = ()  # of several kernels: others with the same operand, each a sum of its own
+    others: tuple[TileKernel, ...] = ()  # contractions of other columns, whose tiles are programs of the same launch
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -185,7 +186,18 @@ class TileKernel:
     @property
     def written(self) -> tuple[Stored, ...]:
         """Those of `stored` that memory sees."""
-        return self.stored[1:] if self.hidden else self.stored
+        own = self.stored[1:] if self.hidden else self.stored
+        return (*own, *(stored for other in self.others for stored in other.written))
+
+    @cached_property
+    def launched(self) -> tuple[TileKernel, ...]:
+        """The kernels whose tiles are programs of one launch, each by itself."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    @property
+    def all_stored(self) -> tuple[Stored, ...]:
+        """The `stored` of all that is launched together."""
+        return tuple(stored for kernel in self.launched for stored in kernel.stored)
 
     @property
     def plain(self) -> tuple[Stored, ...]:

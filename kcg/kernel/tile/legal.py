@@ -23,6 +23,7 @@ from kcg.kernel.tile.prior import (
     forms,
     has_tma,
     itemsize_of_rows,
+    launched_tiles,
     parameters_of,
     power_of_two,
     reads_beside,
@@ -55,6 +56,9 @@ LEAST: dict[str, Any] = {
 
 NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}
 """What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
+
+ALONE = ("persistent", "warp_specialize", "read_early", "evict_first", "evict_last")
+"""What programs have that are all of one kernel."""
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
@@ -123,6 +127,8 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     if field in NVIDIAS and not is_nvidia(target):
         return (NVIDIAS[field],)
+    if field in ALONE and kernel.others:
+        return (LEAST[field],)
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))
@@ -164,8 +170,9 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "maxnreg":
             return (0, *_register_limits(kernel, target, parameters))
         case "fast_math":
-            narrow = all(s.store.buffer.dtype in NARROW for s in kernel.stored)
-            sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in kernel.stored for n in s.value.toposort())
+            stored = kernel.all_stored
+            narrow = all(s.store.buffer.dtype in NARROW for s in stored)
+            sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in stored for n in s.value.toposort())
             return (True, False) if sigmoid else (True,)
         case "precision":
             contraction = kernel.contraction if parameters.form == CONTRACTION else None
@@ -246,7 +253,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
         rows = math.prod(kernel.extents[n] for n in p.axes[0])
         return math.prod(kernel.extents) // columns // rows * math.prod(tiles_of(kernel, p))
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    return p.split * rest * math.prod(tiles_of(kernel, p))
+    return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.others else tiles_of(kernel, p))
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
@@ -278,7 +285,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
-    if kernel.held and not fits_held(kernel, p):
+    if not fits_held(kernel, p):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and sums_of(kernel, p) > 16_384:
         return False

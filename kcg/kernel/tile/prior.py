@@ -20,6 +20,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.stream import LEAST, padded, stream_axes
+from kcg.kernel.tile.tiles import launched_with
 from kcg.types import Target
 
 SHARED_BYTES = {
@@ -73,6 +74,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     programs the compiler said from 28 % less to 1 % more.
     """
     assert kernel.contraction is not None
+    if kernel.others:
+        return max(shared_taken(*launched) for launched in launched_with(kernel, parameters))
     rows, columns = parameters.tile
     ring = parameters.num_stages * sum(loaded_along(kernel, parameters)) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
@@ -175,7 +178,7 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     if form == STREAM:
         return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
-    if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.stored):
+    if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored):
         made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
@@ -186,7 +189,7 @@ def forms(kernel: TileKernel) -> tuple[str, ...]:
         return (STREAM,)
     if kernel.rows is not None:
         return (ROWS,)
-    if kernel.held:
+    if kernel.held or kernel.others:
         return (CONTRACTION,)
     if not kernel.reductions:
         return (ELEMENTWISE,)
@@ -203,7 +206,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
-        if kernel.held:  # it is made of neighbouring columns
+        if any(one.held for one in kernel.launched):  # it is made of neighbouring columns
             return ((rows, columns),)
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
@@ -230,6 +233,17 @@ def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     """Tiles along each axis."""
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(-(-_count(kernel, numbers) // size) for numbers, size in rows)
+
+
+def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    """Tiles along each axis; of contractions side by side those of all their columns."""
+    found = tiles_of(kernel, parameters)
+    for other, own in launched_with(kernel, parameters)[1:]:
+        assert other.contraction is not None
+        more = tiles_of(other, own)
+        found = (found[0], found[1] + more[1]) if own.axes[1] == other.contraction.sides[1].ranges else (
+            found[0] + more[0], found[1])  # fmt: skip
+    return found
 
 
 def power_of_two(size: int) -> int:
@@ -437,7 +451,8 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     batch = _count(kernel, contraction.batch)
 
     def programs() -> int:
-        return -(-rows // tile[0]) * -(-columns // tile[1]) * batch
+        made = launched_tiles(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1])))
+        return math.prod(made) * batch
 
     def efficiency() -> float:
         waves = programs() / target.cores
@@ -451,8 +466,10 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
     stages = max(1, min(4, shared_bytes(target) // (loaded * step * itemsize), -(-count // step)))
     warps = 8 if tile[0] * tile[1] * sums >= WIDE_TILE else 4
-    unit = math.lcm(*(held.unit for held in kernel.held))
-    edges = [edge for held in kernel.held for edge in (held.first, held.count, columns)]
+    helds = [held for one in kernel.launched for held in one.held]
+    unit = math.lcm(*(held.unit for held in helds))
+    edges = [edge for held in helds for edge in (held.first, held.count)]
+    edges += [math.prod(one.extents) // rows for one in kernel.launched if one.held]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)
@@ -463,14 +480,15 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if kernel.held and not fits_held(kernel, made):
+    if not fits_held(kernel, made):
         raise TileRefusal("several kernels", "no tile of the result has what belongs together")
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
-    if programs() >= 2 * target.cores:
+    if programs() >= 2 * target.cores or kernel.others:
         halves = tile[1] >= 128 and tile[1] // 2 >= unit
-        made = replace(made, persistent=1, epilogue_parts=2 if halves else 1)  # room for a stage
+        persistent = 0 if kernel.others else 1
+        made = replace(made, persistent=persistent, epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made
