@@ -12,7 +12,8 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.kinds import Refusal, kind_named
-from kcg.kernel.regions import Form
+from kcg.kernel.regions import Form, candidates_of
+from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
@@ -23,10 +24,11 @@ from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParamete
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.kernel.tile.space import schedule_of
-from kcg.optimize.region_plans import among, expected_saving_s, plans_of, propose
+from kcg.optimize.exact_plan import best_plans
+from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_of, plans_of, propose
 from kcg.types import Region
 from kcg.workloads.registry import spec_of
-from tests.chains import region_of
+from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -148,6 +150,8 @@ def test_sums_of_one_loop_are_right(chain: Made, tmp_path: Path) -> None:
                 p = replace(p, axes=BATCHED[p.axes]) if chain is in_batches else p
                 if p.loads == TMA and (sizes == ODD or chain is normed):
                     continue  # rows that are not aligned to 16 bytes, and what is computed, TMA does not load
+                if dtype == "float32" and changes:
+                    continue
                 program = generate_kernel(kernel, replace(TARGET, cores=3), p, interpreted=True)
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
@@ -390,3 +394,31 @@ def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
     best, *_ = plans_of(found, alone_s, savings)
     chosen = {len(c.region.outputs): times for c, times in best.programs if c in several.values()}
     assert chosen == {1: 2, 3: 2}, "gate and up, with or without their norm; query, key and value"
+
+
+def test_gate_and_up_of_equal_blocks_are_one_decision() -> None:
+    """Five blocks that stand for forty: the region occurs in each, and counts forty times in a plan."""
+    x: Tensor = empty(64, 32)
+    for _ in range(5):
+        x = (x + gated_by(x, 96) @ empty(96, 32)).contiguous()
+    sequence = sequence_of(x)
+    blocks = blocks_of(sequence, {call.kernel.id: 40 for call in sequence.calls if call.kernel})
+    candidates = [c for c in candidates_of(sequence) if len(c.region.kernels) == 2 and c.form is Form.JOINED]
+    (found,) = [c for c in candidates if is_sharing(c.region)]
+    assert len(found.places) == 5 and sum(blocks.weight(places) for places in found.places) == 40
+    alone_s = {call.kernel.id: 1.0 for call in sequence.calls if call.kernel}
+    best, *_ = best_plans(blocks, options_of(blocks, [found], alone_s, {key_of(found): 0.5}), count=1)
+    assert {option.places for option in best.programs} == {tuple(sorted(places)) for places in found.places}
+    assert best.seconds == 40 * 2.5
+
+
+def gated_by(x: Tensor, hidden: int) -> Tensor:
+    one, other = (empty(x.shape[1], hidden) for _ in range(2))
+    return ((x @ one).silu().contiguous() * (x @ other)).contiguous()
+
+
+def is_sharing(region: Region) -> bool:
+    try:
+        return bool(read_region(region).sharing)
+    except TileRefusal:
+        return False
