@@ -22,6 +22,15 @@ PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which 
 
 
 @dataclass(frozen=True)
+class Product:
+    """A contraction, and by which descriptors TMA loads its operands."""
+
+    contraction: Contraction
+    rows: Described | None = None  # of the first operand
+    columns: tuple[Described | None, ...] = ()  # and of the pieces of the second
+
+
+@dataclass(frozen=True)
 class Loop:
     """How the loop of a contraction is written."""
 
@@ -32,6 +41,7 @@ class Loop:
     part: Part | None = None
     shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
+    sharing: tuple[Product, ...] = ()  # others that it makes too; what they load alike is loaded once
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Sums:
     columns: tuple[str, ...]  # the first of each piece
     vector: str  # the rows' numbers
     ragged: bool  # columns past the end are possible
+    sharing: tuple[tuple[str, ...], ...] = ()  # of each other contraction that the loop makes as `names`
 
 
 @dataclass(frozen=True)
@@ -80,39 +91,41 @@ def write_contraction(
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
     firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
     ragged = axes[1].total % axes[1].size != 0
-    described = (loop.rows, *(loop.columns or (None,) * len(pieces)))
+    products = (Product(contraction, loop.rows, loop.columns), *loop.sharing)
+    described = [(one.rows, *(one.columns or (None,) * len(pieces))) for one in products]
 
     rows = Frame(lines, (axes[0].size, step), outer=root)
     row = bind_axis(rows, axes[0], 0, starts[0])
     columns = [Frame(lines, (step, piece.size), outer=root) for piece in pieces]
-    for frame, piece, first, by_tma in zip(columns, pieces, firsts, described[1:], strict=True):
-        if by_tma is None:
+    for number, (frame, piece, first) in enumerate(zip(columns, pieces, firsts, strict=True)):
+        if any(by_tma[1 + number] is None for by_tma in described):
             bind_axis(frame, piece, 1, first, ragged=ragged)
 
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
-    totals = list(to.names) if to is not None else [root.writer.fresh("acc") for _ in pieces]
+    totals = [to.names] if to is not None else [tuple(root.writer.fresh("acc") for _ in pieces) for _ in products]
     body = Lines(root.writer, lines)
     counter = root.writer.fresh("k")
-    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if None in described else ""
-    blocks = []
-    for place, (frame, by_tma) in enumerate(zip((rows, *columns), described, strict=True)):
-        side, inside = contraction.sides[place > 0], frame.inner(body)
-        if by_tma is not None:
-            corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
-            blocks.append(described_block(side, inside, by_tma, corner))
-            continue
-        bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
-        blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
-    one, *others = blocks
-    kind = ""
-    if one.type == "float32":
-        kind = f', input_precision="{loop.precision}"'
-    elif one.type in FP8:
-        kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
-    for total, other, piece in zip(totals, others, pieces, strict=True):
-        body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
-        if to is None:
-            lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
+    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if any(None in of for of in described) else ""
+    for product, by_tmas, names in zip(products, described, totals, strict=True):
+        blocks = []
+        for place, (frame, by_tma) in enumerate(zip((rows, *columns), by_tmas, strict=True)):
+            side, inside = product.contraction.sides[place > 0], frame.inner(body)
+            if by_tma is not None:
+                corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
+                blocks.append(described_block(side, inside, by_tma, corner))
+                continue
+            bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
+            blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
+        one = blocks[0]
+        kind = ""
+        if one.type == "float32":
+            kind = f', input_precision="{loop.precision}"'
+        elif one.type in FP8:
+            kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
+        for total, other, piece in zip(names, blocks[1:], pieces, strict=True):
+            body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
+            if to is None:
+                lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
     end, _ = total_of(root, reduced.ranges)
     begin = "0"
     if part is not None and part.count > 1:
@@ -125,7 +138,8 @@ def write_contraction(
         end = last
     how = "tl.range" if loop.options else "range"
     lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
-    return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
+    own, *others = totals
+    return Sums(own, accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged, tuple(others))
 
 
 def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], parts: int, loads: list[UOp]) -> None:
@@ -144,20 +158,25 @@ def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], p
                 frame.read(node)
 
 
-def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:
+def stored_blocks(
+    contractions: tuple[Contraction, ...], root: Frame, lines: Lines, sums: Sums, parts: int
+) -> list[Stored]:
     """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
-    stored in halves."""
+    stored in halves. `contractions` are those that the loop made."""
     found, most = [], sums.pieces[0].size // parts
-    for total, piece, first in zip(sums.names, sums.pieces, sums.columns, strict=True):
-        for held, place, width in _in_parts(root, lines, total, (sums.rows.size, piece.size), most):
+    for number, (piece, first) in enumerate(zip(sums.pieces, sums.columns, strict=True)):
+        size = (sums.rows.size, piece.size)
+        totals = [_in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing)]
+        for blocks in zip(*totals, strict=True):
+            _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
             frame = Frame(lines, (sums.rows.size, width), outer=root)
             stored = Stored(frame, (sums.row, start), replace(piece, size=width))
             bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
             bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
-            frame.bound[contraction.reduce] = frame.cast(
-                Block(held, sums.type, frozenset({0, 1})), compute_type(contraction.reduce)
-            )
+            for one, (held, *_) in zip(contractions, blocks, strict=True):
+                block = Block(held, sums.type, frozenset({0, 1}))
+                frame.bound[one.reduce] = frame.cast(block, compute_type(one.reduce))
             found.append(stored)
     return found
 

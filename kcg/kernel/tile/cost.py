@@ -22,11 +22,14 @@ from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
     has_tma,
+    launched_tiles,
+    loaded_along,
     pair_registers,
     row_registers,
     shared_bytes,
     shared_taken,
     stream_bytes,
+    sums_of,
     tiles_of,
 )
 from kcg.kernel.tile.stream import padded
@@ -131,17 +134,18 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
 def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     contraction = kernel.contraction
     assert contraction is not None
-    rows, columns = p.tile
     itemsize = contraction.sides[0].dtype.itemsize
     batch = math.prod(kernel.extents[n] for n in contraction.batch)
-    counts = tiles_of(kernel, p)
+    counts = launched_tiles(kernel, p)
     tiles = counts[0] * counts[1] * batch * p.split
     steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
-    product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
-    product_s *= 1 + f.piece_share * (len(pieces_of(columns)) - 1) + f.pointer_share * (p.loads != TMA)
-    load_s = (rows + columns) * p.reduce_tile * itemsize / f.block_bytes
-    apart_s = _apart(p, counts, tiles) * p.reduce_tile * itemsize / f.apart_bytes
+    product_s = 2 * sums_of(kernel, p) * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
+    products = len(pieces_of(p.tile[1])) * len(kernel.together)
+    product_s *= 1 + f.piece_share * (products - 1) + f.pointer_share * (p.loads != TMA)
+    loaded = loaded_along(kernel, p)
+    load_s = sum(loaded) * p.reduce_tile * itemsize / f.block_bytes
+    apart_s = _apart(p, loaded, counts, tiles) * p.reduce_tile * itemsize / f.apart_bytes
     together = _resident(kernel, target, p)
     slots = target.cores * together
     nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
@@ -185,13 +189,13 @@ def _spilled(registers: float, p: TileParameters) -> float:
     return 1 + max(0.0, registers - min(p.maxnreg or 255, REGISTERS // (32 * p.num_warps))) / SPILLED
 
 
-def _apart(p: TileParameters, counts: Sequence[int], tiles: int) -> float:
+def _apart(p: TileParameters, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
     """Rows and columns for each of some neighbours in one step, where those that several ask for count once."""
     near = max(1, min(NEIGHBOURS, tiles))
     high = min(near, p.group, counts[0]) if counts[1] > 1 else min(near, counts[0])
     wide = min(counts[1], -(-near // high))
     high = max(high, min(counts[0], near // wide))
-    return (high * p.tile[0] + wide * p.tile[1]) / near
+    return (high * loaded[0] + wide * loaded[1]) / near
 
 
 def _held(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
@@ -269,8 +273,8 @@ def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> 
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
     threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
-    sums = math.prod(p.tile) // (32 * p.num_warps)
-    registers = sums + BESIDE_SUMS + (sums // 2 if p.read_early else 0)
+    sums, elements = (count // (32 * p.num_warps) for count in (sums_of(kernel, p), math.prod(p.tile)))
+    registers = sums + BESIDE_SUMS + (elements // 2 if p.read_early else 0)
     registers = min(255, max(registers, int(pair_registers(kernel, p))))
     shared = max(1, shared_taken(kernel, p))
     most = min(
@@ -289,19 +293,23 @@ def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
     assert contraction is not None
     elements = math.prod(p.tile)
     if p.split > 1:
-        return 4 * elements / f.store_bytes
+        return 4 * sums_of(kernel, p) / f.store_bytes
     special = sum(n.op in SPECIAL for n in kernel.finishing)
     if p.fast_math and special > 1:
         special -= 1  # exponential and reciprocal are one tanh
     nbytes, held = 0.0, 0.0
-    for access in (kernel.store, *kernel.beside):
+    read = () if p.read_early else kernel.beside  # else it comes while the loop runs
+    for access in (*_stores(kernel), *read):
         share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
-        if p.read_early and access is not kernel.store:
-            continue  # it comes while the loop runs
         nbytes += access.buffer.dtype.itemsize * share
         held += share * (_at_once(kernel, access, p) < LEAST_COPY)
     moved_s = nbytes / f.store_bytes + held / f.held_elements
     return float(elements) * (moved_s + special / f.special_ops + len(kernel.finishing) / f.plain_ops)
+
+
+def _stores(kernel: TileKernel) -> list[Access]:
+    """What is stored of a contraction's sums, element by element; the sums themselves where others use them."""
+    return [stored.store for stored in kernel.plain] or [kernel.store]
 
 
 def _traffic(
@@ -316,14 +324,16 @@ def _traffic(
     assert contraction is not None
     batch = max(1, math.prod(kernel.extents[n] for n in contraction.batch))
     itemsize = contraction.sides[0].dtype.itemsize
-    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, p.tile, strict=True))
+    loaded = loaded_along(kernel, p)
+    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, loaded, strict=True))
     group = min(p.group, counts[0])
     passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
     between = columns + group * rows / counts[0]
     missing = min(1.0, max(0.0, 2 * between / max(1, cache_bytes) - 1)) if passes > 1 else 0.0
     others = sum(
         min(access.buffer.size, kernel.store.buffer.size) * access.buffer.dtype.itemsize
-        for access in (kernel.store, *kernel.beside)
+        for one in kernel.launched
+        for access in (*_stores(one), *one.beside)
     )
     return batch * (rows + columns * (1 + (passes - 1) * missing)) + others, missing
 

@@ -134,7 +134,7 @@ class Writer:
         ptx: bool = False,
     ) -> None:
         self.kernel = kernel
-        self.accesses = {load.node: load for load in kernel.loads}
+        self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         self.split_pointers = split_pointers
@@ -142,7 +142,7 @@ class Writer:
         self.holds_rows = holds_rows  # where a block has room for them
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
         # what is stored in 16 bits does not show the approximation's error
-        self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.stored)
+        self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
         self._count = 0
 

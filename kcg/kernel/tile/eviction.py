@@ -64,7 +64,8 @@ def _deaf(kernel: TileKernel, p: TileParameters) -> frozenset[UOp]:
     assert kernel.contraction is not None
     found = {side.factors[0].node for side in described_operands(kernel, p)}
     if p.num_stages > 1 and not evicts_copies():
-        found.update(load.node for load in kernel.loads if load.node in kernel.contraction.reduce.backward_slice)
+        inside = {node for one in kernel.together for node in one.reduce.backward_slice}
+        found.update(load.node for load in kernel.loads if load.node in inside)
     return frozenset(found)
 
 

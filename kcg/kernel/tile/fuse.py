@@ -26,6 +26,7 @@ from kcg.kernel.tile.ir import (
     SWAPPED,
     Access,
     BufferSlot,
+    Contraction,
     Held,
     Rows,
     Stored,
@@ -33,6 +34,7 @@ from kcg.kernel.tile.ir import (
     access_of,
     affine,
     buffers_of,
+    contraction_of,
     extent,
     factors_of,
     is_symbolic,
@@ -49,6 +51,7 @@ from kcg.types import Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
+MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
 
@@ -62,21 +65,33 @@ def read_region(region: Region) -> TileKernel:
 def _fused(_id: str, region: Region) -> TileKernel:
     if len(region.kernels) > MOST_KERNELS:
         raise TileRefusal("several kernels", f"more than {MOST_KERNELS}")
+    calls = frozenset(range(len(region.kernels)))
     try:
-        return _combined(region, holding=True)
+        return _as_one(region, calls)
+    except TileRefusal:
+        parts = _independent(region)
+        kernels = [_as_one(region, part) for part in parts] if len(parts) > 1 else []
+        if not kernels or any(kernel.contraction is None for kernel in kernels):
+            raise
+    return _side_by_side(kernels)
+
+
+def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
+    try:
+        return _combined(region, calls, holding=True)
     except TileRefusal as refusal:
         if refusal.construct != SEVERAL:
             raise
-    return _combined(region, holding=False)
+    return _combined(region, calls, holding=False)
 
 
-def _combined(region: Region, *, holding: bool) -> TileKernel:
-    """The kernels as one; `holding` the result of a contraction, or with that too made where it is used."""
+def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
+    """Kernels of a region as one; `holding` the result of a contraction, or with that too made where it is used."""
     buffers: dict[UOp, BufferSlot] = {}
     made: dict[int, Stored] = {}  # slot -> what it holds so far
     loaded: set[int] = set()
     product: TileKernel | None = None  # the contraction, whose result is held
-    for ast in _renamed(region):
+    for ast in (ast for number, ast in enumerate(_renamed(region)) if number in calls):
         refuse_unknown(ast)
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
@@ -101,7 +116,9 @@ def _combined(region: Region, *, holding: bool) -> TileKernel:
     else:
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
         kernel = kernel_of(wanted, buffers)
-        if not holding:
+        if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
+            kernel = _with_shared_operand(wanted, buffers)
+        elif not holding:
             kernel = replace(kernel, stream=stream_of(kernel))
         elif kernel.reductions:
             kernel = _with_rows(wanted, kernel, buffers)
@@ -391,6 +408,77 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
     if extent(pair) != 2:
         return None
     return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
+
+
+# ---- contractions of the same operand
+
+
+def _independent(region: Region) -> list[frozenset[int]]:
+    """The calls of a region in parts that make nothing for each other."""
+    written = [
+        {slots[b.slot] for b in buffers_of(ast_of(kernel)).values() if b.written}
+        for kernel, slots in zip(region.kernels, region.args, strict=True)
+    ]
+    found: list[frozenset[int]] = []
+    for number, slots in enumerate(region.args):
+        users = {n for n in range(number) if written[n] & set(slots) or written[number] & set(region.args[n])}
+        near = [part for part in found if part & users]
+        found = [part for part in found if part not in near] + [frozenset([number]).union(*near)]
+    return found
+
+
+def _side_by_side(kernels: list[TileKernel]) -> TileKernel:
+    """Contractions of the same operand with columns of their own, each with what is made of its result: the tiles of
+    all of them are programs of one launch. Raises TileRefusal."""
+    first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
+    if any(_rows_read(other) is None or _rows_read(other) != _rows_read(first) for other in others):
+        raise TileRefusal(SEVERAL, "they do not read the same rows alike")
+    slots = {buffer.slot: buffer for kernel in kernels for buffer in kernel.buffers}
+    variables = {v.arg.name: v for kernel in kernels for v in kernel.variables}
+    return replace(
+        first,
+        others=tuple(others),
+        buffers=tuple(slots[slot] for slot in sorted(slots)),
+        variables=tuple(variables[name] for name in sorted(variables)),
+    )
+
+
+def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:
+    """The first operand of a contraction by itself: its format, its rows, its terms, and what it is read from."""
+    contraction = kernel.contraction
+    if contraction is None or contraction.batch or kernel.before or kernel.sharing:
+        return None
+    rows = contraction.sides[0]
+    inside = {node for factor in rows.factors for node in factor.node.toposort()}
+    slots = {load.buffer.slot for load in kernel.loads if load.node in inside}
+    return rows.dtype, math.prod(kernel.extents[n] for n in rows.ranges), kernel.reduce_extent, frozenset(slots)
+
+
+def _with_shared_operand(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """What is stored of contractions that multiply one operand with one of their own each, over the same rows and
+    columns. Raises TileRefusal."""
+    if len({stored.extents for stored in wanted}) > 1:
+        raise TileRefusal(SEVERAL, "what they store has different shapes")
+    stored = _over_ranges_of_first(wanted, buffers)
+    kernel = kernel_of(stored, buffers)
+    if any(one in other.backward_slice for one in kernel.reductions for other in kernel.reductions):
+        raise TileRefusal(SEVERAL, "one is of another one's result")
+    found = [contraction_of((node,), kernel.outputs) for node in kernel.reductions]
+    known = [contraction for contraction in found if contraction is not None]
+    if len(known) < len(found):
+        raise TileRefusal("reduction beside the contraction")
+    if not 2 <= len(known) <= MOST_SHARING or len(set(map(_form, known))) > 1:
+        raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
+    made = replace(kernel, contraction=known[0], before=(), sharing=tuple(known[1:]))
+    if min(made.operands) > 1:
+        raise TileRefusal(SEVERAL, "they share no operand")
+    return made
+
+
+def _form(contraction: Contraction) -> tuple[object, ...]:
+    """What contractions that one loop makes have in common."""
+    sides = [(side.ranges, side.dtype) for side in contraction.sides]
+    return (contraction.reduce.src[1:], contraction.reduce.dtype, contraction.batch, *sides)
 
 
 # ---- elements

@@ -10,6 +10,7 @@ from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
     Loop,
+    Product,
     Sums,
     describe_operand,
     pieces_of,
@@ -33,6 +34,7 @@ from kcg.kernel.tile.tiles import (
     bind_axis,
     bind_scalar,
     is_power_of_two,
+    launched_with,
     open_frame,
     rest_of,
     split_number,
@@ -59,7 +61,7 @@ def generate_kernel(
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
     writes = {
-        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction, ROWS: _write_held_rows,
+        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
         STREAM: _write_stream,
     }  # fmt: skip
     write = writes[parameters.form]
@@ -115,7 +117,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
     if parameters.tail > 1 and (
-        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_split(kernel)
+        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_have_tail(kernel)
     ):
         raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
     if parameters.form not in (CONTRACTION, STREAM) and (parameters.loads != POINTER or parameters.warp_specialize):
@@ -124,7 +126,11 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
     if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
-    if kernel.held and not fits_held(kernel, parameters):
+    if kernel.others and (
+        parameters.form != CONTRACTION or parameters.persistent or parameters.read_early or parameters.warp_specialize
+    ):
+        raise TileRefusal("form", "contractions side by side have a program for each tile, and nothing beside them")
+    if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
@@ -139,6 +145,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
+    if kernel.others:
+        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
+    if not kernel.held:
+        return True
     assert kernel.contraction is not None
     columns, parts = parameters.tile[1], parameters.epilogue_parts
     width = columns // parts
@@ -150,31 +160,35 @@ def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of a contraction in tiles of these parameters."""
-    key = parameters.axes, parameters.tile, parameters.reduce_tile
-    if key not in kernel.by_tma:  # a search asks some thousand times for each
-        kernel.by_tma[key] = _described_operands(kernel, replace(parameters, loads=TMA))
-    return bool(kernel.by_tma[key])
+    return all(_by_tma(*launched) for launched in launched_with(kernel, parameters))
 
 
 def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
     """The operands of a contraction that TMA loads with these parameters."""
-    if parameters.loads != TMA or not can_describe(kernel, parameters):
-        return ()
-    return kernel.by_tma[parameters.axes, parameters.tile, parameters.reduce_tile]
+    return _by_tma(kernel, parameters) if parameters.loads == TMA else ()
+
+
+def _by_tma(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
+    """The operands of a contraction that TMA can load in tiles of these parameters: none, maybe."""
+    key = parameters.axes, parameters.tile, parameters.reduce_tile
+    if key not in kernel.by_tma:  # a search asks some thousand times for each
+        kernel.by_tma[key] = _described_operands(kernel, replace(parameters, loads=TMA))
+    return kernel.by_tma[key]
 
 
 def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
-    contraction = kernel.contraction
-    assert contraction is not None
     try:
-        axes = axes_of(kernel, parameters)
-        contraction = _turned(contraction, parameters)
+        one, other = axes_of(kernel, parameters)
         top = open_frame(kernel, Writer(kernel), ())
-        rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+        found = list[Operand]()
+        for number, contraction in enumerate(_turned(each, parameters) for each in kernel.together):
+            describe_both = _described_or_none if number else _described
+            rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
+            by_tma = (rows is not None, any(piece is not None for piece in columns))
+            found += [side for side, described in zip(contraction.sides, by_tma, strict=True) if described]
     except TileRefusal:
         return ()
-    found = (rows is not None, any(piece is not None for piece in columns))
-    return tuple(side for side, by_tma in zip(contraction.sides, found, strict=True) if by_tma)
+    return tuple(found)
 
 
 def may_split(kernel: TileKernel) -> bool:
@@ -186,6 +200,7 @@ def may_split(kernel: TileKernel) -> bool:
         and kernel.stream is None
         and not kernel.also
         and not kernel.before
+        and not kernel.others
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -196,6 +211,11 @@ def may_split(kernel: TileKernel) -> bool:
         )
         and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
     )
+
+
+def may_have_tail(kernel: TileKernel) -> bool:
+    """Whether programs may share the last tiles of a contraction, which have one sum each."""
+    return may_split(kernel) and not kernel.sharing
 
 
 # ---- elementwise kernels and reductions over rows
@@ -291,10 +311,33 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) ->
 # ---- contractions
 
 
-def _write_contraction(
+def _write_contractions(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    contraction = kernel.contraction
+    """The tiles of a contraction; of several side by side each program takes a branch by its number.
+
+    The branches follow each other: of one inside another's `else` Triton adds up the shared memory.
+    """
+    top = open_frame(kernel, writer, ())
+    if not kernel.others:
+        return top.lines, _write_contraction(kernel, target, parameters, top)
+    number, begin = top.lines.name("tl.program_id(0)", "program"), 0
+    for one, own in launched_with(kernel, parameters):
+        inside = Frame(Lines(writer, top.lines), (), outer=top)
+        tile = inside.lines.name(f"{number} - {begin}", "tile") if begin else number
+        end = begin + _write_contraction(one, target, own, inside, number=tile)
+        conditions = [f"({number} >= {begin})"] if begin else []
+        conditions += [f"({number} < {end})"] if one is not kernel.launched[-1] else []
+        top.lines.extend(f"if {' & '.join(conditions)}:", inside.lines)
+        begin = end
+    return top.lines, begin
+
+
+def _write_contraction(
+    kernel: TileKernel, target: Target, parameters: TileParameters, top: Frame, *, number: str = ""
+) -> int:
+    """Writes what the program with a number does, by default that of the launch. Returns how many there are."""
+    writer, contraction = top.writer, kernel.contraction
     assert contraction is not None
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
@@ -302,7 +345,6 @@ def _write_contraction(
     least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
-    top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = [parameters.split, *(extent(r) for r in rest), rows * columns]
@@ -312,7 +354,7 @@ def _write_contraction(
     before = [_turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
-    number = top.lines.name("tl.program_id(0)", "program")
+    number = number or top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
     if parameters.persistent:
@@ -336,23 +378,28 @@ def _write_contraction(
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     if parameters.read_early:
         read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
+    turned = [_turned(other, parameters) for other in kernel.sharing]
+    sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in turned)
     sums = None
     for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
-        loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
+        loop = Loop(
+            parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options,
+            sharing=sharing,
+        )  # fmt: skip
         sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     zeros = {other.reduce: Block("0.0", "float32", constant=0.0) for other in before}  # they are in the sum already
-    for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
+    for stored in stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts):
         stored.frame.bound |= zeros
         if parameters.split > 1:
             _store_partials(stored.frame, kernel, part)
             continue
-        by_tma = None
-        if parameters.loads == TMA and not kernel.gates and not root.scalar_masks:  # a descriptor masks the tile only
-            by_tma = describe(kernel.store, (axes[0], stored.columns), top) if not kernel.hidden else None
-        if not kernel.hidden:
-            store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
+        for plain in kernel.plain:
+            by_tma = None  # a descriptor masks the tile only
+            if parameters.loads == TMA and not plain.gates and not root.scalar_masks:
+                by_tma = describe(plain.store, (axes[0], stored.columns), top)
+            store_tile(stored.frame, plain, by_tma, stored.starts)
         for branch in kernel.branches:
             store_branch(stored, kernel, branch)
     if tail is not None:
@@ -362,7 +409,7 @@ def _write_contraction(
         # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
         how = specialized or (", flatten=True" if not kernel.is_branching else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
-    return top.lines, grid
+    return grid
 
 
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order

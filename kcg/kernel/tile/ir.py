@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -218,6 +218,8 @@ class TileKernel:
     hidden: bool = False  # whether the first of `stored` is only used by the others
     stream: Stream | None = None  # of several kernels: attention
     before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
+    sharing: tuple[Contraction, ...] = ()  # of several kernels: others with the same operand, each a sum of its own
+    others: tuple[TileKernel, ...] = ()  # contractions of other columns, whose tiles are programs of the same launch
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -227,7 +229,23 @@ class TileKernel:
     @property
     def written(self) -> tuple[Stored, ...]:
         """Those of `stored` that memory sees."""
-        return self.stored[1:] if self.hidden else self.stored
+        own = self.stored[1:] if self.hidden else self.stored
+        return (*own, *(stored for other in self.others for stored in other.written))
+
+    @cached_property
+    def launched(self) -> tuple[TileKernel, ...]:
+        """The kernels whose tiles are programs of one launch, each by itself."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    @property
+    def all_stored(self) -> tuple[Stored, ...]:
+        """The `stored` of all that is launched together."""
+        return tuple(stored for kernel in self.launched for stored in kernel.stored)
+
+    @property
+    def plain(self) -> tuple[Stored, ...]:
+        """Those of `written` that are over `outputs`, element by element: all that nothing in `held` is of."""
+        return () if self.hidden else self.stored[: len(self.stored) - len(self.held)]
 
     @cached_property
     def extents(self) -> tuple[int, ...]:
@@ -242,8 +260,21 @@ class TileKernel:
     @cached_property
     def finishing(self) -> tuple[UOp, ...]:
         """What is computed of a contraction's sums."""
-        inside = self.contraction.reduce.backward_slice_with_self if self.contraction else {}
-        return tuple(node for node in self.value.toposort() if node not in inside)
+        inside = {node for c in self.together for node in c.reduce.backward_slice_with_self}
+        values = [s.value for s in self.plain] or [self.value]
+        nodes = dict.fromkeys(node for value in values for node in value.toposort())
+        return tuple(node for node in nodes if node not in inside)
+
+    @property
+    def together(self) -> tuple[Contraction, ...]:
+        """The contractions that one loop makes, each a sum of its own."""
+        return (self.contraction, *self.sharing) if self.contraction else ()
+
+    @cached_property
+    def operands(self) -> tuple[int, int]:
+        """How many different operands the contractions of one loop have on each side."""
+        one, other = (len({frozenset(c.sides[n].factors) for c in self.together}) for n in (0, 1))
+        return one, other
 
     @property
     def is_branching(self) -> bool:
@@ -254,7 +285,7 @@ class TileKernel:
     @cached_property
     def beside(self) -> tuple[Access, ...]:
         """The loads that are no operand of the contraction."""
-        contractions = (*self.before, *([self.contraction] if self.contraction else []))
+        contractions = (*self.before, *self.together)
         return tuple(x for x in self.loads if not any(x.node in c.reduce.backward_slice for c in contractions))
 
     @property

@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, fits_held, may_split
+from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import (
@@ -23,12 +23,14 @@ from kcg.kernel.tile.prior import (
     forms,
     has_tma,
     itemsize_of_rows,
+    launched_tiles,
     parameters_of,
     power_of_two,
     reads_beside,
     shared_bytes,
     shared_taken,
     stream_bytes,
+    sums_of,
     tiles_of,
     whole_row,
 )
@@ -54,6 +56,9 @@ LEAST: dict[str, Any] = {
 
 NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}
 """What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
+
+ALONE = ("persistent", "warp_specialize", "read_early", "evict_first", "evict_last")
+"""What programs have that are all of one kernel."""
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
@@ -136,6 +141,8 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     if field in NVIDIAS and not is_nvidia(target):
         return (NVIDIAS[field],)
+    if field in ALONE and kernel.others:
+        return (LEAST[field],)
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))
@@ -152,7 +159,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
             alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
-            return TAILS if alone and may_split(kernel) else (1,)
+            return TAILS if alone and may_have_tail(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
@@ -177,8 +184,9 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "maxnreg":
             return (0, *_register_limits(kernel, target, parameters))
         case "fast_math":
-            narrow = all(s.store.buffer.dtype in NARROW for s in kernel.stored)
-            sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in kernel.stored for n in s.value.toposort())
+            stored = kernel.all_stored
+            narrow = all(s.store.buffer.dtype in NARROW for s in stored)
+            sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in stored for n in s.value.toposort())
             return (True, False) if sigmoid else (True,)
         case "precision":
             contraction = kernel.contraction if parameters.form == CONTRACTION else None
@@ -235,7 +243,9 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
     if p.form == CONTRACTION:
-        likely = held * (2 if reads_beside(kernel, p) else 1) + MOST_BESIDE
+        beside = held if reads_beside(kernel, p) else 0
+        held = sums_of(kernel, p) // threads
+        likely = held + beside + MOST_BESIDE
         memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
     limits = [
@@ -257,7 +267,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
         rows = math.prod(kernel.extents[n] for n in p.axes[0])
         return math.prod(kernel.extents) // columns // rows * math.prod(tiles_of(kernel, p))
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    return p.split * rest * math.prod(tiles_of(kernel, p))
+    return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.others else tiles_of(kernel, p))
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
@@ -282,15 +292,16 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
+    held, most = sums_of(kernel, p) // threads, min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE
+    if held > most or rows * columns < threads:
         return False
-    if p.read_early and rows * columns // threads * 2 > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+    if p.read_early and held + rows * columns // threads > most:
         return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
-    if kernel.held and not fits_held(kernel, p):
+    if not fits_held(kernel, p):
         return False
-    if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
+    if dtype is dtypes.float32 and p.precision == "ieee" and sums_of(kernel, p) > 16_384:
         return False
     if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False

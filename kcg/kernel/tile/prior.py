@@ -20,6 +20,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.stream import LEAST, padded, stream_axes
+from kcg.kernel.tile.tiles import launched_with
 from kcg.types import Target
 
 SHARED_BYTES = {
@@ -76,15 +77,18 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     programs the compiler said from 28 % less to 1 % more.
     """
     assert kernel.contraction is not None
+    if kernel.others:
+        return max(shared_taken(*launched) for launched in launched_with(kernel, parameters))
     rows, columns = parameters.tile
-    ring = parameters.num_stages * (rows + columns) * parameters.reduce_tile
+    ring = parameters.num_stages * sum(loaded_along(kernel, parameters)) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     if parameters.loads != TMA:
         if not parameters.persistent or kernel.is_branching:
             return ring
         # the next tile's loads begin while this one is on its way out, through at most 128 bytes a thread
-        leaving = rows * stored_width(columns, parameters.epilogue_parts) * int(kernel.store.buffer.dtype.itemsize)
-        return ring + min(leaving, 128 * 32 * parameters.num_warps)
+        elements = rows * stored_width(columns, parameters.epilogue_parts)
+        leaving = min(elements * int(kernel.store.buffer.dtype.itemsize), 128 * 32 * parameters.num_warps)
+        return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
@@ -92,8 +96,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
         itemsize = stored
     elif kernel.held:  # the float32 sums for what is made of them, and what is on its way out
         itemsize = 4 + stored
-    elif parameters.epilogue_parts > 1 and shares_columns(parameters):
-        itemsize = 4 + stored  # halves of these are put together in shared memory
+    elif joined := _joined_bytes(kernel, parameters):
+        itemsize = joined + stored
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
@@ -111,6 +115,8 @@ def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
     Of 36 programs of Flux's query, key and value this says of 32 by Triton 3.9, and of 33 by 3.6, whether they spill.
     """
     assert kernel.contraction is not None
+    if kernel.others:
+        return max(pair_registers(*launched) for launched in launched_with(kernel, p))
     if not any(branch.pairs for branch in kernel.branches):
         return 0
     threads, itemsize = 32 * p.num_warps, kernel.contraction.sides[0].dtype.itemsize
@@ -121,6 +127,30 @@ def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
     if p.loads != TMA:
         found += COPY_REGISTERS * (sum(p.tile) * p.reduce_tile * itemsize // (threads * VECTOR_BYTES))
     return found
+
+
+def _joined_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Bytes of shared memory for each element of a half, where groups of four warps share columns: they put halves
+    together there, in float32, and both at once where the result lies in memory along the tile's rows."""
+    if parameters.epilogue_parts == 1 or not shares_columns(parameters):
+        return 0
+    return 8 if len(kernel.outputs) - 1 in parameters.axes[0] else 4
+
+
+def loaded_along(kernel: TileKernel, parameters: TileParameters) -> tuple[int, int]:
+    """Rows and columns of which a contraction's program loads terms: those of its tile, of contractions that share
+    one operand those of each one's other operand."""
+    assert kernel.contraction is not None
+    rows, columns = parameters.tile
+    one, other = kernel.operands
+    if sorted(parameters.axes[0]) != sorted(kernel.contraction.sides[0].ranges):
+        one, other = other, one
+    return one * rows, other * columns
+
+
+def sums_of(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Sums that a contraction's program keeps: one for each element of its tile and each contraction."""
+    return math.prod(parameters.tile) * len(kernel.together)
 
 
 def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
@@ -175,7 +205,7 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     if form == STREAM:
         return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
-    if kernel.store.buffer.dtype in NARROW and keeps_tail(kernel.value):
+    if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored):
         made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
@@ -186,7 +216,7 @@ def forms(kernel: TileKernel) -> tuple[str, ...]:
         return (STREAM,)
     if kernel.rows is not None:
         return (ROWS,)
-    if kernel.held:
+    if kernel.held or kernel.others:
         return (CONTRACTION,)
     if not kernel.reductions:
         return (ELEMENTWISE,)
@@ -203,7 +233,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
-        if kernel.held:  # it is made of neighbouring columns
+        if any(one.held for one in kernel.launched):  # it is made of neighbouring columns
             return ((rows, columns),)
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
@@ -230,6 +260,17 @@ def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     """Tiles along each axis."""
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(-(-_count(kernel, numbers) // size) for numbers, size in rows)
+
+
+def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    """Tiles along each axis; of contractions side by side those of all their columns."""
+    found = tiles_of(kernel, parameters)
+    for other, own in launched_with(kernel, parameters)[1:]:
+        assert other.contraction is not None
+        more = tiles_of(other, own)
+        found = (found[0], found[1] + more[1]) if own.axes[1] == other.contraction.sides[1].ranges else (
+            found[0] + more[0], found[1])  # fmt: skip
+    return found
 
 
 def power_of_two(size: int) -> int:
@@ -431,12 +472,14 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     rows, columns = (_count(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
     wide = dtype.itemsize == 4
-    most = (64, 64) if wide else (128, 256)
+    sums = len(kernel.together)
+    most = (64, 64) if wide else (128, 256 // power_of_two(sums))
     tile = [max(MIN_TILE, min(most[0], power_of_two(rows))), max(MIN_TILE, min(most[1], power_of_two(columns)))]
     batch = _count(kernel, contraction.batch)
 
     def programs() -> int:
-        return -(-rows // tile[0]) * -(-columns // tile[1]) * batch
+        made = launched_tiles(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1])))
+        return math.prod(made) * batch
 
     def efficiency() -> float:
         waves = programs() / target.cores
@@ -447,10 +490,13 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     least = MIN_BYTES_TILE if dtype.itemsize == 1 else MIN_TILE
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
-    stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))
-    warps = 8 if tile[0] * tile[1] >= WIDE_TILE else 4
-    unit = math.lcm(*(held.unit for held in kernel.held))
-    edges = [edge for held in kernel.held for edge in (held.first, held.count, columns)]
+    loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
+    stages = max(1, min(4, shared_bytes(target) // (loaded * step * itemsize), -(-count // step)))
+    warps = 8 if tile[0] * tile[1] * sums >= WIDE_TILE else 4
+    helds = [held for one in kernel.launched for held in one.held]
+    unit = math.lcm(*(held.unit for held in helds))
+    edges = [edge for held in helds for edge in (held.first, held.count)]
+    edges += [math.prod(one.extents) // rows for one in kernel.launched if one.held]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)
@@ -461,14 +507,15 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if kernel.held and not fits_held(kernel, made):
+    if not fits_held(kernel, made):
         raise TileRefusal("several kernels", "no tile of the result has what belongs together")
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
-    if programs() >= 2 * target.cores:
+    if programs() >= 2 * target.cores or kernel.others:
         halves = tile[1] >= 128 and tile[1] // 2 >= unit
-        made = replace(made, persistent=1, epilogue_parts=2 if halves else 1)  # room for a stage
+        persistent = 0 if kernel.others else 1
+        made = replace(made, persistent=persistent, epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
@@ -50,6 +50,18 @@ def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
         raise TileRefusal("tile", "a block has at most 1,048,576 elements")
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
+
+
+def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[TileKernel, TileParameters]]:
+    """The kernels of one launch, each with the parameters by its own ranges."""
+    first, *others = kernel.launched
+    found = [(first, parameters)]
+    for one in others:
+        assert one.contraction is not None and first.contraction is not None
+        turned = parameters.axes == tuple(side.ranges for side in first.contraction.sides[::-1])
+        sides = one.contraction.sides[::-1] if turned else one.contraction.sides
+        found.append((one, replace(parameters, axes=tuple(side.ranges for side in sides))))
+    return found
 
 
 def _sizes(parameters: TileParameters) -> tuple[int, ...]:

@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "another row": (SOFTMAX, r"(start\d+) = (program\d+) \* 4", r"\1 = \2 * 5"),
     "rows of another length": (SOFTMAX, r"= (i\d+) \* 33", r"= \1 * 32"),
     "no correction of the sum": (LOOP, r"acc(\d+) \* tl\.exp2\(.*\)\)\) \+", r"acc\1)) +"),
-    "no correction at the end": (LOOP, r"(r\d+ = tl\.sum\().*, 1, keep_dims", r"\1acc25, 1, keep_dims"),
+    "no correction at the end": (LOOP, r"(r\d+ = tl\.sum\().*?(acc\d+).*, 1, keep_dims", r"\1\2, 1, keep_dims"),
     "a part of the loop": (LOOP, r"range\(0, 33, 16\)", "range(0, 32, 16)"),
     "pairs the other way": (PROJECTION, r"even(\d+), odd(\d+) =", r"odd\2, even\1 ="),
     "pairs not joined": (PROJECTION, r"tl\.join\((v\d+), v\d+\)\.reshape", r"tl.join(\1, \1).reshape"),

@@ -1,0 +1,424 @@
+"""Contractions that share an operand as one program: what it computes, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from tinygrad import Tensor
+
+from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.regions import Form, candidates_of
+from kcg.kernel.repeats import blocks_of
+from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.generate import generate, generate_kernel
+from kcg.kernel.tile.ir import TileKernel, read_kernel
+from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters
+from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, shared_taken
+from kcg.kernel.tile.program import TileRefusal, TileSource
+from kcg.kernel.tile.space import schedule_of
+from kcg.optimize.exact_plan import best_plans
+from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_of, plans_of, propose
+from kcg.types import Region
+from kcg.workloads.registry import spec_of
+from tests.chains import region_of, sequence_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernels import empty
+from tests.known_targets import KNOWN_TARGETS
+
+TARGET = KNOWN_TARGETS["sm_90"]
+MOST_PROGRAMS = 48  # of a case: the interpreter takes one after another
+with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+
+Sizes = tuple[int, int, int]
+"""Rows, terms, columns."""
+EVEN, ODD = (32, 32, 64), (37, 45, 51)
+
+
+def operands(dtype: str, sizes: Sizes, count: int) -> tuple[Tensor, ...]:
+    """What is shared, and the weights."""
+    rows, terms, columns = sizes
+    return empty(rows, terms, dtype=dtype), *(empty(columns, terms, dtype=dtype) for _ in range(count))
+
+
+def gated(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Gate and up: only their product is seen."""
+    x, one, other = operands(dtype, sizes, 2)
+    return (((x @ one.T).silu().contiguous() * (x @ other.T)).contiguous(),)
+
+
+def gate_kept(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """The gate is an output as well, as a gradient needs it; with a residual."""
+    x, one, other = operands(dtype, sizes, 2)
+    gate = ((x @ one.T) + empty(sizes[2], dtype=dtype)).gelu().contiguous()
+    return gate, (empty(sizes[0], sizes[2], dtype=dtype) + gate * (x @ other.T)).contiguous()
+
+
+def apart(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Key and value: each is stored."""
+    x, *weights = operands(dtype, sizes, 2)
+    return tuple((x @ weight.T).contiguous() for weight in weights)
+
+
+def three(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Query, key and value of as many heads, each with a bias."""
+    x, *weights = operands(dtype, sizes, 3)
+    return tuple((x @ weight.T + empty(sizes[2], dtype=dtype)).contiguous() for weight in weights)
+
+
+def normed(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """The operand that is shared is computed on the way."""
+    x, one, other = operands(dtype, sizes, 2)
+    x = ((x.float() * empty(sizes[0], 1)).cast(dtype) * empty(sizes[1], dtype=dtype)).contiguous()
+    return (((x @ one.T).silu().contiguous() * (x @ other.T)).contiguous(),)
+
+
+def turned(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """What is shared is the operand of the columns."""
+    x, *weights = operands(dtype, sizes, 2)
+    return tuple((weight @ x.T).contiguous() for weight in weights)
+
+
+def in_batches(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Operands with a range in common."""
+    rows, terms, columns = sizes
+    x, one, other = empty(3, rows, terms, dtype=dtype), *(empty(3, terms, columns, dtype=dtype) for _ in range(2))
+    return (((x @ one).sigmoid().contiguous() * (x @ other)).contiguous(),)
+
+
+def projections(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Query, key and value of grouped heads: fewer keys and values than queries."""
+    rows, terms, columns = sizes
+    x = empty(rows, terms, dtype=dtype)
+    return tuple(
+        (x @ empty(n, terms, dtype=dtype).T + empty(n, dtype=dtype)).contiguous()
+        for n in (columns, columns // 2, columns // 4)
+    )
+
+
+def heads(dtype: str, sizes: Sizes, size: int = 16) -> tuple[Tensor, ...]:
+    """The same, with a norm of each head of queries and keys and a rotation of pairs; all stored heads first."""
+    rows, terms, columns = sizes
+    x, cos, sin = empty(rows, terms, dtype=dtype), empty(rows, 1, size // 2), empty(rows, 1, size // 2)
+    found = []
+    for place, n in enumerate((columns, columns // 2, columns // 2)):
+        made = (x @ empty(n, terms, dtype=dtype).T).contiguous().reshape(rows, n // size, size)
+        if place < 2:
+            wide = made.float()
+            wide = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * empty(size, dtype=dtype)
+            pairs = wide.reshape(rows, n // size, size // 2, 2)
+            a, b = pairs[..., 0], pairs[..., 1]
+            turned = Tensor.stack(a * cos - b * sin, a * sin + b * cos, dim=-1)
+            made = turned.reshape(rows, n // size, size).cast(dtype)
+        found.append(made.permute(1, 0, 2).contiguous())
+    return tuple(found)
+
+
+Made = Callable[[str, Sizes], tuple[Tensor, ...]]
+CHAINS: tuple[Made, ...] = (gated, gate_kept, apart, three, normed, turned, in_batches)
+PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
+BATCHED = {((0,), (1,)): ((1,), (2,)), ((1,), (0,)): ((2,), (1,))}  # the axes of what has a range more
+CHANGES = (
+    {}, {"loads": TMA}, {"loads": TMA, "persistent": 1, "epilogue_parts": 2}, {"tile": (32, 48), "group": 4},
+    {"axes": ((1,), (0,))}, {"read_early": True},
+)  # fmt: skip
+
+
+def sharing(region: Region) -> TileKernel:
+    kernel = read_region(region)
+    assert kernel.sharing and len(kernel.together) == len(kernel.reductions) and kernel.operands.count(1) == 1
+    return kernel
+
+
+@with_triton
+@pytest.mark.parametrize("chain", CHAINS)
+def test_sums_of_one_loop_are_right(chain: Made, tmp_path: Path) -> None:
+    cases = {}
+    for dtype in ("bfloat16", "float16", "float32"):
+        for sizes in (EVEN, ODD):
+            region = region_of(*chain(dtype, sizes))
+            kernel = sharing(region)
+            for changes in CHANGES:
+                p = replace(PLAIN, fast_math=False, **changes)
+                p = replace(p, axes=BATCHED[p.axes]) if chain is in_batches else p
+                if p.loads == TMA and (sizes == ODD or chain is normed):
+                    continue  # rows that are not aligned to 16 bytes, and what is computed, TMA does not load
+                if dtype == "float32" and changes:
+                    continue
+                program = generate_kernel(kernel, replace(TARGET, cores=3), p, interpreted=True)
+                assert len(program.launches) == 1
+                cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@with_triton
+@pytest.mark.parametrize("chain", [projections, heads])
+def test_tiles_of_several_contractions_in_one_launch_are_right(chain: Made, tmp_path: Path) -> None:
+    cases = {}
+    for dtype in ("bfloat16", "float16", "float32"):
+        for sizes in ((32, 32, 64), (37, 45, 64 if chain is heads else 52)):
+            region = region_of(*chain(dtype, sizes))
+            kernel = read_region(region)
+            assert len(kernel.others) == 2 and all(one.contraction for one in kernel.launched)
+            for changes in CHANGES:
+                p = replace(PLAIN, **changes)
+                in_order = p.axes == PLAIN.axes and p.tile == PLAIN.tile
+                if p.persistent or p.read_early or (p.loads == TMA and sizes[1] == 45):
+                    continue
+                if chain is heads and not in_order:
+                    with pytest.raises(TileRefusal, match="other columns in one block"):
+                        generate_kernel(kernel, TARGET, p)
+                    continue
+                program = generate_kernel(kernel, TARGET, p, interpreted=True)
+                assert len(program.launches) == 1
+                cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+def test_every_tile_of_each_contraction_is_a_program() -> None:
+    """24 of the queries, 12 of the keys, 6 of the values; a program is in one branch."""
+    source = generate(region_of(*projections("bfloat16", (96, 64, 128))), TARGET, PLAIN)
+    assert source.launches[0].grid == 24 + 12 + 6
+    branches = [line.strip() for line in source.source.splitlines() if line.startswith("    if ")]
+    assert [re.sub(r"program\d+", "n", line) for line in branches] == [
+        "if (n < 24):", "if (n >= 24) & (n < 36):", "if (n >= 36):",
+    ]  # fmt: skip
+
+
+@with_triton
+def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
+    cases = {}
+    for chain in (*CHAINS, projections, heads):
+        for number, dtype in enumerate(("bfloat16", "float16", "float32")):
+            region = region_of(*chain(dtype, (33 + 7 * number, 64, 64)))
+            program = drawn(read_region(region), Random(f"{chain.__name__} {number}"))
+            cases[f"{chain.__name__} {dtype}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+def drawn(kernel: TileKernel, rng: Random) -> TileSource:
+    """A program of random parameters that is not of many."""
+    for _ in range(60):
+        p = random_parameters(kernel, TARGET, rng)
+        assert is_legal(kernel, TARGET, p), p
+        program = generate_kernel(kernel, TARGET, replace(p, fast_math=False), interpreted=True)
+        if max(launch.grid for launch in program.launches) <= MOST_PROGRAMS:
+            return program
+    raise AssertionError("no program of few launches")
+
+
+@with_triton
+def test_programs_that_share_the_terms_add_every_sum(tmp_path: Path) -> None:
+    """What joins both sums is made by the second launch; with and without tensor cores."""
+    region = region_of(*gated("bfloat16", (24, 96, 40)))
+    cases = []
+    for form, tile in ((CONTRACTION, (16, 32)), (REDUCTION, (4, 4))):
+        p = replace(PLAIN, form=form, tile=tile, split=3, num_stages=1)
+        program = generate(region, TARGET, p, interpreted=True)
+        assert len(program.launches) == 2 and program.workspace_bytes == 2 * 3 * 24 * 40 * 4
+        cases.append(Case(region, program))
+    assert compare(cases, tmp_path) == ["", ""]
+
+
+def test_the_shared_operand_is_loaded_once() -> None:
+    for chain, loads in ((gated, 3), (apart, 3), (three, 4), (turned, 3)):
+        region = region_of(*chain("bfloat16", EVEN))
+        for by_tma in (False, True):
+            p = replace(PLAIN, loads=TMA) if by_tma else PLAIN
+            _, loop = generate(region, TARGET, p).source.split("    for ")
+            inside = [line for line in loop.splitlines()[1:] if line.startswith("        ")]
+            assert sum(".load(" in line for line in inside) == loads, loop
+            assert sum("tl.dot(" in line for line in inside) == loads - 1
+
+
+# ---- what is refused
+
+
+def other_rows() -> tuple[Tensor, ...]:
+    return (empty(32, 48) @ empty(48, 64)).contiguous(), (empty(32, 48) @ empty(48, 16)).contiguous()
+
+
+def widths_differ_and_are_joined() -> tuple[Tensor, ...]:
+    x = empty(32, 48)
+    gate = (x @ empty(48, 64)).contiguous()
+    return gate, ((x @ empty(48, 16)).contiguous() * gate[:, :16]).contiguous()
+
+
+def nothing_shared() -> tuple[Tensor, ...]:
+    return (((empty(32, 48) @ empty(48, 64)).contiguous() * (empty(32, 48) @ empty(48, 64))).contiguous(),)
+
+
+def terms_differ() -> tuple[Tensor, ...]:
+    x = empty(32, 48)
+    return (((x @ empty(48, 64)).contiguous() * (x[:, :32] @ empty(32, 64))).contiguous(),)
+
+
+def formats_differ() -> tuple[Tensor, ...]:
+    x = empty(32, 48, dtype="float16")
+    return (x @ empty(48, 64, dtype="float16")).contiguous(), (x.float() @ empty(48, 64)).contiguous()
+
+
+def one_of_another() -> tuple[Tensor, ...]:
+    x = empty(32, 48)
+    return (x @ empty(48, 32)).contiguous(), ((x @ empty(48, 32)).contiguous() @ empty(32, 32)).contiguous()
+
+
+REFUSED = {
+    other_rows: "several contractions: they do not read the same rows alike",
+    widths_differ_and_are_joined: "several contractions: what they store has different shapes",
+    nothing_shared: "several contractions: they share no operand",
+    terms_differ: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
+    formats_differ: "several contractions: they do not read the same rows alike",
+    one_of_another: "several contractions: one is of another one's result",
+}
+
+
+@pytest.mark.parametrize("chain", REFUSED)
+def test_what_cannot_be_one_launch_is_refused_by_name(chain: Callable[[], tuple[Tensor, ...]]) -> None:
+    with pytest.raises(TileRefusal) as refusal:
+        read_region(region_of(*chain()))
+    assert str(refusal.value) == REFUSED[chain]
+
+
+# ---- sizes
+
+
+def test_legal_tiles_are_those_whose_sums_fit_into_registers() -> None:
+    kernel = sharing(region_of(*gated("bfloat16", (1024, 4096, 14336))))
+    p = default_parameters(kernel, TARGET)
+    tiles = legal_values(kernel, TARGET, p, "tile")
+    assert {(128, 64), (64, 128), (128, 128), (64, 256)} <= set(tiles) and not {(128, 256), (256, 128)} & set(tiles)
+    assert p.tile == (128, 128) and p.num_warps == 8 and p.loads == TMA and is_legal(kernel, TARGET, p)
+    assert not is_legal(kernel, TARGET, replace(p, num_warps=4)), "256 sums a thread"
+    assert legal_values(kernel, TARGET, replace(p, persistent=0), "tail") == (1,)
+    three_sums = sharing(region_of(*three("bfloat16", (1024, 4096, 4096))))
+    assert default_parameters(three_sums, TARGET).tile == (128, 64)
+    assert (128, 128) not in legal_values(three_sums, TARGET, p, "tile") or three_sums.operands == (1, 3)
+
+
+def test_a_loop_of_two_products_is_expected_to_cost_no_more_than_two_loops() -> None:
+    """With the same tile it loads less; both take the tensor core alike."""
+    sizes = (1024, 4096, 4096)
+    one, both = (read_region(region_of(*made)) for made in (apart("bfloat16", sizes)[:1], apart("bfloat16", sizes)))
+    p = replace(default_parameters(both, TARGET), tile=(128, 64), persistent=0, epilogue_parts=1)
+    alone_s, together_s = (predicted_seconds(kernel, TARGET, p) for kernel in (one, both))
+    assert alone_s < together_s < 2 * alone_s
+    assert shared_taken(both, p) == shared_taken(one, replace(p, tile=(128, 128)))
+
+
+LLAMA = {"Llama 3 8B": (1024, 4096, 14336), "Llama 3.2 1B": (1024, 2048, 8192)}
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", LLAMA)
+def test_the_priors_choice_for_llama_spills_nothing(
+    model: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for chain in (gated, gate_kept):
+        region = region_of(*chain(dtype, LLAMA[model]))
+        kernel = sharing(region)
+        p = default_parameters(kernel, TARGET)
+        (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+        report = dict(launch.compiled.report)
+        assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, (chain, report)
+        assert report["shared_bytes"] <= shared_taken(kernel, p)
+
+
+@with_triton
+@pytest.mark.parametrize("model", LLAMA)
+def test_branches_of_one_launch_have_shared_memory_in_common(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows, width, _ = LLAMA[model]
+    for tensors in (projections("bfloat16", (rows, width, width)), heads("bfloat16", (rows, width, width), 128)):
+        region = region_of(*tensors)
+        kernel = read_region(region)
+        p = default_parameters(kernel, TARGET)
+        assert is_legal(kernel, TARGET, p) and p.loads == TMA and not p.persistent
+        (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+        report = dict(launch.compiled.report)
+        assert report["wgmma"] and (len(region.kernels) > 3 or not report["spilled_bytes"]), report
+        assert 0.9 * shared_taken(kernel, p) <= report["shared_bytes"] <= shared_taken(kernel, p)
+
+
+@with_triton
+def test_shared_memory_of_halves_that_groups_of_warps_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 rows of 8 warps: whether the result lies along the rows of the tile or along its columns."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x, weight = empty(1024, 2048, dtype="bfloat16"), empty(8192, 2048, dtype="bfloat16")
+    for tensors in ((x @ weight.T,), gated("bfloat16", (1024, 2048, 8192))):
+        region = region_of(*tensors)
+        for axes in (((0,), (1,)), ((1,), (0,))):
+            for loads in ("pointer", TMA):
+                p = replace(PLAIN, axes=axes, tile=(64, 128), reduce_tile=64, num_warps=8, persistent=1, loads=loads)
+                p = replace(p, epilogue_parts=2)
+                (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+                expected = shared_taken(read_region(region), p)
+                assert 0.9 * expected <= dict(launch.compiled.report)["shared_bytes"] <= expected, p
+
+
+# ---- in a workload
+
+
+@with_triton
+def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
+    """So are query, key and value; both in every layer. Expected is what the parts move more than the region."""
+    workload = spec_of("llama").capture("mini-f16")
+    found = among(propose(workload), lambda region: not isinstance(kind_named("tile").space(region, TARGET), Refusal))
+    regions = {key: read_region(c.region) for key, c in found.candidates.items()}
+    several = {
+        key: c for key, c in found.candidates.items() if len(regions[key].together) + len(regions[key].others) > 1
+    }
+    assert {(c.form, len(c.region.kernels), found.calls[key]) for key, c in several.items()} == {
+        (Form.JOINED, 2, 2.0), (Form.PROLOGUE, 3, 2.0), (Form.SHARED, 3, 2.0), (Form.SHARED, 2, 2.0),
+        (Form.SHARED, 2, 4.0),
+    }  # fmt: skip
+    kernels = ((call.region.id, read_kernel(call.region)) for call in workload.calls)
+    alone_s = {name: predicted_seconds(k, TARGET, default_parameters(k, TARGET)) for name, k in kernels}
+    savings = {key: expected_saving_s(c, alone_s, TARGET) for key, c in found.candidates.items()}
+    best, *_ = plans_of(found, alone_s, savings)
+    chosen = {len(c.region.outputs): times for c, times in best.programs if c in several.values()}
+    assert chosen == {1: 2, 3: 2}, "gate and up, with or without their norm; query, key and value"
+
+
+def test_gate_and_up_of_equal_blocks_are_one_decision() -> None:
+    """Five blocks that stand for forty: the region occurs in each, and counts forty times in a plan."""
+    x: Tensor = empty(64, 32)
+    for _ in range(5):
+        x = (x + gated_by(x, 96) @ empty(96, 32)).contiguous()
+    sequence = sequence_of(x)
+    blocks = blocks_of(sequence, {call.kernel.id: 40 for call in sequence.calls if call.kernel})
+    candidates = [c for c in candidates_of(sequence) if len(c.region.kernels) == 2 and c.form is Form.JOINED]
+    (found,) = [c for c in candidates if is_sharing(c.region)]
+    assert len(found.places) == 5 and sum(blocks.weight(places) for places in found.places) == 40
+    alone_s = {call.kernel.id: 1.0 for call in sequence.calls if call.kernel}
+    best, *_ = best_plans(blocks, options_of(blocks, [found], alone_s, {key_of(found): 0.5}), count=1)
+    assert {option.places for option in best.programs} == {tuple(sorted(places)) for places in found.places}
+    assert best.seconds == 40 * 2.5
+
+
+def gated_by(x: Tensor, hidden: int) -> Tensor:
+    one, other = (empty(x.shape[1], hidden) for _ in range(2))
+    return ((x @ one).silu().contiguous() * (x @ other)).contiguous()
+
+
+def is_sharing(region: Region) -> bool:
+    try:
+        return bool(read_region(region).sharing)
+    except TileRefusal:
+        return False
