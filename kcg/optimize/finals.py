@@ -46,8 +46,8 @@ CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 def judge(
     candidates: Candidates, estimates: Estimates, *, device: Device, log: RunLog, judged: dict[str, RegionResult]
 ) -> RegionResults:
-    """Judge every region that has a candidate, where most is to be gained first, while the budget lasts; what an
-    earlier run kept is taken over. The others are as the search left them.
+    """Judge every region that has a candidate, where most is to be gained first of those whose references are there,
+    while the budget lasts; what an earlier run kept is taken over. The others are as the search left them.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known: a run that is interrupted has these.
     """
@@ -81,8 +81,10 @@ class Judge:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
         if any(self._allows(work) for work in order):
             self._comparisons.prepare(order)
+        left = list(order)
         try:
-            for count, work in enumerate(order, 1):
+            for count in range(1, len(order) + 1):
+                left.remove(work := next(filter(self._comparisons.is_ready, left), left[0]))
                 if self._allows(work):
                     with self._pace.judging(work):
                         self._compare_kinds(work)

@@ -140,14 +140,18 @@ class Comparisons:
         compile while one runs. On a GPU the compiling children compute the references of these regions meanwhile."""
         service, expected_s = self._device.service, self._estimates.compiling_s()
         service.fresh_child()
+        sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
         if not self._device.is_cpu:  # where nothing may disturb a sample
             for work in (w for w in works if not self._kept.holds_first(w)):
                 for values in work.bindings:
                     self._references[work.id, values] = service.beside(
                         references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
                     )
-        sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
+
+    def is_ready(self, work: RegionWork) -> bool:
+        """Whether a comparison would wait for no other process's references."""
+        return all(self._references[key].done() for v in work.bindings if (key := (work.id, v)) in self._references)
 
     def side(self, work: RegionWork, schedule: Schedule) -> Side | str:
         """A schedule and its program; why there is none where it does not compile: whatever the compiler raised, the
