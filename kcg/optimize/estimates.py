@@ -32,6 +32,9 @@ SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
+LEAST_REGIONS_S: Final = 60.0
+"""On a GPU, for timing and searching regions of several kernels: of Flux 1024 nine references of attention alone took
+half of that on 16 cores."""
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -79,6 +82,14 @@ class Estimates:
         until = max(measured_at + share_s, end - self.final_cost_s())
         regions_follow = self.settings.regions and not any(work.proposed for work in self.works)
         return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
+
+    def regions_fit(self) -> bool:
+        """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
+        if self.budget.over_at is None:
+            return True
+        return self.budget.over_at - time.monotonic() >= self.final_cost_s() + LEAST_REGIONS_S * (
+            not self.device.is_cpu
+        )
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.optimize.work import Candidates, Offer, RegionWork
 
+WORTH = 1 / 2
+"""Of what was found to be saved, the share that is judged before time is left for the check of the whole: of less there
+would be little to check."""
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
@@ -71,6 +74,7 @@ class Judge:
         self._comparisons = Comparisons(estimates, device)
         self._pace = Pace(estimates)
         self._undecided = 0
+        self._found_s = self._judged_s = 0.0  # of what the search found to be saved, and what of it was judged
 
     def run(self) -> RegionResults:
         """The results of all regions."""
@@ -82,13 +86,15 @@ class Judge:
         if any(self._allows(work) for work in order):
             self._comparisons.prepare(order)
         left = list(order)
+        self._found_s = sum(work.saving_s for work in order if not work.proposed)
         try:
             for count in range(1, len(order) + 1):
-                left.remove(work := next(filter(self._comparisons.is_ready, left), left[0]))
+                left.remove(work := self._comparisons.first_ready(left))
                 if self._allows(work):
                     with self._pace.judging(work):
                         self._compare_kinds(work)
                         judged[work.id] = self._with_offers(work, self.compare_found(work))
+                    self._judged_s += 0.0 if work.proposed else work.saving_s
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
                 self._log.show(
@@ -103,7 +109,8 @@ class Judge:
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
     def _allows(self, work: RegionWork) -> bool:
-        return self._pace.allows(work, improved=self._improved(*self._judged.values()))
+        worth = self._judged_s >= WORTH * self._found_s and self._improved(*self._judged.values())
+        return self._pace.allows(work, improved=worth)
 
     @staticmethod
     def _improved(*rows: RegionResult) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
@@ -149,9 +149,17 @@ class Comparisons:
                     )
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
 
-    def is_ready(self, work: RegionWork) -> bool:
-        """Whether a comparison would wait for no other process's references."""
-        return all(self._references[key].done() for v in work.bindings if (key := (work.id, v)) in self._references)
+    def first_ready(self, works: Sequence[RegionWork]) -> RegionWork:
+        """The first of some regions whose references are there, once those of one are."""
+        if asked := [self._references[key] for work in works for key in self._keys(work)]:
+            while not (ready := [w for w in works if all(self._references[key].done() for key in self._keys(w))]):
+                wait([one for one in asked if not one.done()], return_when=FIRST_COMPLETED)
+            return ready[0]
+        return works[0]
+
+    def _keys(self, work: RegionWork) -> list[tuple[str, Variables]]:
+        """By what references of a region are asked for."""
+        return [key for values in work.bindings if (key := (work.id, values)) in self._references]
 
     def side(self, work: RegionWork, schedule: Schedule) -> Side | str:
         """A schedule and its program; why there is none where it does not compile: whatever the compiler raised, the

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kcg.optimize.search import Guide
 
 LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
-MOST = 24  # regions that are searched: those of the best expected plans, then what is expected to save most
+MOST = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ def search_regions(
     usable: Callable[[Region], bool] | None = None,
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
-    none, which a warning says. The search of the kernels is over."""
+    none, or no time for them, which a warning says. The search of the kernels is over."""
+    if not estimates.regions_fit():
+        log.warn("no region of several kernels was searched: the budget has time for judging what was found of kernels")
+        return None
     everything = propose(estimates.captured.workload)
     proposals = among(everything, usable or has_tile_programs(everything, device.service))
     if not proposals.candidates:
@@ -97,9 +100,9 @@ def search_regions(
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
     measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=lambda: device.find_starts(works))
     known = best_schedules(kernels)
-    for work in works:
-        for future in device.measure(work, [best_parts(work.call.region, known)]):
-            work.keep(future.result())
+    sent = [(work, device.measure(work, [best_parts(work.call.region, known)])) for work in works]
+    for work, (future,) in sent:
+        work.keep(future.result())
     both = replace(estimates, measured=replace(estimates.measured, works=[*found.works, *works], at=time.monotonic()))
     searched = search(both, guide, device=device, log=log, works=works)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)

@@ -209,9 +209,12 @@ class RegionWork:
 
     @property
     def saving_s(self) -> float:
-        """What its first candidate would save of one execution, by the search."""
-        found = self.candidates or self.tile_candidates
-        return self.call.calls * (self.baseline_s - self.best_s) if found and self.baseline_s else 0.0
+        """What its first candidate would save of one execution, by the search: of a region of several kernels against
+        the best schedules of these, which count for themselves."""
+        if not (self.candidates or self.tile_candidates) or not self.baseline_s:
+            return 0.0
+        parts = best([*self.known.values()]) if self.proposed else None
+        return self.call.calls * ((parts.time_s if parts is not None else self.baseline_s) - self.best_s)
 
     @property
     def candidates(self) -> list[Schedule]:

@@ -138,8 +138,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
     if parameters.read_early and (parameters.form != CONTRACTION or parameters.split > 1 or parameters.tail > 1):
         raise TileRefusal("read_early", "programs finish a contraction's tiles themselves")
-    if parameters.warp_specialize and parameters.loads != TMA:
-        raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
+    if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
+        raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
 
 
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:

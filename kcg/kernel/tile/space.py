@@ -382,7 +382,7 @@ def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
         "reduce_tile": (32, 64, 128), "num_warps": (4, 8), "split": (1, 2), "tail": (1, 2, 3, 6),
         "persistent": (0, 1, 2), "num_stages": (2, 3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 4, 8, 12),
         "read_early": (False, True),
-        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (True, False), "precision": ("ieee",),
+        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (), "precision": ("ieee",),
     }  # fmt: skip
     sizes = {64, 128, 256, *BETWEEN, *prior.tile}
     if p.loads != TMA and p.persistent and p.num_warps == 4:

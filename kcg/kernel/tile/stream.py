@@ -36,6 +36,7 @@ from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, spli
 BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
 LEAST = 16
+MOST_QUERIES = 128  # of one program
 
 
 def stream_of(kernel: TileKernel) -> Stream:
@@ -69,7 +70,15 @@ def stream_of(kernel: TileKernel) -> Stream:
     if dtype is None:
         raise refused
     rows = tuple(over[n] for n in scores.sides[0].ranges)
+    taken = [f.node for f in scores.sides[1].factors] + [values[0].node]
+    if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):
+        raise TileRefusal("several contractions", "its keys or values would be made again for each block of queries")
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
+
+
+def _loads(node: UOp) -> list[UOp]:
+    """What a value is made of."""
+    return [one for one in node.toposort() if one.op is Ops.INDEX]
 
 
 def padded(axes: tuple[UOp, ...]) -> int:
@@ -123,9 +132,7 @@ class _Writing:
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
         end, _ = total_of(self.top, (self.stream.keys,))
-        special = self.parameters.warp_specialize
-        how = f"tl.range(0, {end}, {self.step}, warp_specialize=True)" if special else f"range(0, {end}, {self.step})"
-        self.top.lines.extend(f"for {self.key} in {how}:", self.body)
+        self.top.lines.extend(f"for {self.key} in range(0, {end}, {self.step}):", self.body)
         self._stored(start, sums)
         return self.top.lines, grid
 
