@@ -80,13 +80,13 @@ class Judge:
         """The results of all regions."""
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
         order = sorted((w for w in works if estimates.is_due(w)), key=lambda w: (-w.saving_s, -w.before_s))
+        self._found_s = sum(work.saving_s for work in order if not work.proposed)
         for work in works:
             if work not in order:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
         if any(self._allows(work) for work in order):
             self._comparisons.prepare(order)
         left = list(order)
-        self._found_s = sum(work.saving_s for work in order if not work.proposed)
         try:
             for count in range(1, len(order) + 1):
                 left.remove(work := self._comparisons.first_ready(left))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary, progress
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge
+from kcg.optimize.paired import Comparisons
 from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.search import Guide, search
@@ -356,9 +358,8 @@ def test_the_first_judgement_may_take_what_still_counts_as_in_time(
 ) -> None:
     monkeypatch.setattr(Estimates, "comparing_s", lambda expected, work: 1.0)
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
-    now_s = time.monotonic() - opened.budget.started
-    for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
-        budget = Budget(started=opened.budget.started, limit_s=budget_s, measurements=None)
+    for limit_s, allowed in ((990.0, True), (800.0, False)):
+        budget = Budget(started=time.monotonic() - 1000.0, limit_s=limit_s, measurements=None)
         pace, work = Pace(replace(expected, budget=budget)), opened.works[0]
         assert pace.allows(work, improved=False) is allowed
         with pace.judging(work):
@@ -421,3 +422,58 @@ def test_measurements_that_the_baselines_use_up_are_no_search(
     assert not phases, "nothing is said to be searched"
     judge = opened.judge(expected, candidates)
     assert {judge.without_candidate(work)[0] for work in opened.works} == {"not searched"}
+
+
+def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two kernels the first saves most: with it there is something to check, without it hardly."""
+    find(opened.works[0])
+    find(opened.works[1], times=1.1)
+    asked: list[bool] = []
+
+    def allows(pace: Pace, work: RegionWork, *, improved: bool) -> bool:
+        asked.append(improved)
+        return True
+
+    judge = opened.judge(expected, Candidates(opened.works, searched=True))
+    monkeypatch.setattr(Pace, "allows", allows)
+    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: None)
+    monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: bool(rows)))
+    monkeypatch.setattr(Judge, "compare_found", lambda judge, work: judge._as_searched(work))
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    judge.run()
+    assert opened.works[0].saving_s > opened.works[1].saving_s > 0
+    assert asked == [False, False, True], "once before all, then of each"
+
+
+def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estimates) -> None:
+    comparisons, (one, two, three) = Comparisons(expected, opened.device), opened.works[:3]
+    assert comparisons.first_ready([one, two]) is one, "on a CPU there are none to wait for"
+    waiting, there = Future[None](), Future[None]()
+    there.set_result(None)
+    comparisons._references = {(one.id, one.bindings[0]): waiting, (two.id, two.bindings[0]): there}
+    assert comparisons.first_ready([one, two, three]) is two
+    threading.Timer(0.05, lambda: waiting.set_result(None)).start()
+    assert comparisons.first_ready([one]) is one, "it is waited for"
+
+
+def test_regions_have_the_time_that_judging_kernels_leaves(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "final_cost_s", lambda estimates: 50.0)
+    begun = time.monotonic()
+    for limit_s, fits in ((None, True), (1049.0, False), (1070.0, True)):
+        budget = Budget(started=begun - 1000.0, limit_s=limit_s, measurements=None)
+        assert replace(expected, budget=budget).regions_fit() is fits
+
+
+def test_a_region_of_several_kernels_saves_what_its_parts_do_not(opened: Begun) -> None:
+    work = replace(opened.works[0], known={}, of_tiles={}, proposed=True)
+    own, other = work.space.baseline(), work.space.actions(work.space.start())[0].schedule
+    work.keep(Observation(own, Status.OK, 8.0, "own"))
+    assert work.saving_s == 0.0
+    work.known[other] = Observation(other, Status.OK, 4.0, "parts")
+    work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
+    assert work.saving_s == work.call.calls * 1.0
+    assert replace(work, proposed=False).saving_s == work.call.calls * 5.0

@@ -70,7 +70,7 @@ def stream_of(kernel: TileKernel) -> Stream:
     if dtype is None:
         raise refused
     rows = tuple(over[n] for n in scores.sides[0].ranges)
-    taken = [f.node for f in scores.sides[1].factors] + [values[0].node]
+    taken = UOp.sink(*(f.node for f in scores.sides[1].factors)), values[0].node
     if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):
         raise TileRefusal("several contractions", "its keys or values would be made again for each block of queries")
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)

@@ -11,7 +11,9 @@ from tinygrad import Tensor
 
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import POINTER, STREAM, TMA, TileParameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import stream_axes
 from kcg.types import Region
 from tests.chains import region_of
@@ -91,3 +93,26 @@ def test_what_is_missing_is_found(tmp_path: Path) -> None:
     assert all(text != right.source for text in broken)
     wrong = compare([Case(region, replace(right, source=text)) for text in broken], tmp_path)
     assert all(wrong), wrong
+
+
+def test_keys_that_would_be_made_again_for_each_block_of_queries_are_refused() -> None:
+    """Scaled on the way; with few queries each key is made once. A type that is widened is one load."""
+
+    def attention(queries: int, scaled: bool) -> Region:
+        q, k, v = empty(2, queries, 64), empty(2, 256, 64), empty(2, 256, 64, dtype="float16").float()
+        k = k * empty(2, 256, 64) if scaled else k
+        return region_of(q.scaled_dot_product_attention(k, v))
+
+    assert read_region(attention(256, scaled=False)).stream is not None
+    assert read_region(attention(128, scaled=True)).stream is not None
+    with pytest.raises(TileRefusal, match="made again for each block of queries"):
+        read_region(attention(256, scaled=True))
+
+
+def test_warps_are_not_specialised() -> None:
+    """Triton 3.6 made a program that ended in NaN, and one that never ended."""
+    region = region_of(plain("float16"))
+    p = replace(parameters(region, TMA), warp_specialize=True)
+    with pytest.raises(TileRefusal, match="only a contraction's loop"):
+        generate(region, KNOWN_TARGETS["sm_90"], p)
+    assert legal_values(read_region(region), KNOWN_TARGETS["sm_90"], p, "warp_specialize") == (False,)

@@ -68,6 +68,12 @@ def gelu_of_a_product() -> Region:
 
 
 @cache
+def tanh_of_a_product() -> Region:
+    """Whose approximation by the hardware is good for what is stored, unlike that of a gelu, which is 0 in its tail."""
+    return region((empty(4096, 3072, dtype="bfloat16") @ empty(12288, 3072, dtype="bfloat16").T).tanh())
+
+
+@cache
 def space(of: Region | None = None) -> TileSpace:
     of = of or linear()
     return TileSpace(of, SM_90, read_kernel(of))
@@ -329,6 +335,7 @@ def test_a_search_begins_where_the_cost_is_least() -> None:
     start = of.parameters(of.start())
     assert predicted_seconds(of.kernel, SM_90, start) < predicted_seconds(of.kernel, SM_90, prior)
     of.check(of.start())
+    assert not space(gelu_of_a_product()).parameters(space(gelu_of_a_product()).start()).fast_math, "it would be wrong"
 
 
 @triton
@@ -398,7 +405,7 @@ def test_an_error_of_the_cost_itself_is_no_failure_of_a_program(monkeypatch: pyt
 
 
 def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> None:
-    of, cost = space(gelu_of_a_product()), TileCost()
+    of, cost = space(tanh_of_a_product()), TileCost()
     start = of.start()
     exact = of.exact(start)
     assert exact is not None and of.exact(exact) is None and of.parameters(exact).fast_math is False
@@ -417,7 +424,7 @@ def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> N
 
 
 def test_a_search_whose_functions_are_wrong_goes_on_with_exact_ones() -> None:
-    of, ledger, tried = space(gelu_of_a_product()), Ledger(max_measurements=8), list[bool]()
+    of, ledger, tried = space(tanh_of_a_product()), Ledger(max_measurements=8), list[bool]()
     judge = TileCost().of(of)
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
