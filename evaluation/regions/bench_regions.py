@@ -266,11 +266,16 @@ def _chosen(only: Sequence[str], target: Target, match: str, most: int) -> list[
     return found
 
 
+def _is_comparison(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of the results file is of this script: others are there too."""
+    return any("section" in row for row in entry.get("rows", {}).values())
+
+
 def _print_tables(out: Path) -> None:
     if not out.exists():
         raise UsageError(f"there is no {out}: time something first")
     report: Mapping[str, Any] = json.loads(out.read_text())
-    for run in (name for name, entry in report["runs"].items() if "rows" in entry):
+    for run in (name for name, entry in report["runs"].items() if _is_comparison(entry)):
         typer.echo("\n".join([f"{run}:", "", *tables(report, run), ""]))
 
 
