@@ -12,7 +12,7 @@ casts and operands of `tl.dot` ask for the narrow value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,7 +173,6 @@ class Frame:
     outer: Frame | None = None
     depth: int = 0  # reductions around it
     values: dict[UOp, Block] = field(default_factory=dict)
-    flat: list[tuple[tuple[UOp, ...], Block]] = field(default_factory=list)  # ranges of one axis, and its elements
     windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
     late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
@@ -513,7 +512,7 @@ class Frame:
             for axis in frame.flattened.values():
                 for first, last in runs_of(axis.ranges, steps):
                     if first < last and held.isdisjoint(axis.ranges[first : last + 1]):
-                        runs.append((frame, frame._run(axis, first, last, steps[axis.ranges[last]])))
+                        runs.append((frame, frame._times(frame._run(axis, first, last), steps[axis.ranges[last]])))
                         held.update(axis.ranges[first : last + 1])
             frame = frame.outer
         if steps is not None and held:
@@ -526,15 +525,17 @@ class Frame:
             stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
         return [], terms
 
-    def _run(self, axis: Flattened, first: int, last: int, step: int) -> Block:
-        """The term of an address that steps through some ranges of an axis as through one."""
+    def _run(self, axis: Flattened, first: int, last: int) -> Block:
+        """The number of an element along some ranges of an axis, as if they were one."""
         text = axis.block.text
         if (after := math.prod(map(extent, axis.ranges[last + 1 :]))) > 1:
             text = self.lines.name(f"{text} // {after}")
         if first:
             text = self.lines.name(f"{text} % {math.prod(map(extent, axis.ranges[first : last + 1]))}")
-        text = text if step == 1 else self.lines.name(f"{text} * {_number(step)}")
         return Block(text, axis.block.type, axis.block.axes)
+
+    def _times(self, block: Block, step: int) -> Block:
+        return block if step == 1 else self.new(f"{block.text} * {_number(step)}", block.type, block.axes)
 
     def _depth(self, frame: Frame) -> int:
         outer: Frame | None = self
@@ -584,12 +585,12 @@ class Frame:
 
         frame: Frame | None = self
         while frame is not None:
-            for ranges, vector in frame.flat:
-                for unit, step, of in _runs(ranges, left):
-                    text = frame.lines.name(f"{vector.text} // {unit[0]}") if unit[0] > 1 else vector.text
-                    text = frame.lines.name(f"{text} % {unit[1]}") if unit[1] else text
-                    add(frame, Block(text, vector.type, vector.axes), step)
-                    left = {axis: s for axis, s in left.items() if axis not in of}
+            for flattened in frame.flattened.values():
+                for first, last in runs_of(flattened.ranges, left):
+                    if first < last:
+                        add(frame, frame._run(flattened, first, last), left[flattened.ranges[last]])
+                        for axis in flattened.ranges[first : last + 1]:
+                            left.pop(axis)
             frame = frame.outer
         for axis, step in left.items():
             outermost = self.home(axis) if axis is not None else self._outermost()
@@ -660,27 +661,6 @@ class Frame:
         if axes != of_pointer:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
         return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes)
-
-
-def _runs(
-    ranges: Sequence[UOp], steps: Mapping[UOp | None, int]
-) -> Iterator[tuple[tuple[int, int], int, tuple[UOp, ...]]]:
-    """Neighbouring ranges of a flattened axis that step as one: what the axis' element is divided by, and the remainder
-    of what that is taken of (0: none), their step, and which they are."""
-    last = len(ranges) - 1
-    while last > 0:
-        first = last
-        while (
-            first
-            and steps.get(ranges[last])
-            and steps.get(ranges[first - 1]) == (steps[ranges[first]] * extent(ranges[first]))
-        ):
-            first -= 1
-        if first < last:
-            of = tuple(ranges[first : last + 1])
-            inner = math.prod(map(extent, ranges[last + 1 :]))
-            yield (inner, math.prod(map(extent, of)) if first else 0), steps[ranges[last]], of
-        last = first - 1 if first < last else last - 1
 
 
 _TANH = """

@@ -134,13 +134,11 @@ def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str 
         )
     block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
     type_ = "int64" if wide else "int32"
-    if axis.ranges and not wide and not axis.is_symbolic:
+    if axis.ranges and not axis.is_symbolic:
         frame.flattened[number] = Flattened(axis.ranges, Block(block, type_, frozenset({number})))
     total, symbolic = total_of(frame, axis.ranges)
     if symbolic or ragged or axis.total % axis.size:
         frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")
-    if len(axis.ranges) > 1 and not axis.is_symbolic:
-        frame.flat.append((axis.ranges, Block(block, type_, frozenset({number}))))
     inner: list[str] = []
     for place, axis_range in reversed(list(enumerate(axis.ranges))):
         text = (
