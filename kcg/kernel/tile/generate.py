@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kcg.compat.tiny import UOp
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
@@ -214,7 +215,12 @@ def may_split(kernel: TileKernel) -> bool:
 
 
 def may_have_tail(kernel: TileKernel) -> bool:
-    """Whether programs may share the last tiles of a contraction, which have one sum each."""
+    """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
+    contractions come to together."""
+    if kernel.before:
+        sums = [one.reduce for one in (*kernel.before, *kernel.together)]
+        alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing
+        return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
     return may_split(kernel) and not kernel.sharing
 
 
@@ -389,7 +395,7 @@ def _write_contraction(
         sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
-    zeros = {other.reduce: Block("0.0", "float32", constant=0.0) for other in before}  # they are in the sum already
+    zeros = _in_the_sum(kernel)
     for stored in stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts):
         stored.frame.bound |= zeros
         if parameters.split > 1:
@@ -484,8 +490,14 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
         bound = Block(total, type_, frozenset({0, 1}))
         frame.bound[contraction.reduce] = frame.cast(bound, compute_type(contraction.reduce))
+        frame.bound |= _in_the_sum(kernel)
         store_tile(frame, kernel.stored[0])
     return top.lines, tail.left * (one.size // height)
+
+
+def _in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
+    """What the contractions that are added to another one count once they are in its sum."""
+    return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.before}
 
 
 def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction:

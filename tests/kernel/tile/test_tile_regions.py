@@ -11,6 +11,7 @@ from tinygrad import Tensor
 
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
+from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Region
@@ -152,6 +153,23 @@ def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) 
             program = generate(region, replace(TARGET, cores=3), replace(parameters, **changes), interpreted=True)
             assert len(program.launches) == 1
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_a_sum_of_contractions_shares_the_tiles_of_its_last_wave(tmp_path: Path) -> None:
+    """Three multiprocessors and four tiles: of the last one each program takes a part of both loops."""
+    cases = {}
+    for dtype in ("float32", "bfloat16"):
+        region = region_of(*split_sum(dtype))
+        kernel, target = read_region(region), replace(TARGET, cores=3)
+        p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
+        for tail in (2, 3):
+            program = generate(region, target, replace(p, tail=tail), interpreted=True)
+            assert len(program.launches) == 2 and program.launches[0].grid == 3 + tail
+            cases[f"{dtype} {tail}"] = Case(region, program)
+    assert legal_values(kernel, replace(target, cores=2), replace(p, tile=(16, 64)), "tail") == (1,), "it is full"
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
 
