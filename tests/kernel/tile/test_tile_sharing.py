@@ -122,6 +122,7 @@ def heads(dtype: str, sizes: Sizes, size: int = 16) -> tuple[Tensor, ...]:
 
 
 Made = Callable[[str, Sizes], tuple[Tensor, ...]]
+DTYPES = [("bfloat16", "float32"), pytest.param(("float16",), marks=pytest.mark.slow)]
 CHAINS: tuple[Made, ...] = (gated, gate_kept, apart, three, normed, turned, in_batches)
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
 BATCHED = {((0,), (1,)): ((1,), (2,)), ((1,), (0,)): ((2,), (1,))}  # the axes of what has a range more
@@ -138,10 +139,11 @@ def sharing(region: Region) -> TileKernel:
 
 
 @with_triton
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("chain", CHAINS)
-def test_sums_of_one_loop_are_right(chain: Made, tmp_path: Path) -> None:
+def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
-    for dtype in ("bfloat16", "float16", "float32"):
+    for dtype in dtypes:
         for sizes in (EVEN, ODD):
             region = region_of(*chain(dtype, sizes))
             kernel = sharing(region)
@@ -160,10 +162,13 @@ def test_sums_of_one_loop_are_right(chain: Made, tmp_path: Path) -> None:
 
 
 @with_triton
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("chain", [projections, heads])
-def test_tiles_of_several_contractions_in_one_launch_are_right(chain: Made, tmp_path: Path) -> None:
+def test_tiles_of_several_contractions_in_one_launch_are_right(
+    chain: Made, dtypes: tuple[str, ...], tmp_path: Path
+) -> None:
     cases = {}
-    for dtype in ("bfloat16", "float16", "float32"):
+    for dtype in dtypes:
         for sizes in ((32, 32, 64), (37, 45, 64 if chain is heads else 52)):
             region = region_of(*chain(dtype, sizes))
             kernel = read_region(region)
@@ -320,7 +325,7 @@ LLAMA = {"Llama 3 8B": (1024, 4096, 14336), "Llama 3.2 1B": (1024, 2048, 8192)}
 
 
 @with_triton
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", LLAMA)
 def test_the_priors_choice_for_llama_spills_nothing(
     model: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
