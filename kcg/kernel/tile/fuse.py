@@ -18,7 +18,7 @@ from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.branches import branches_of
-from kcg.kernel.tile.cut import CUT, bounds_of, parts_of
+from kcg.kernel.tile.cut import CUT, parts_of
 from kcg.kernel.tile.indices import moved, with_short_indices
 from kcg.kernel.tile.ir import (
     EVEN,
@@ -81,9 +81,13 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
     try:
         return _combined(region, calls, holding=True)
     except TileRefusal as refusal:
-        if refusal.construct != SEVERAL:
+        if refusal.construct not in (SEVERAL, CUT):
             raise
-    return _combined(region, calls, holding=False)
+        first = refusal
+    try:
+        return _combined(region, calls, holding=False)
+    except TileRefusal as refusal:
+        raise (first if first.construct == CUT else refusal) from None
 
 
 def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
@@ -317,19 +321,16 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
 def _with_products(products: dict[int, TileKernel], wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """Contractions whose results lie beside each other in what is stored, each with its part of that: the tiles of all
     of them are programs of one launch. Raises TileRefusal."""
-    bounds = [bounds_of(stored, products, buffers) for stored in wanted]
-    if not any(bounds):
+    own = [(stored.store.buffer.slot, stored) for stored in wanted if stored.store.buffer.slot in products]
+    cut = [parts_of(stored, products, buffers) for stored in wanted if stored.store.buffer.slot not in products]
+    if not all(cut) or all(len(parts) == 1 for parts in cut):
         raise TileRefusal(SEVERAL, "they are no terms of one sum")
-    parts: dict[int, list[Stored]] = {slot: [] for slot in products}
-    for stored, at in zip(wanted, bounds, strict=True):
-        if (slot := stored.store.buffer.slot) in products:
-            parts[slot].append(stored)
-        else:
-            for slot, part in parts_of(stored, at, products, buffers):
-                parts[slot].append(part)
-    if not all(parts.values()):
+    found: dict[int, list[Stored]] = {slot: [] for slot in products}
+    for slot, part in itertools.chain(own, *cut):
+        found[slot].append(part)
+    if not all(found.values()):
         raise TileRefusal(CUT, "nothing is stored of one of them")
-    kernels = [_with_product(product, parts[slot], buffers) for slot, product in products.items()]
+    kernels = [_with_product(product, found[slot], buffers) for slot, product in products.items()]
     read = [_rows_read(kernel) for kernel in kernels]
     if None not in read and len(set(read)) == 1:
         return _in_one_launch(kernels, stacked=False)
