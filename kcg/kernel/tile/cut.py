@@ -47,7 +47,7 @@ def _used(stored: Stored, results: Collection[int], buffers: Buffers) -> set[int
 
 
 def _bounds(stored: Stored) -> dict[UOp, list[int]]:
-    """Of ranges the elements from which on a comparison of the range, or of its quotient, with a constant is another."""
+    """Of ranges the elements from which on a comparison of it, or of a quotient of it, with a constant is another."""
     found: dict[UOp, set[int]] = {}
     for node in stored.value.toposort():
         if node.op not in (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ) or node.src[1].op is not Ops.CONST:

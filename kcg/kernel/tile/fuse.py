@@ -120,7 +120,8 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
     if len(products) > 1:
         kernel = _with_products(products, wanted, buffers)
     elif products:
-        kernel = _with_product(*products.values(), wanted, buffers)
+        (product,) = products.values()
+        kernel = _with_product(product, wanted, buffers)
     else:
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
         kernel = kernel_of(wanted, buffers)
@@ -332,11 +333,11 @@ def _with_products(products: dict[int, TileKernel], wanted: list[Stored], buffer
         raise TileRefusal(CUT, "nothing is stored of one of them")
     kernels = [_with_product(product, found[slot], buffers) for slot, product in products.items()]
     read = [_rows_read(kernel) for kernel in kernels]
-    if None not in read and len(set(read)) == 1:
-        return _in_one_launch(kernels, stacked=False)
-    if None in read or len({(one[:2], _columns_of(kernel)) for one, kernel in zip(read, kernels, strict=True)}) > 1:
+    forms = {(rows[:2], _columns_of(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows is not None}
+    stacked = len(set(read)) > 1
+    if None in read or (stacked and len(forms) > 1):
         raise TileRefusal(CUT, "contractions of other formats, terms or columns")
-    return _in_one_launch(kernels, stacked=True)
+    return _in_one_launch(kernels, stacked=stacked)
 
 
 def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UOp:

@@ -99,9 +99,16 @@ def along_columns(dtype: str) -> tuple[Tensor, ...]:
     return (linear(37, 64, dtype, x=x).cat(linear(37, 32, dtype, x=x), dim=1).contiguous(),)
 
 
+def scaled(dtype: str) -> tuple[Tensor, ...]:
+    """The operand of one of them is computed on the way."""
+    x = (empty(40, TERMS, dtype=dtype).float() * empty(40, 1)).cast(dtype).contiguous()
+    return (linear(13, 64, dtype).cat(linear(40, 64, dtype, x=x)).contiguous(),)
+
+
 Made = Callable[[str], tuple[Tensor, ...]]
 CHAINS: dict[Made, int] = {
     streams: 1, equal_streams: 1, copied: 1, three: 2, both_ways: 1, stacked: 1, along_columns: 1,
+    scaled: 1,
 }  # fmt: skip
 IN_ORDER = (streams, equal_streams)  # heads are neighbouring columns
 
