@@ -9,6 +9,7 @@ from tinygrad import Tensor, Variable, dtypes
 
 from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
 from kcg.kernel.sequences import partition_of
+from kcg.kernel.tile.fuse import read_region
 from kcg.types import Sequence as Calls
 from kcg.workloads.registry import spec_of
 from tests.chains import sequence_of
@@ -197,6 +198,7 @@ def test_what_is_proposed_for_a_block_of_flux(flux: Calls) -> None:
     norm, heads, text_too = at(found, 72, 74, 76), at(found, 62, 63, 64), at(found, 59, 60, 61, 62, 63, 64)
     assert [c.form for c in (norm, heads, text_too)] == [Form.ROWS, Form.ROWS, Form.EPILOGUE]
     assert [len(c.places) for c in (norm, heads, text_too)] == [3, 3, 3]
+    assert len(read_region(text_too.region).others) == 1, "one program of both streams"
     assert norm.saved_bytes == pytest.approx(2 * 4096 * 3072 * 2, rel=0.01), "two of three reads"
     single = {
         (127, 128, 129): Form.ROWS,  # modulated norm

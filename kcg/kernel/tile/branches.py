@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
-from kcg.kernel.tile.indices import moved
+from kcg.kernel.tile.indices import decided, moved
 from kcg.kernel.tile.ir import EVEN, ODD, SAME, Branch, BufferSlot, Held, Pairs, Stored, access_of, extent
 
 _MEMBER = 1 << 21  # the first number of ranges that number stores
@@ -50,7 +50,7 @@ def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
     for place in range(2):
         of_place = UOp.sink(branch.stored.value, *moves)
         at = {pair: pair.const_like(place)}
-        value, *loads = _decided(moved(of_place, at)).src
+        value, *loads = decided(moved(of_place, at)).src
         values.append(value)
         for old, new in zip(moves, loads, strict=True):
             if not any(axis in dict(held.parts) for axis in old.ranges):
@@ -58,17 +58,6 @@ def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
     both = (values[0], values[1])
     pairs = Pairs(both, tuple(result.items()), _tables(both, held, buffers))
     return replace(branch, pairs=pairs)
-
-
-def _decided(value: UOp) -> UOp:
-    """A value without choices whose condition is a constant."""
-    new: dict[UOp, UOp] = {}
-    for node in value.toposort():
-        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        if made.op is Ops.WHERE and (condition := made.src[0].simplify()).op is Ops.CONST:
-            made = made.src[1] if condition.arg else made.src[2]
-        new[node] = made
-    return new[value]
 
 
 def _tables(

@@ -21,6 +21,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
+    axis_of_others,
     has_tma,
     launched_tiles,
     loaded_along,
@@ -335,7 +336,11 @@ def _traffic(
         for one in kernel.launched
         for access in (*_stores(one), *one.beside)
     )
-    return batch * (rows + columns * (1 + (passes - 1) * missing)) + others, missing
+    copies = [1, 1]
+    if kernel.stacked:  # each has an operand of its own on either side
+        copies[1 - axis_of_others(kernel, p)] = len(kernel.launched)
+    once = rows * copies[0] + columns * copies[1]
+    return batch * (once + columns * (passes - 1) * missing) + others, missing
 
 
 # ---- everything else is a stream of bytes

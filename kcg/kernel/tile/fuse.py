@@ -18,6 +18,7 @@ from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.branches import branches_of
+from kcg.kernel.tile.cut import CUT, parts_of
 from kcg.kernel.tile.indices import moved, with_short_indices
 from kcg.kernel.tile.ir import (
     EVEN,
@@ -80,38 +81,46 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
     try:
         return _combined(region, calls, holding=True)
     except TileRefusal as refusal:
-        if refusal.construct != SEVERAL:
+        if refusal.construct not in (SEVERAL, CUT):
             raise
-    return _combined(region, calls, holding=False)
+        first = refusal
+    try:
+        return _combined(region, calls, holding=False)
+    except TileRefusal as refusal:
+        raise (first if first.construct == CUT else refusal) from None
 
 
 def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
-    """Kernels of a region as one; `holding` the result of a contraction, or with that too made where it is used."""
+    """Kernels of a region as one; `holding` the results of contractions, or with those too made where they are used."""
     buffers: dict[UOp, BufferSlot] = {}
     made: dict[int, Stored] = {}  # slot -> what it holds so far
     loaded: set[int] = set()
-    product: TileKernel | None = None  # the contraction, whose result is held
+    products: dict[int, TileKernel] = {}  # slot -> the contraction whose result is held
     for ast in (ast for number, ast in enumerate(_renamed(region)) if number in calls):
         refuse_unknown(ast)
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
         plain = stored_of(ast, own)
-        held = product.store.buffer.slot if product is not None else None
         is_product = kernel_of((plain,), own).contraction is not None
-        stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot != held or is_product})
+        stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot not in products or is_product})
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)
         if slot in made or slot in loaded:
             raise TileRefusal("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
         if is_product and holding:
+            terms = _slots(plain, own) & products.keys()
             made_of = kernel_of((stored,), buffers)
-            if made_of.contraction is None or (product is not None and (not made_of.before or held in region.outputs)):
+            is_sum = made_of.contraction is not None and not _slots(stored, buffers) & products.keys()
+            if not is_sum or (terms and not made_of.before) or terms & set(region.outputs):
                 raise TileRefusal(SEVERAL, "they are no terms of one sum")
-            product = made_of
+            products = {n: product for n, product in products.items() if n not in terms} | {slot: made_of}
     shared: dict[UOp, UOp] = {}
     wanted = [_with_shared_ranges(made[slot], shared) for slot in region.outputs if slot in made]
-    if product is not None:
+    if len(products) > 1:
+        kernel = _with_products(products, wanted, buffers)
+    elif products:
+        (product,) = products.values()
         kernel = _with_product(product, wanted, buffers)
     else:
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
@@ -124,13 +133,19 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
             kernel = _with_rows(wanted, kernel, buffers)
         elif kernel.also:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
-    used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
-    used |= {slot for branch in kernel.branches for slots in branch.buffers for slot in slots}
-    kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
-    kernel = replace(kernel, buffers=kept)
-    if sum(1 for _ in UOp.sink(*(s.value for s in kernel.stored)).toposort()) > MOST_NODES:
+    if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
-    return kernel
+    return _with_used_buffers(kernel)
+
+
+def _with_used_buffers(kernel: TileKernel) -> TileKernel:
+    """A kernel without the buffers that none of its programs reads or writes."""
+    used = {stored.store.buffer.slot for stored in kernel.written}
+    for one in kernel.launched:
+        used |= {access.buffer.slot for access in one.loads}
+        used |= {slot for branch in one.branches for slots in branch.buffers for slot in slots}
+    kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
+    return replace(kernel, buffers=kept)
 
 
 # ---- names
@@ -220,6 +235,11 @@ def _loads(stored: Stored, own: dict[UOp, BufferSlot]) -> list[Access]:
     return [access_of(node, own) for node in bodies.toposort() if node.op is Ops.INDEX]
 
 
+def _slots(stored: Stored, buffers: dict[UOp, BufferSlot]) -> set[int]:
+    """The buffers that a store's value is made of."""
+    return {access.buffer.slot for access in _loads(stored, buffers)}
+
+
 def _value_at(stored: Stored, access: Access) -> UOp:
     """The value that a load finds: that of the store, at the ranges that its address comes to."""
     if stored.gates:
@@ -297,6 +317,27 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
         buffers=tuple(buffers.values()),
         loads=tuple(access for access in loads if access.buffer.slot != first.store.buffer.slot),
     )
+
+
+def _with_products(products: dict[int, TileKernel], wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """Contractions whose results lie beside each other in what is stored, each with its part of that: the tiles of all
+    of them are programs of one launch. Raises TileRefusal."""
+    own = [(stored.store.buffer.slot, stored) for stored in wanted if stored.store.buffer.slot in products]
+    cut = [parts_of(stored, products, buffers) for stored in wanted if stored.store.buffer.slot not in products]
+    if not all(cut) or all(len(parts) == 1 for parts in cut):
+        raise TileRefusal(SEVERAL, "they are no terms of one sum")
+    found: dict[int, list[Stored]] = {slot: [] for slot in products}
+    for slot, part in itertools.chain(own, *cut):
+        found[slot].append(part)
+    if not all(found.values()):
+        raise TileRefusal(CUT, "nothing is stored of one of them")
+    kernels = [_with_product(product, found[slot], buffers) for slot, product in products.items()]
+    read = [_rows_read(kernel) for kernel in kernels]
+    forms = {(rows[:2], _columns_of(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows is not None}
+    stacked = len(set(read)) > 1
+    if None in read or (stacked and len(forms) > 1):
+        raise TileRefusal(CUT, "contractions of other formats, terms or columns")
+    return _in_one_launch(kernels, stacked=stacked)
 
 
 def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UOp:
@@ -430,28 +471,35 @@ def _independent(region: Region) -> list[frozenset[int]]:
 def _side_by_side(kernels: list[TileKernel]) -> TileKernel:
     """Contractions of the same operand with columns of their own, each with what is made of its result: the tiles of
     all of them are programs of one launch. Raises TileRefusal."""
-    first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
-    if any(_rows_read(other) is None or _rows_read(other) != _rows_read(first) for other in others):
+    read = {_rows_read(kernel) for kernel in kernels}
+    if len(read) > 1 or None in read:
         raise TileRefusal(SEVERAL, "they do not read the same rows alike")
+    return _in_one_launch(kernels, stacked=False)
+
+
+def _in_one_launch(kernels: list[TileKernel], *, stacked: bool) -> TileKernel:
+    """Contractions whose tiles are programs of one launch, the largest one's first."""
+    first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
     slots = {buffer.slot: buffer for kernel in kernels for buffer in kernel.buffers}
     variables = {v.arg.name: v for kernel in kernels for v in kernel.variables}
     return replace(
         first,
         others=tuple(others),
+        stacked=stacked,
         buffers=tuple(slots[slot] for slot in sorted(slots)),
         variables=tuple(variables[name] for name in sorted(variables)),
     )
 
 
 def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:
-    """The first operand of a contraction by itself: its format, its rows, its terms, and what it is read from."""
+    """The first operand of a contraction by itself: its format, its terms, its rows, and what it is read from."""
     contraction = kernel.contraction
-    if contraction is None or contraction.batch or kernel.before or kernel.sharing:
+    if contraction is None or contraction.batch or kernel.before or kernel.sharing or kernel.others:
         return None
     rows = contraction.sides[0]
     inside = {node for factor in rows.factors for node in factor.node.toposort()}
     slots = {load.buffer.slot for load in kernel.loads if load.node in inside}
-    return rows.dtype, math.prod(kernel.extents[n] for n in rows.ranges), kernel.reduce_extent, frozenset(slots)
+    return rows.dtype, kernel.reduce_extent, math.prod(kernel.extents[n] for n in rows.ranges), frozenset(slots)
 
 
 def _with_shared_operand(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:

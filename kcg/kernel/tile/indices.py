@@ -27,6 +27,17 @@ def with_short_indices(value: UOp) -> UOp:
     return value.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
 
 
+def decided(value: UOp) -> UOp:
+    """A value without choices whose condition is a constant."""
+    new: dict[UOp, UOp] = {}
+    for node in value.toposort():
+        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
+        if made.op is Ops.WHERE and (condition := made.src[0].simplify()).op is Ops.CONST:
+            made = made.src[1] if condition.arg else made.src[2]
+        new[node] = made
+    return new[value]
+
+
 def _short(index: UOp) -> UOp:
     """An index with its products taken apart, so that a quotient and its rest become what was divided."""
     if index.op is Ops.WHERE:

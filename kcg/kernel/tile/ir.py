@@ -219,7 +219,8 @@ class TileKernel:
     stream: Stream | None = None  # of several kernels: attention
     before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
     sharing: tuple[Contraction, ...] = ()  # of several kernels: others with the same operand, each a sum of its own
-    others: tuple[TileKernel, ...] = ()  # contractions of other columns, whose tiles are programs of the same launch
+    others: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
+    stacked: bool = False  # whether `others` have other rows and as many columns, not other columns of the same rows
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -235,7 +236,7 @@ class TileKernel:
     @cached_property
     def launched(self) -> tuple[TileKernel, ...]:
         """The kernels whose tiles are programs of one launch, each by itself."""
-        return (replace(self, others=()), *self.others) if self.others else (self,)
+        return (replace(self, others=(), stacked=False), *self.others) if self.others else (self,)
 
     @property
     def all_stored(self) -> tuple[Stored, ...]:

@@ -263,14 +263,19 @@ def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
 
 
 def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
-    """Tiles along each axis; of contractions side by side those of all their columns."""
-    found = tiles_of(kernel, parameters)
-    for other, own in launched_with(kernel, parameters)[1:]:
-        assert other.contraction is not None
-        more = tiles_of(other, own)
-        found = (found[0], found[1] + more[1]) if own.axes[1] == other.contraction.sides[1].ranges else (
-            found[0] + more[0], found[1])  # fmt: skip
-    return found
+    """Tiles along each axis; of several contractions those of all their columns, or of all their rows."""
+    found = list(tiles_of(kernel, parameters))
+    for launched in launched_with(kernel, parameters)[1:]:
+        place = axis_of_others(kernel, parameters)
+        found[place] += tiles_of(*launched)[place]
+    return tuple(found)
+
+
+def axis_of_others(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Along which axis of a tile the contractions of one launch lie beside each other."""
+    assert kernel.contraction is not None
+    in_order = parameters.axes[1] == kernel.contraction.sides[1].ranges
+    return 0 if in_order == kernel.stacked else 1
 
 
 def power_of_two(size: int) -> int:
@@ -496,7 +501,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     helds = [held for one in kernel.launched for held in one.held]
     unit = math.lcm(*(held.unit for held in helds))
     edges = [edge for held in helds for edge in (held.first, held.count)]
-    edges += [math.prod(one.extents) // rows for one in kernel.launched if one.held]
+    edges += [_count(one, one.contraction.sides[1].ranges) for one in kernel.launched if one.contraction and one.held]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)

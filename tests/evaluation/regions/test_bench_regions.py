@@ -73,11 +73,15 @@ def test_torch_is_given_the_layers(name: str) -> None:
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("name", ["projected", "joined_projections"])
 @pytest.mark.parametrize("preset", FLUX)
-def test_projections_of_flux_spill_nothing(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a search begins with, of query, key and value with norms and rotations in one program."""
+def test_projections_of_flux_spill_nothing(
+    preset: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a search begins with, of query, key and value with norms and rotations in one program: of one stream, and of
+    two that are joined."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    case = next(case for case in projections(preset) if case.against.name == "projected")
+    case = next(case for case in projections(preset) if case.against.name == name)
     kernel = read_region(case.region)
     space = TileSpace(case.region, H100, kernel)
     for schedule in (schedule_of(default_parameters(kernel, H100)), space.start()):
