@@ -216,7 +216,12 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
         ([(True, 3.0), (True, 2.0), (True, 2.5)], 1),
         ([(False, 1.0), (None, 1.0), (True, 2.5)], 2),
         ([(True, 5.0), (False, 2.0), (None, None)], 2),  # slower than tinygrad's own
+        ([(True, 5.0), (False, 2.0), (False, 3.0)], 0),  # the same, and the kernels alone are wrong
         ([(False, None), (True, None), (None, None)], 1),
+        ([(None, None), (True, None), (None, None)], 1),  # what was seen to be right, before what was not seen
+        ([(False, None), (None, None), (None, None)], 2),  # the second has most of what the first has
+        ([(None, None), (None, None), (None, None)], 0),
+        ([(False, None), (False, None), (False, None)], 2),
     ],
 )
 def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], chosen: int) -> None:
