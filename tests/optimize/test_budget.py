@@ -182,6 +182,36 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
         assert len(list(tmp_path.glob("RESULT*.json"))) == count
 
 
+def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of one plan says nothing of another one, such as that of every kernel alone."""
+    settings = Settings(
+        str(SCRIPTS / "one_layer.py"),
+        device=os.environ["DEV"],
+        folder=tmp_path,
+        search="hand-coded",
+        script_args=("8",),
+    )
+    written, tries = run_of_kcg.write, []
+
+    def checked(results: list[Result], *steps: Any, **rest: Any) -> tuple[Result, ModelCheck]:
+        return replace(results[-1], seed=17), ModelCheck(True, seed=17)
+
+    def interrupted(*steps: Any, **rest: Any) -> object:
+        tries.append(steps)
+        if len(tries) == 1:
+            raise KeyboardInterrupt
+        return written(*steps, **rest)
+
+    monkeypatch.setattr(run_of_kcg, "check_steps", checked)
+    monkeypatch.setattr(run_of_kcg, "write", interrupted)
+    with progress(quiet=True) as shown:
+        run_of_kcg.optimize(settings, shown)
+    result = read_result(tmp_path / "RESULT.json")
+    assert len(tries) == 2 and result.model_check is not None and result.seed == result.model_check.seed == 17
+
+
 # ---- estimates ----
 
 
