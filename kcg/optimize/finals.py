@@ -89,11 +89,9 @@ class Judge:
         left = list(order)
         try:
             for count in range(1, len(order) + 1):
-                left.remove(work := self._comparisons.first_ready(left))
+                left.remove(work := self._comparisons.first_ready(left, until=self._until()))
                 if self._allows(work):
-                    with self._pace.judging(work):
-                        self._compare_kinds(work)
-                        judged[work.id] = self._with_offers(work, self.compare_found(work))
+                    judged[work.id] = self._judged_one(work)
                     self._judged_s += 0.0 if work.proposed else work.saving_s
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
@@ -108,9 +106,25 @@ class Judge:
             self._warn_of_unjudged(len(order))
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
+    def _judged_one(self, work: RegionWork) -> RegionResult:
+        """The result of a region for which there is time."""
+        if why := self._comparisons.why_unjudged(work):
+            seen = Verification(False, reason=why, unjudged=True)
+            return self._with_offers(work, _unjudged(work, seen))
+        with self._pace.judging(work):
+            self._compare_kinds(work)
+            return self._with_offers(work, self.compare_found(work))
+
     def _allows(self, work: RegionWork) -> bool:
-        worth = self._judged_s >= WORTH * self._found_s and self._improved(*self._judged.values())
-        return self._pace.allows(work, improved=worth)
+        return self._pace.allows(work, improved=self._is_worth_checking())
+
+    def _until(self, *rows: RegionResult) -> float | None:
+        """When judging is to end, by `time.monotonic`; None: whenever. `rows` are of what is judged now."""
+        return self._pace.until(improved=self._is_worth_checking(*rows))
+
+    def _is_worth_checking(self, *rows: RegionResult) -> bool:
+        """Whether enough is judged to leave time for the check of the whole."""
+        return self._judged_s >= WORTH * self._found_s and self._improved(*rows, *self._judged.values())
 
     @staticmethod
     def _improved(*rows: RegionResult) -> bool:
@@ -217,7 +231,7 @@ class Judge:
             return row
         for schedule in work.tile_candidates:
             won, fate = self._challenge(work, row, schedule)
-            until = self._pace.until(improved=self._improved(row, *self._judged.values()))
+            until = self._until(row)
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words

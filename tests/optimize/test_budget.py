@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kcg.errors import ExitCode
+from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.kinds import describe
 from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
@@ -486,6 +486,52 @@ def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estima
     assert comparisons.first_ready([one, two, three]) is two
     threading.Timer(0.05, lambda: waiting.set_result(None)).start()
     assert comparisons.first_ready([one]) is one, "it is waited for"
+
+
+def test_references_are_waited_for_no_longer_than_there_is_time_to_judge(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in opened.works:
+        find(work)
+    judge = opened.judge(expected)
+    never = {(work.id, values): Future[None]() for work in opened.works for values in work.bindings}
+    monkeypatch.setattr(judge._comparisons, "_references", never)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: time.monotonic() - 1)
+    results = judge.run()
+    assert [row.outcome for row in results.rows] == ["undecided"] * 3
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no result within 120 s"), VerificationError("none")])
+def test_what_has_no_reference_is_not_compared(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The device's process would look for it as long, once for each comparison."""
+    work, failed = opened.works[0], Future[None]()
+    find(work)
+    failed.set_exception(error)
+    judge = opened.judge(expected)
+    monkeypatch.setattr(judge._comparisons, "_references", {(work.id, work.bindings[0]): failed})
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Comparisons, "compare", lambda *asked: pytest.fail("compared"))
+    row = judge.run().rows[0]
+    assert row.outcome == "unjudged" and row.chosen == row.baseline and row.note
+
+
+def test_stress_has_the_time_that_judging_has(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until half of what was found is judged the time of the check of the whole is not kept from it either."""
+    one, two = opened.works[:2]
+    find(one), find(two, times=1.1)
+    judge = opened.judge(expected)
+    judge._found_s = one.saving_s + two.saving_s
+    monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: True))
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
+    assert judge._until() == expected.budget.late_at
+    judge._judged_s = one.saving_s
+    assert judge._until() == 0.0
 
 
 def test_regions_have_the_time_that_judging_kernels_leaves(
