@@ -83,13 +83,15 @@ class Estimates:
         regions_follow = self.settings.regions and not any(work.proposed for work in self.works)
         return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
 
+    def judge_from(self) -> float | None:
+        """When what was found has to be judged, so that this and the check of the whole end in time, by
+        `time.monotonic`; None: whenever."""
+        return None if self.budget.over_at is None else self.budget.over_at - self.final_cost_s()
+
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
-        if self.budget.over_at is None:
-            return True
-        return self.budget.over_at - time.monotonic() >= self.final_cost_s() + LEAST_REGIONS_S * (
-            not self.device.is_cpu
-        )
+        until, least_s = self.judge_from(), 0.0 if self.device.is_cpu else LEAST_REGIONS_S
+        return until is None or until - time.monotonic() >= least_s
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
@@ -150,9 +152,12 @@ class Estimates:
     # ---- judging ----
 
     def is_due(self, work: RegionWork) -> bool:
-        """Whether a region is judged: something was found for it, or it has no measurement that could stand."""
+        """Whether a region is judged: something was found for it, or it has no measurement that could stand. Of one
+        that is proposed a program of its own has to be found: its parts are judged as kernels, and are no news."""
         if work.is_unjudged or (self.measured.untimed and not work.is_timed):
             return False
+        if work.proposed:
+            return bool(work.offers or work.tile_candidates)
         if self.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
             return True
         return bool(work.offers or work.candidates or work.tile_candidates)

@@ -325,15 +325,17 @@ class Judge:
         """The result of a region that is not judged: nothing was found for it, or nothing can be said of it."""
         if work.is_unjudged:
             return _cannot_be_judged(work)
+        if failed := _failing(work):
+            return failed
         base = self._as_measured(work)
         return _result(work, base, base, *self.without_candidate(work))
 
     def _too_late(self, work: RegionWork) -> RegionResult:
         """The result of a region which the budget leaves no time to judge."""
         self._undecided += 1  # what fails as it is too: it was not seen in a fresh process
+        if failed := _failing(work):
+            return failed
         base = self._as_measured(work)
-        if work.own is not None and work.own.status != Status.OK:
-            return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
         if not (found := [*work.tile_candidates[:1], *work.candidates[:1]]):
             return _result(work, base, base, "undecided", "there was no time to judge what is written by hand")
         claim = "is expected to be faster"
@@ -446,6 +448,13 @@ def _unjudged(work: RegionWork, seen: Verification) -> RegionResult:
     """Nothing is claimed of a kernel of which the reference cannot tell what is right: neither that it is wrong."""
     base = replace(_unverified(work, work.space.baseline()), verification=seen)
     return _result(work, base, base, "unjudged", seen.reason)
+
+
+def _failing(work: RegionWork) -> RegionResult | None:
+    """The result of a region that the search has seen failing as tinygrad schedules it; None where it has not."""
+    if work.own is None or work.own.status == Status.OK:
+        return None
+    return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
 
 
 def _quarantined(work: RegionWork, reason: str, verification: Verification = UNVERIFIED) -> RegionResult:

@@ -22,6 +22,7 @@ from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary, progress
+from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge
 from kcg.optimize.paired import Comparisons
@@ -553,3 +554,35 @@ def test_a_region_of_several_kernels_saves_what_its_parts_do_not(opened: Begun) 
     work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
     assert work.saving_s == work.call.calls * 1.0
     assert replace(work, proposed=False).saving_s == work.call.calls * 5.0
+
+
+def test_of_what_is_proposed_only_a_program_of_its_own_is_judged(opened: Begun, expected: Estimates) -> None:
+    """Its parts are judged as kernels: what is faster than tinygrad's own for these is no news of the region."""
+    work = replace(opened.works[0], known={}, of_tiles={}, proposed=True)
+    own, other = work.space.baseline(), work.space.actions(work.space.start())[0].schedule
+    work.keep(Observation(own, Status.OK, 8.0, "own"))
+    work.known[other] = Observation(other, Status.OK, 4.0, "parts")
+    assert not expected.is_due(work) and expected.is_due(replace(work, proposed=False))
+    work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
+    assert expected.is_due(work)
+
+
+def test_of_what_fails_and_is_not_judged_it_is_said_that_it_fails(opened: Begun, expected: Estimates) -> None:
+    assert opened.works[0].own is not None
+    failed = replace(opened.works[0].own, status=Status.TIMEOUT, reason="no result within 120 s", samples_s=())
+    work = replace(opened.works[0], known={}, proposed=True, own=failed)
+    row = opened.judge(replace(expected, measured=replace(expected.measured, works=[work])), Candidates([work])).run()
+    assert [(one.outcome, one.note) for one in row.rows] == [
+        ("quarantined", "tinygrad's own schedule fails: timeout: no result within 120 s")
+    ]
+
+
+def test_regions_are_timed_only_in_the_time_that_they_have(opened: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [replace(work, known={}) for work in opened.works]
+    monkeypatch.setattr(opened.device, "measure_baselines", lambda batch: [Future[Observation]() for _ in batch])
+    past = time.monotonic() - 1
+    measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
+    assert measured.untimed == 3 and not any(work.is_timed for work in works)
+    monkeypatch.setattr(Device, "is_cpu", False)
+    measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
+    assert measured.untimed == 3
