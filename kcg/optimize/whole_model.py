@@ -1,13 +1,13 @@
 """The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
 
 Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
-by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both have the same
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. All have the same
 weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same random inputs. The
-chosen schedules run first: a kernel that fails to write its output, of which there are some, must not find there what
-tinygrad's own left. Then both are replayed in turns, and the median of these replays is the time of a step: between two
-events of the device where it has them, with what the host does first hidden (`kcg.compat.programs`), else by wall
-clock. For that both must be in memory, apart from the weights, which they share. Where there is no memory for that, all
-of the one come first.
+chosen schedules run first, those of each of several plans: a kernel that fails to write its output, of which there are
+some, must not find there what tinygrad's own left. Then all are replayed in turns, and the median of these replays is
+the time of a step: between two events of the device where it has them, with what the host does first hidden
+(`kcg.compat.programs`), else by wall clock. For that all must be in memory, apart from the weights, which they share.
+Where there is no memory for that, one comes after the other, tinygrad's own last.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ CHILD = "kcg.optimize.whole_model"
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
 LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
-MEMORY = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
+MEMORY = 1.25  # times what one program has for its own values must be free, for each that is to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 8.5}  # a process, the device, and weights; on a GPU there are more of them
@@ -204,7 +204,7 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
 
 
 def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.IsolatedProcess | None:
-    """The child of `check_model`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
+    """The child of `check_models`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
     one core. None on a CPU, where it would disturb samples, and where the model will not run."""
     if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
