@@ -7,7 +7,8 @@ chosen schedules run first, those of each of several plans: a kernel that fails 
 some, must not find there what tinygrad's own left. Then all are replayed in turns, and the median of these replays is
 the time of a step: between two events of the device where it has them, with what the host does first hidden
 (`kcg.compat.programs`), else by wall clock. For that all must be in memory, apart from the weights, which they share.
-Where there is no memory for that, one comes after the other, tinygrad's own last.
+Where there is no memory for that, one comes after the other, tinygrad's own last, and each leaves there what it makes of
+other inputs.
 """
 
 from __future__ import annotations
@@ -126,6 +127,17 @@ def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
         up = Tensor.rand(*value.shape, dtype=dtypes.float32, device=value.device) < 0.5
         factor = up.where(1.0 + eps_of(value.dtype), 1.0 - eps_of(value.dtype)).cast(wide)
         changed[name] = (value.cast(wide) * factor).cast(value.dtype).contiguous().realize()
+    return changed
+
+
+def different(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of which a model makes something else: floating ones turned around and halved, others 0."""
+    from tinygrad import dtypes
+
+    changed = {}
+    for name, value in inputs.items():
+        turned = value.flip(*range(value.ndim)) * 0.5 if dtypes.is_float(value.dtype) else value.zeros_like()
+        changed[name] = turned.cast(value.dtype).contiguous().realize()
     return changed
 
 
@@ -414,7 +426,7 @@ def compare(
                 in_turns = _fits(chosen[0].program, len(results))
             if not in_turns:
                 _replay([(stage, chosen[-1].program)], [[step.inputs] * replays], report)
-                chosen[-1].program.release()
+                chosen[-1].program.release(different(step.inputs))
         report(Stage(OWN))
         own = _Program(step, results[0].target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
@@ -510,8 +522,10 @@ class _Program:
         if read:
             self._keep(returned)  # before the next replay, which writes into the same memory
 
-    def release(self) -> None:
-        """Give its memory back; it cannot run again."""
+    def release(self, others: dict[str, Any]) -> None:
+        """Give its memory back with what it makes of `others` in it, inputs that nothing is compared on: whoever gets it
+        next, and fails to write something, must not find there what is right. It cannot run again."""
+        self._run(others)
         self._jitted = None
 
     def _run(self, inputs: dict[str, Any]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
     capture -> Captured    baselines -> Measured    search -> Candidates    judge -> RegionResults
 
-`check_model` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
+`check_steps` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
 """
 
 from __future__ import annotations
