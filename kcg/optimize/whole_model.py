@@ -7,8 +7,8 @@ chosen schedules run first, those of each of several plans: a kernel that fails 
 some, must not find there what tinygrad's own left. Then all are replayed in turns, and the median of these replays is
 the time of a step: between two events of the device where it has them, with what the host does first hidden
 (`kcg.compat.programs`), else by wall clock. For that all must be in memory, apart from the weights, which they share.
-Where there is no memory for that, one comes after the other, tinygrad's own last, and each leaves there what it makes of
-other inputs.
+Where there is no memory for that, one comes after the other, tinygrad's own last, and each leaves there what it makes
+of other inputs.
 """
 
 from __future__ import annotations
@@ -523,8 +523,8 @@ class _Program:
             self._keep(returned)  # before the next replay, which writes into the same memory
 
     def release(self, others: dict[str, Any]) -> None:
-        """Give its memory back with what it makes of `others` in it, inputs that nothing is compared on: whoever gets it
-        next, and fails to write something, must not find there what is right. It cannot run again."""
+        """Give its memory back with what it makes of `others` in it, inputs that nothing is compared on: whoever gets
+        it next, and fails to write something, must not find there what is right. It cannot run again."""
         self._run(others)
         self._jitted = None
 
