@@ -109,7 +109,7 @@ class Estimates:
         """Why there is no time to search in the budget, and what it would take; empty where there is."""
         if (budget_s := self.budget.limit_s) is None:
             return ""
-        elapsed_s = self.measured.at - self.budget.started
+        elapsed_s = self.measured.first_at - self.budget.started
         least_s = self._least_judging_s()
         if untimed := self.measured.untimed:
             return (
@@ -274,13 +274,14 @@ class Estimates:
         )
 
     def _model_s(self) -> float:
-        """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it, which
-        does not depend on what the search finds."""
+        """What checking the whole model is expected to take, in seconds; 0 where the budget had no room for it when
+        the search began: that does not depend on what is found and spent since."""
         if self.budget.over_at is not None:
-            left_s = self.budget.over_at - self.measured.at
+            left_s = self.budget.over_at - self.measured.first_at
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
-        return self.whole_s()
+        has_plan = any(work.proposed and work.tile_candidates for work in self.works)
+        return self.whole_s(plans=1 + has_plan)  # the best one beside that of every kernel alone
 
 
 class Pace:

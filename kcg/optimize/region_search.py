@@ -118,7 +118,11 @@ def search_regions(
     if not timed:
         log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
         return None
-    both = replace(estimates, measured=replace(estimates.measured, works=[*found.works, *works], at=time.monotonic()))
+    before = estimates.measured
+    both = replace(
+        estimates,
+        measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
+    )
     searched = search(both, guide, device=device, log=log, works=timed)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))

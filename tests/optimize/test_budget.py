@@ -384,6 +384,29 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     assert before - expected.search_until() < 90, "it would not fit anyhow"
 
 
+def test_regions_that_are_timed_later_do_not_take_the_room_of_the_check(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 100.0)
+    find(opened.works[0])
+    before, over_at = expected.measured, expected.budget.over_at
+    assert over_at is not None and expected.judge_until() == over_at - 100.0
+    later = replace(expected, measured=replace(before, at=over_at - 110.0, kernels_at=before.at))
+    assert later.judge_until() == over_at - 100.0 and not later.too_short()
+
+
+def test_the_best_plan_with_regions_has_time_to_be_compared_too(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, *, changed=None, plans=1: 100.0 + 10.0 * (plans - 1))
+    region = replace(opened.works[0], proposed=True, of_tiles={})
+    both = replace(expected, measured=replace(expected.measured, works=[*opened.works, region]))
+    assert expected.budget.over_at is not None and both.judge_until() == expected.budget.over_at - 100.0
+    found = Schedule("tile", "{}")
+    region.of_tiles[found] = Observation(found, Status.OK, region.baseline_s / 2, "tile")
+    assert both.judge_until() == expected.budget.over_at - 110.0
+
+
 def test_the_first_judgement_may_take_what_still_counts_as_in_time(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
