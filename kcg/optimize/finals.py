@@ -112,8 +112,8 @@ class Judge:
             seen = Verification(False, reason=why, unjudged=True)
             return self._with_offers(work, _unjudged(work, seen))
         with self._pace.judging(work):
-            self._compare_kinds(work)
-            return self._with_offers(work, self.compare_found(work))
+            in_time = self._compare_kinds(work)
+            return self._with_offers(work, self.compare_found(work) if in_time else self._too_late(work))
 
     def _allows(self, work: RegionWork) -> bool:
         return self._pace.allows(work, improved=self._is_worth_checking())
@@ -141,18 +141,20 @@ class Judge:
                 "tinygrad's own schedule"
             )
 
-    def _compare_kinds(self, work: RegionWork) -> None:
+    def _compare_kinds(self, work: RegionWork) -> bool:
         """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
-        programs were found, it takes a third of the time that comparing them two by two takes."""
+        programs were found, it takes a third of the time that comparing them two by two takes. Whether there was time.
+        """
         if not work.tile_candidates:
-            return
+            return True
         sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
         usable: dict[str, Side] = {}
         for side in sides:
             if not isinstance(side, str):
                 usable.setdefault(side.compiled.binary_hash, side)
-        if not isinstance(sides[0], str) and len(usable) > 1:
-            self._comparisons.compare_jointly(work, [*usable.values()])
+        if isinstance(sides[0], str) or len(usable) < 2:
+            return True
+        return self._comparisons.compare_jointly(work, [*usable.values()])
 
     # ---- what the search found ----
 

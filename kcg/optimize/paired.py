@@ -182,24 +182,27 @@ class Comparisons:
         except Exception as error:
             return first_line(error)
 
-    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> None:
+    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> bool:
         """Compare all sides with each other in one: `compare` then finds what was seen of two of them, and of the first
-        alone. Where one of them fails it finds nothing, and sees by itself which."""
+        alone. Where one of them fails it finds nothing, and sees by itself which. Whether there was time for it: else
+        there is none to compare two."""
         pairs = list(combinations(sides, 2))
         for end in work.ends:
             if all(self._kept.find(work, pair, end.variables) is not None for pair in pairs):
                 continue
-            outcomes = self._joint_at(work, end, sides)
+            if (outcomes := self._joint_at(work, end, sides)) is None:
+                return False
             for pair, outcome in zip(pairs, outcomes, strict=False):
                 self._take_in(work, end, pair, outcome)
             if not outcomes:
-                return
+                break
             own = sides[0].schedule
             alone = replace(outcomes[0], finalist_verification=None, finalist_cold_s=(), finalist_warm_s=())
             self._seen[work.id, end.variables, (own,)] = alone
+        return True
 
-    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome]:
-        """Of each pair; nothing where there was no time for it, or something failed."""
+    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
+        """Of each pair; nothing where something failed, None where there was no time for it."""
         service, estimates = self._device.service, self._estimates
         job = JointJob(
             work.call.region,
@@ -213,7 +216,7 @@ class Comparisons:
         expected_s = FRESH_CHILD_S + estimates.timing_s(work)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
         try:
-            return () if waiting else future.result().pairs
+            return None if waiting else future.result().pairs
         except (DeviceError, ServiceClosed):
             raise
         except Exception:  # a crash or a hang: which of them it was is seen two by two

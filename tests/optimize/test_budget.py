@@ -434,6 +434,22 @@ def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budg
     assert results.rows[0].chosen == results.rows[0].baseline and results.undecided == 1
 
 
+def test_one_that_is_stopped_while_it_compares_several_is_waited_for_once(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, asked = opened.works[0], []
+    found = find(work)
+    judge = opened.judge(expected, Candidates(opened.works, searched=False))
+    both = [judge._comparisons.side(work, schedule) for schedule in (work.space.baseline(), found)]
+    sides = [side for side in both if not isinstance(side, str)]
+    monkeypatch.setattr(opened.device.service, "compare_jointly", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: asked.append(job))
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
+    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: judge._comparisons.compare_jointly(work, sides))
+    assert judge.run().rows[0].outcome == "undecided" and not asked
+
+
 def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,7 +508,7 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
 
     judge = opened.judge(expected, Candidates(opened.works, searched=True))
     monkeypatch.setattr(Pace, "allows", allows)
-    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: None)
+    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: True)
     monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: bool(rows)))
     monkeypatch.setattr(Judge, "compare_found", lambda judge, work: judge._as_searched(work))
     monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
