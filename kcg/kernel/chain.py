@@ -43,7 +43,7 @@ ENOUGH_TERMS = 1 << 22
 """How many are computed for more points than a few: of attention over 4,608 keys a point takes a million."""
 TILE = 64  # elements of which tiles of programs are multiples
 PROBED = 12  # points that are computed first where all may take too long
-FEWEST = 4  # points to which an evaluation of too many terms is cut
+FEWEST = 4  # points that are computed in any case, unless they take more than `MOST_TERMS`
 
 SHAKEN = 2
 """How often a chain that stores 16 bits in between is evaluated with random roundings."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.compat.tiny import UOp
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, VerificationError
 from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
 from kcg.kernel.parts import made_by
 from kcg.kernel.program import Executable
@@ -204,6 +204,14 @@ OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "share
 """What the errors say that mean: legal, but more than this device or this machine has."""
 
 
+def why_no_reference(error: BaseException | None) -> str:
+    """Why nothing can tell what is right of a region, by what ended its references in another process; empty where the
+    device's own may have better luck."""
+    if isinstance(error, TimeoutError):
+        return f"its reference takes more than {REFERENCES_TIMEOUT_S:g} s"
+    return first_line(error) if isinstance(error, VerificationError) else ""
+
+
 class MeasureService:
     """Compiles, times and verifies schedules on one device. Use as a context manager."""
 
@@ -340,7 +348,11 @@ class MeasureService:
     def _send(self, ready: Ready) -> None:
         request, outcome, future = ready
         try:
-            self._time(request, outcome, future)
+            if why := self._why_unjudged(request):
+                row = self._measurement(request, Status.UNJUDGED, reason=why, **_known(outcome))
+                self._resolve(future, row)
+            else:
+                self._time(request, outcome, future)
         except Exception as error:  # in a callback it would only be logged, and whoever waits would wait for ever
             self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
 
@@ -451,6 +463,12 @@ class MeasureService:
                 child.first_references_job, request.region, request.variables, timeout_s=REFERENCES_TIMEOUT_S
             )
 
+    def _why_unjudged(self, request: Request) -> str:
+        """Why there is no reference of a region of several kernels, which the device's process would look for as long
+        with each of its schedules; empty where there is one, or that process may find it."""
+        found = self._references.get((request.region.id, request.variables))
+        return why_no_reference(found.exception()) if found is not None else ""
+
     def _references_of(self, request: Request) -> References | None:
         """What was computed beside the device, if it was."""
         found = self._references.get((request.region.id, request.variables))
@@ -475,12 +493,7 @@ class MeasureService:
             compiled.binary_hash[:HASH_DIGITS],
             request.trial,
         )
-        job = self._time_job(request, compiled)
-        known = {
-            "binary_hash": compiled.binary_hash,
-            "compile_s": outcome.compile_s,
-            "launch": (compiled.global_size, compiled.local_size),
-        }
+        job, known = self._time_job(request, compiled), _known(outcome)
         with self._lock:
             timing = self._by_binary.get(key)
             if timing is None:
@@ -656,6 +669,16 @@ def _of_one_schedule(requests: Sequence[Request]) -> list[list[int]]:
         places.setdefault((request.region.id, request.schedule, asked[same]), []).append(place)
         asked[same] += 1
     return list(places.values())
+
+
+def _known(outcome: CompileOutcome) -> dict[str, Any]:
+    """What a measurement says of a program that was compiled."""
+    compiled = outcome.compiled
+    return {
+        "binary_hash": compiled.binary_hash,
+        "compile_s": outcome.compile_s,
+        "launch": (compiled.global_size, compiled.local_size),
+    }
 
 
 def _new_future() -> Future[Measurement]:

@@ -27,11 +27,13 @@ def measure_baselines(
     budget: Budget,
     log: RunLog,
     meanwhile: Callable[[], object] = lambda: None,
+    until: float | None = None,
 ) -> Measured:
     """Time the hand-coded schedule of every region that has no time yet.
 
     On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Where the
-    budget is over, it ends with what is timed by then, one kernel at least: a search has no time any more.
+    budget is over, it ends with what is timed by then, one kernel at least: a search has no time any more. With `until`
+    it ends then, by `time.monotonic`, whatever is timed.
     """
     if device.is_cpu:
         meanwhile()
@@ -46,7 +48,8 @@ def measure_baselines(
         left = {future for future, work in sent.items() if not work.is_timed}
         while left:
             some = any(work.is_timed for work in sent.values())
-            late_s = None if budget.late_at is None or not some else max(budget.late_at - time.monotonic(), 0.0)
+            end = until if until is not None else budget.late_at if some else None
+            late_s = None if end is None else max(end - time.monotonic(), 0.0)
             done, left = wait(left, timeout=late_s, return_when=FIRST_COMPLETED)
             if not done:
                 break
@@ -62,7 +65,7 @@ def measure_baselines(
                 )
 
     for batch in (waiting[begin : begin + size] for begin in range(0, len(waiting), size)):
-        if sent and budget.is_over:
+        if (sent and budget.is_over) or (until is not None and time.monotonic() >= until):
             break
         sent.update(zip(device.measure_baselines(batch), batch, strict=True))
         if device.is_cpu:

@@ -83,13 +83,15 @@ class Estimates:
         regions_follow = self.settings.regions and not any(work.proposed for work in self.works)
         return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
 
+    def judge_from(self) -> float | None:
+        """When what was found has to be judged, so that this and the check of the whole end in time, by
+        `time.monotonic`; None: whenever."""
+        return None if self.budget.over_at is None else self.budget.over_at - self.final_cost_s()
+
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
-        if self.budget.over_at is None:
-            return True
-        return self.budget.over_at - time.monotonic() >= self.final_cost_s() + LEAST_REGIONS_S * (
-            not self.device.is_cpu
-        )
+        until, least_s = self.judge_from(), 0.0 if self.device.is_cpu else LEAST_REGIONS_S
+        return until is None or until - time.monotonic() >= least_s
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
@@ -107,7 +109,7 @@ class Estimates:
         """Why there is no time to search in the budget, and what it would take; empty where there is."""
         if (budget_s := self.budget.limit_s) is None:
             return ""
-        elapsed_s = self.measured.at - self.budget.started
+        elapsed_s = self.measured.first_at - self.budget.started
         least_s = self._least_judging_s()
         if untimed := self.measured.untimed:
             return (
@@ -150,9 +152,12 @@ class Estimates:
     # ---- judging ----
 
     def is_due(self, work: RegionWork) -> bool:
-        """Whether a region is judged: something was found for it, or it has no measurement that could stand."""
+        """Whether a region is judged: something was found for it, or it has no measurement that could stand. Of one
+        that is proposed a program of its own has to be found: its parts are judged as kernels, and are no news."""
         if work.is_unjudged or (self.measured.untimed and not work.is_timed):
             return False
+        if work.proposed:
+            return bool(work.offers or work.tile_candidates)
         if self.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
             return True
         return bool(work.offers or work.candidates or work.tile_candidates)
@@ -269,13 +274,14 @@ class Estimates:
         )
 
     def _model_s(self) -> float:
-        """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it, which
-        does not depend on what the search finds."""
+        """What checking the whole model is expected to take, in seconds; 0 where the budget had no room for it when
+        the search began: that does not depend on what is found and spent since."""
         if self.budget.over_at is not None:
-            left_s = self.budget.over_at - self.measured.at
+            left_s = self.budget.over_at - self.measured.first_at
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
-        return self.whole_s()
+        has_plan = any(work.proposed and work.tile_candidates for work in self.works)
+        return self.whole_s(plans=1 + has_plan)  # the best one beside that of every kernel alone
 
 
 class Pace:

@@ -89,11 +89,9 @@ class Judge:
         left = list(order)
         try:
             for count in range(1, len(order) + 1):
-                left.remove(work := self._comparisons.first_ready(left))
+                left.remove(work := self._comparisons.first_ready(left, until=self._until()))
                 if self._allows(work):
-                    with self._pace.judging(work):
-                        self._compare_kinds(work)
-                        judged[work.id] = self._with_offers(work, self.compare_found(work))
+                    judged[work.id] = self._judged_one(work)
                     self._judged_s += 0.0 if work.proposed else work.saving_s
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
@@ -108,9 +106,25 @@ class Judge:
             self._warn_of_unjudged(len(order))
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
+    def _judged_one(self, work: RegionWork) -> RegionResult:
+        """The result of a region for which there is time."""
+        if why := self._comparisons.why_unjudged(work):
+            seen = Verification(False, reason=why, unjudged=True)
+            return self._with_offers(work, _unjudged(work, seen))
+        with self._pace.judging(work):
+            in_time = self._compare_kinds(work)
+            return self._with_offers(work, self.compare_found(work) if in_time else self._too_late(work))
+
     def _allows(self, work: RegionWork) -> bool:
-        worth = self._judged_s >= WORTH * self._found_s and self._improved(*self._judged.values())
-        return self._pace.allows(work, improved=worth)
+        return self._pace.allows(work, improved=self._is_worth_checking())
+
+    def _until(self, *rows: RegionResult) -> float | None:
+        """When judging is to end, by `time.monotonic`; None: whenever. `rows` are of what is judged now."""
+        return self._pace.until(improved=self._is_worth_checking(*rows))
+
+    def _is_worth_checking(self, *rows: RegionResult) -> bool:
+        """Whether enough is judged to leave time for the check of the whole."""
+        return self._judged_s >= WORTH * self._found_s and self._improved(*rows, *self._judged.values())
 
     @staticmethod
     def _improved(*rows: RegionResult) -> bool:
@@ -127,18 +141,20 @@ class Judge:
                 "tinygrad's own schedule"
             )
 
-    def _compare_kinds(self, work: RegionWork) -> None:
+    def _compare_kinds(self, work: RegionWork) -> bool:
         """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
-        programs were found, it takes a third of the time that comparing them two by two takes."""
+        programs were found, it takes a third of the time that comparing them two by two takes. Whether there was time.
+        """
         if not work.tile_candidates:
-            return
+            return True
         sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
         usable: dict[str, Side] = {}
         for side in sides:
             if not isinstance(side, str):
                 usable.setdefault(side.compiled.binary_hash, side)
-        if not isinstance(sides[0], str) and len(usable) > 1:
-            self._comparisons.compare_jointly(work, [*usable.values()])
+        if isinstance(sides[0], str) or len(usable) < 2:
+            return True
+        return self._comparisons.compare_jointly(work, [*usable.values()])
 
     # ---- what the search found ----
 
@@ -217,7 +233,7 @@ class Judge:
             return row
         for schedule in work.tile_candidates:
             won, fate = self._challenge(work, row, schedule)
-            until = self._pace.until(improved=self._improved(row, *self._judged.values()))
+            until = self._until(row)
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words
@@ -311,15 +327,17 @@ class Judge:
         """The result of a region that is not judged: nothing was found for it, or nothing can be said of it."""
         if work.is_unjudged:
             return _cannot_be_judged(work)
+        if failed := _failing(work):
+            return failed
         base = self._as_measured(work)
         return _result(work, base, base, *self.without_candidate(work))
 
     def _too_late(self, work: RegionWork) -> RegionResult:
         """The result of a region which the budget leaves no time to judge."""
         self._undecided += 1  # what fails as it is too: it was not seen in a fresh process
+        if failed := _failing(work):
+            return failed
         base = self._as_measured(work)
-        if work.own is not None and work.own.status != Status.OK:
-            return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
         if not (found := [*work.tile_candidates[:1], *work.candidates[:1]]):
             return _result(work, base, base, "undecided", "there was no time to judge what is written by hand")
         claim = "is expected to be faster"
@@ -432,6 +450,13 @@ def _unjudged(work: RegionWork, seen: Verification) -> RegionResult:
     """Nothing is claimed of a kernel of which the reference cannot tell what is right: neither that it is wrong."""
     base = replace(_unverified(work, work.space.baseline()), verification=seen)
     return _result(work, base, base, "unjudged", seen.reason)
+
+
+def _failing(work: RegionWork) -> RegionResult | None:
+    """The result of a region that the search has seen failing as tinygrad schedules it; None where it has not."""
+    if work.own is None or work.own.status == Status.OK:
+        return None
+    return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
 
 
 def _quarantined(work: RegionWork, reason: str, verification: Verification = UNVERIFIED) -> RegionResult:

@@ -80,13 +80,15 @@ def check_models(
 
 
 def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, log: RunLog) -> None:
-    """Say what is wrong with the whole, of the last of several plans if nothing more is."""
+    """Say what is wrong with the whole, of the last of several plans if none is right."""
+    is_right = any(check.passed for check in checks)
     if any(check.passed is False for check in checks) and estimates.kept.forget():
+        which = "schedules that are not chosen" if is_right else "these schedules"
         log.warn(
-            "the last check failed with these schedules: --resume judges every kernel again; without it, and with "
+            f"the last check failed with {which}: --resume judges every kernel again; without it, and with "
             "another --seed, they are also searched in another way"
         )
-    if checks[-1].passed is None:
+    if not is_right and checks[-1].passed is None:
         log.warn(f"the whole {what} was not compared with tinygrad's own schedules, {checks[-1].reason}")
 
 

@@ -25,7 +25,7 @@ from kcg.measure.device_info import first_line
 from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
 from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows
+from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
 from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
@@ -149,17 +149,28 @@ class Comparisons:
                     )
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
 
-    def first_ready(self, works: Sequence[RegionWork]) -> RegionWork:
-        """The first of some regions whose references are there, once those of one are."""
-        if asked := [self._references[key] for work in works for key in self._keys(work)]:
-            while not (ready := [w for w in works if all(self._references[key].done() for key in self._keys(w))]):
-                wait([one for one in asked if not one.done()], return_when=FIRST_COMPLETED)
-            return ready[0]
-        return works[0]
+    def first_ready(self, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
+        """The first of some regions whose references are there, once those of one are; the first of all where there
+        are none of any `until` then, by `time.monotonic`."""
+        while True:
+            waiting: list[Future[Any]] = []
+            for work in works:
+                if not (missing := [one for one in self._asked(work) if not one.done()]):
+                    return work
+                waiting += missing
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return works[0]
+            wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
 
-    def _keys(self, work: RegionWork) -> list[tuple[str, Variables]]:
-        """By what references of a region are asked for."""
-        return [key for values in work.bindings if (key := (work.id, values)) in self._references]
+    def why_unjudged(self, work: RegionWork) -> str:
+        """Why there are no references of a region that is ready; empty where there are, or its comparison may make
+        them."""
+        return next(filter(None, (why_no_reference(one.exception()) for one in self._asked(work))), "")
+
+    def _asked(self, work: RegionWork) -> list[Future[Any]]:
+        """The references of a region that other processes compute."""
+        return [one for v in work.bindings if (one := self._references.get((work.id, v))) is not None]
 
     def side(self, work: RegionWork, schedule: Schedule) -> Side | str:
         """A schedule and its program; why there is none where it does not compile: whatever the compiler raised, the
@@ -171,24 +182,27 @@ class Comparisons:
         except Exception as error:
             return first_line(error)
 
-    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> None:
+    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> bool:
         """Compare all sides with each other in one: `compare` then finds what was seen of two of them, and of the first
-        alone. Where one of them fails it finds nothing, and sees by itself which."""
+        alone. Where one of them fails it finds nothing, and sees by itself which. Whether there was time for it: else
+        there is none to compare two."""
         pairs = list(combinations(sides, 2))
         for end in work.ends:
             if all(self._kept.find(work, pair, end.variables) is not None for pair in pairs):
                 continue
-            outcomes = self._joint_at(work, end, sides)
+            if (outcomes := self._joint_at(work, end, sides)) is None:
+                return False
             for pair, outcome in zip(pairs, outcomes, strict=False):
                 self._take_in(work, end, pair, outcome)
             if not outcomes:
-                return
+                break
             own = sides[0].schedule
             alone = replace(outcomes[0], finalist_verification=None, finalist_cold_s=(), finalist_warm_s=())
             self._seen[work.id, end.variables, (own,)] = alone
+        return True
 
-    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome]:
-        """Of each pair; nothing where there was no time for it, or something failed."""
+    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
+        """Of each pair; nothing where something failed, None where there was no time for it."""
         service, estimates = self._device.service, self._estimates
         job = JointJob(
             work.call.region,
@@ -202,7 +216,7 @@ class Comparisons:
         expected_s = FRESH_CHILD_S + estimates.timing_s(work)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
         try:
-            return () if waiting else future.result().pairs
+            return None if waiting else future.result().pairs
         except (DeviceError, ServiceClosed):
             raise
         except Exception:  # a crash or a hang: which of them it was is seen two by two

@@ -268,7 +268,8 @@ def fastest_step(
 ) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
     fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Where
-    no step is timed it is the first that is not wrong. What was seen of each plan is in its `Result.planning`."""
+    no step is timed it is the first that is right, or the first of all; but the last where some step is wrong and none
+    is right. What was seen of each plan is in its `Result.planning`."""
     checks = check(results)
     at, why = _fastest(checks)
     chosen = results[at]
@@ -286,17 +287,24 @@ def fastest_step(
 def _fastest(checks: Sequence[ModelCheck]) -> tuple[int, str]:
     """Which of the checks of the plans is the best, and why."""
     last = len(checks) - 1
-    right = {place: seen.after_s for place, seen in enumerate(checks) if seen.passed and seen.after_s is not None}
-    if right:
+    right = [place for place, seen in enumerate(checks) if seen.passed]
+    timed = {place: seconds for place in right if (seconds := checks[place].after_s) is not None}
+    if timed:
         before_s = min(seen.before_s for seen in checks if seen.before_s is not None)
-        best = min(right, key=lambda place: right[place])
-        if right[best] <= before_s:
-            return best, f"its whole step is the fastest of {len(right)} that are right"
+        best = min(timed, key=lambda place: timed[place])
+        if timed[best] <= before_s:
+            return best, f"its whole step is the fastest of {len(timed)} that are right"
+        if checks[last].passed is False:
+            return best, "no whole step is faster than with tinygrad's own schedules, and that of the kernels is wrong"
         return last, "no whole step is faster than with tinygrad's own schedules"
-    for place, seen in enumerate(checks):
-        if seen.passed is not False:
-            return place, "no whole step was timed: it is the best by the times of its kernels"
-    return last, "the whole step of every plan is wrong"
+    if right:
+        return right[0], "no whole step was timed: of those that are right it is the best by the times of its kernels"
+    wrong = sum(seen.passed is False for seen in checks)
+    if wrong == len(checks):
+        return last, "the whole step of every plan is wrong"
+    if wrong:  # others have most of its regions
+        return last, "the whole step of another plan is wrong, and none was seen to be right"
+    return 0, "no whole step was timed: it is the best by the times of its kernels"
 
 
 def _seen(plan: TriedPlan, check: ModelCheck) -> TriedPlan:

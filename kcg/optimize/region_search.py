@@ -7,9 +7,11 @@ in the same turns (`kcg.optimize.finals`). The plans are made of what was judged
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.search import search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import best
-from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, TriedPlan, Workload
+from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, Status, TriedPlan, Workload
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -60,19 +62,28 @@ class Proposed:
     impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
-def has_tile_programs(proposals: Proposals, service: MeasureService) -> Callable[[Region], bool]:
-    """Whether a region of several kernels can be generated as one program: the compiling children look."""
+def has_tile_programs(
+    proposals: Proposals, service: MeasureService, *, until: float | None = None
+) -> Callable[[Region], bool]:
+    """Whether a region of several kernels can be generated as one program: the compiling children look, `until` then,
+    by `time.monotonic`. What they did not come to has none."""
     regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
     asked = {
         name: service.beside(refusal_job, region, ScheduleKind.TILE, service.target, timeout_s=LOOKING_TIMEOUT_S)
         for name, region in regions.items()
     }
 
+    looked, _ = wait(asked.values(), timeout=_left_s(until))
+
     def usable(region: Region) -> bool:
         found = asked[region.id]
-        return found.exception() is None and not found.result()
+        return found in looked and found.exception() is None and not found.result()
 
     return usable
+
+
+def _left_s(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0.0)
 
 
 def search_regions(
@@ -85,28 +96,51 @@ def search_regions(
     usable: Callable[[Region], bool] | None = None,
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
-    none, or no time for them, which a warning says. The search of the kernels is over."""
+    none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
+    in which what it found is to be judged."""
+    none = "no region of several kernels was searched"
     if not estimates.regions_fit():
-        log.warn("no region of several kernels was searched: the budget has time for judging what was found of kernels")
+        log.warn(f"{none}: the budget has time only to judge what was found of kernels")
         return None
+    until = estimates.judge_from()
     everything = propose(estimates.captured.workload)
-    proposals = among(everything, usable or has_tile_programs(everything, device.service))
+    proposals = among(everything, usable or has_tile_programs(everything, device.service, until=until))
     if not proposals.candidates:
         many = counted(len(everything.candidates), "candidate region")
-        log.warn(f"no region of several kernels was searched: there is no program for any of {many}")
+        log.warn(f"{none}: there is no program for any of {many}")
         return None
     kernels = [work for work in found.works if not work.call.region.args]
     works = _works(proposals, kernels, device=device)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
-    measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=lambda: device.find_starts(works))
-    known = best_schedules(kernels)
-    sent = [(work, device.measure(work, [best_parts(work.call.region, known)])) for work in works]
-    for work, (future,) in sent:
-        work.keep(future.result())
-    both = replace(estimates, measured=replace(estimates.measured, works=[*found.works, *works], at=time.monotonic()))
-    searched = search(both, guide, device=device, log=log, works=works)
+    seek = functools.partial(device.find_starts, works)
+    measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=seek, until=until)
+    timed = _with_best_parts([work for work in works if work.baseline_s], kernels, device, until=until)
+    if not timed:
+        log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
+        return None
+    before = estimates.measured
+    both = replace(
+        estimates,
+        measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
+    )
+    searched = search(both, guide, device=device, log=log, works=timed)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
+
+
+def _with_best_parts(
+    works: Sequence[RegionWork], kernels: Sequence[RegionWork], device: Device, *, until: float | None
+) -> list[RegionWork]:
+    """Those of some regions that ran as the best known schedules of their kernels, `until` then: what a program of the
+    region is compared with."""
+    known, ran = best_schedules(kernels), []
+    sent = [(work, device.measure(work, [best_parts(work.call.region, known)])) for work in works]
+    done, _ = wait([future for _, futures in sent for future in futures], timeout=_left_s(until))
+    for work, (future,) in sent:
+        if future in done:
+            work.keep(seen := future.result())
+            ran += [work] if seen.status == Status.OK else []
+    return ran
 
 
 def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:

@@ -114,18 +114,19 @@ def optimize(
             log.lose(error)
             device.close_children()
 
-        check: ModelCheck | None = None
+        checked: tuple[Result, ModelCheck] | None = None
         for is_last in (False, True):
             try:
                 if results is not None:
                     device.close_children()  # its memory is wanted, and nothing may disturb the model's run
                 ended = _Ended(settings, captured, works, candidates, results, judged, guide.name)
-                result = build_result(ended, device=device, budget=budget, log=log)
-                log.begin(MODEL)
-                if check is None:
-                    plans = [] if log.ended_early else [replace(ended, results=one) for one in by_plan]
-                    made = [build_result(plan, device=device, budget=budget, log=log) for plan in plans] or [result]
-                    result, check = check_steps(made, settings, estimates, planning, device=device, log=log)
+                if checked is None:
+                    log.begin(MODEL)
+                    plans = by_plan if by_plan and not log.ended_early else [results]
+                    each = [replace(ended, results=one) for one in plans]
+                    made = [build_result(one, device=device, budget=budget, log=log) for one in each]
+                    checked = check_steps(made, settings, estimates, planning, device=device, log=log)
+                result, check = checked  # the check is of this plan, whichever try writes it
                 return write(ended, result, check, device=device, budget=budget, log=log)
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
                 if is_last:

@@ -1,13 +1,14 @@
 """The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
 
 Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
-by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both have the same
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. All have the same
 weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same random inputs. The
-chosen schedules run first: a kernel that fails to write its output, of which there are some, must not find there what
-tinygrad's own left. Then both are replayed in turns, and the median of these replays is the time of a step: between two
-events of the device where it has them, with what the host does first hidden (`kcg.compat.programs`), else by wall
-clock. For that both must be in memory, apart from the weights, which they share. Where there is no memory for that, all
-of the one come first.
+chosen schedules run first, those of each of several plans: a kernel that fails to write its output, of which there are
+some, must not find there what tinygrad's own left. Then all are replayed in turns, and the median of these replays is
+the time of a step: between two events of the device where it has them, with what the host does first hidden
+(`kcg.compat.programs`), else by wall clock. For that all must be in memory, apart from the weights, which they share.
+Where there is no memory for that, one comes after the other, tinygrad's own last, and each leaves there what it makes
+of other inputs.
 """
 
 from __future__ import annotations
@@ -129,6 +130,17 @@ def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
     return changed
 
 
+def different(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of which a model makes something else: floating ones turned around and halved, others 0."""
+    from tinygrad import dtypes
+
+    changed = {}
+    for name, value in inputs.items():
+        turned = value.flip(*range(value.ndim)) * 0.5 if dtypes.is_float(value.dtype) else value.zeros_like()
+        changed[name] = turned.cast(value.dtype).contiguous().realize()
+    return changed
+
+
 def eps_of(dtype: Any) -> float:
     """Distance from 1 to the next number of a floating dtype."""
     from tinygrad import dtypes
@@ -154,7 +166,7 @@ CHILD = "kcg.optimize.whole_model"
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
 LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
-MEMORY = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
+MEMORY = 1.25  # times what one program has for its own values must be free, for each that is to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 8.5}  # a process, the device, and weights; on a GPU there are more of them
@@ -204,7 +216,7 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
 
 
 def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.IsolatedProcess | None:
-    """The child of `check_model`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
+    """The child of `check_models`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
     one core. None on a CPU, where it would disturb samples, and where the model will not run."""
     if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
@@ -231,72 +243,135 @@ def check_models(
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
-    from kcg.optimize.result import noun_from_json, write_result
+    with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
+        comparison = _Comparison(
+            results,
+            Path(folder),
+            until=time.monotonic() + timeout_s,
+            seed=seed,
+            module=module,
+            kernels=kernels,
+            weights=weights,
+            child=child,
+            check_device=check_device,
+        )
+        return comparison.checks()
 
-    first, until = results[0], time.monotonic() + timeout_s
 
-    def run(job: dict[str, Any], seconds: float, child: isolated.IsolatedProcess | None = None) -> isolated.Ended:
-        name = "the whole model's run"
-        try:
-            with child or isolated.IsolatedProcess(module, dev=first.target.tinygrad_device, label="model") as process:
-                ended = process.run(job, timeout_s=seconds, name=name)
-        except isolated.Overdue:
-            check_device()  # before anything is said of the schedules
-            raise
-        if ended.returncode != 0:
-            check_device()
+class _Comparison:
+    """The run of a model with several results in a child, and in another one where that fails."""
+
+    def __init__(
+        self,
+        results: Sequence[Result],
+        folder: Path,
+        *,
+        until: float,
+        seed: int,
+        module: str,
+        kernels: Sequence[Path],
+        weights: str,
+        child: isolated.IsolatedProcess | None,
+        check_device: Callable[[], None],
+    ) -> None:
+        """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
+        from kcg.optimize.result import write_result
+
+        first = results[0]
+        self._dev, self._module, self._until = first.target.tinygrad_device, module, until
+        self._child, self._check_device = child, check_device
+        self._seed, self._weights = seed, weights
+        self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
+        for path, result in zip(self._paths, results, strict=True):
+            write_result(result, path)
+        self._job: dict[str, Any] = {
+            "workload": first.workload,
+            "preset": first.preset,
+            "seed": seed,
+            "weights": weights,
+            "kernels": [str(file) for file in kernels],
+        }
+        self._left = list(range(len(results)))  # of which nothing is known yet
+        self._checks = [self._none("not run") for _ in results]
+
+    def checks(self) -> list[ModelCheck]:
+        """A check of each result."""
+        while self._left:
+            try:
+                ended = self._compared()
+            except isolated.Overdue as error:
+                self._give_up(f"{error} ({_stage(error.out)[0]})")
+                break
+            if ended.returncode == 0 and ended.out:
+                self._take_in(ended.out[-1])
+            else:
+                self._blame(ended)
+        return self._checks
+
+    def _compared(self) -> isolated.Ended:
+        """How a child ended that compared what is left. Raises Overdue."""
+        ended = self._run(self._left)
+        if ended.returncode == -signal.SIGKILL and self._left_s > 0:
+            # from outside, e.g. where memory ran out: once more before anything is said
+            ended = self._run(self._left)
         return ended
 
-    def none(reason: str) -> ModelCheck:
-        return ModelCheck(None, f"no verdict: {reason}", seed=seed, weights=weights)
+    def _run(self, places: Sequence[int], *, own_only: bool = False) -> isolated.Ended:
+        """How a child ended that ran the model with the results at these places. Raises Overdue."""
+        job = {**self._job, "results": [str(self._paths[place]) for place in places], "own_only": own_only}
+        child, self._child = self._child, None
+        try:
+            with child or isolated.IsolatedProcess(self._module, dev=self._dev, label="model") as process:
+                ended = process.run(job, timeout_s=self._left_s, name="the whole model's run")
+        except isolated.Overdue:
+            self._check_device()  # before anything is said of the schedules
+            raise
+        if ended.returncode != 0:
+            self._check_device()
+        return ended
 
-    with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
-        paths = [Path(folder) / f"result-{place}.json" for place in range(len(results))]
-        for path, result in zip(paths, results, strict=True):
-            write_result(result, path)
-        job: dict[str, Any] = {"workload": first.workload, "preset": first.preset, "seed": seed, "weights": weights}
-        job["kernels"] = [str(file) for file in kernels]
-        left, checks = list(range(len(results))), [none("not run") for _ in results]
-
-        def rest(reason: str) -> list[ModelCheck]:
-            for place in left:
-                checks[place] = none(reason)
-            return checks
-
-        while left:
-            asked = {**job, "results": [str(paths[place]) for place in left]}
-            try:
-                ended, child = run(asked, until - time.monotonic(), child), None
-                left_s = until - time.monotonic()
-                if ended.returncode == -signal.SIGKILL and left_s > 0:
-                    ended = run(
-                        asked, left_s
-                    )  # from outside, e.g. where memory ran out: once more before anything is said
-            except isolated.Overdue as error:
-                return rest(f"{error} ({_stage(error.out)[0]})")
-            if ended.returncode == 0 and ended.out:
-                for place, text in zip(left, json.loads(ended.out[-1]), strict=True):
-                    checks[place] = replace(noun_from_json(ModelCheck, text), weights=weights)
-                return checks
-            words, (stage, number) = ended.last_words, _stage(ended.out)
-            if stage != CHOSEN:
-                return rest(f"it failed while {stage}: {words}")
-            # whose fault is it? What is left of the time is for the model alone, then for the other plans
-            failed, late = left[number], f"it failed while {stage}, no time to try others: {words}"
-            if (left_s := until - time.monotonic()) <= 0:
-                return rest(late)
-            try:
-                alone_too = run({**job, "results": [str(paths[failed])], "own_only": True}, left_s)
-            except isolated.Overdue:
-                return rest(late)
-            if alone_too.returncode != 0:
-                return rest(f"the model does not run with any schedules: {words}")
+    def _blame(self, ended: isolated.Ended) -> None:
+        """A child failed: whose fault is it? What is left of the time is for the model alone, then for other plans."""
+        words, (stage, number) = ended.last_words, _stage(ended.out)
+        if stage != CHOSEN:
+            self._give_up(f"it failed while {stage}: {words}")
+            return
+        failed, late = self._left[number], f"it failed while {stage}, no time to try others: {words}"
+        try:
+            alone_too = self._run([failed], own_only=True) if self._left_s > 0 else None
+        except isolated.Overdue:
+            alone_too = None
+        if alone_too is None:
+            self._give_up(late)
+        elif alone_too.returncode != 0:
+            self._give_up(f"the model does not run with any schedules: {words}")
+        else:
             reason = f"the model fails with the chosen schedules: {words}"
-            checks[failed] = ModelCheck(False, reason, seed=seed, weights=weights)
-            left.remove(failed)
-            if left and (until - time.monotonic()) <= 0:
-                return rest("another plan failed, and no time was left")
-    return checks
+            self._checks[failed] = ModelCheck(False, reason, seed=self._seed, weights=self._weights)
+            self._left.remove(failed)
+            if self._left_s <= 0:
+                self._give_up("another plan failed, and no time was left")
+
+    def _take_in(self, line: str) -> None:
+        """What a child found of all that was left."""
+        from kcg.optimize.result import noun_from_json
+
+        for place, text in zip(self._left, json.loads(line), strict=True):
+            self._checks[place] = replace(noun_from_json(ModelCheck, text), weights=self._weights)
+        self._left = []
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing will be known of what is left."""
+        for place in self._left:
+            self._checks[place] = self._none(reason)
+        self._left = []
+
+    def _none(self, reason: str) -> ModelCheck:
+        return ModelCheck(None, f"no verdict: {reason}", seed=self._seed, weights=self._weights)
+
+    @property
+    def _left_s(self) -> float:
+        return self._until - time.monotonic()
 
 
 def replays_of(step_s: float) -> int:
@@ -351,7 +426,7 @@ def compare(
                 in_turns = _fits(chosen[0].program, len(results))
             if not in_turns:
                 _replay([(stage, chosen[-1].program)], [[step.inputs] * replays], report)
-                chosen[-1].program.release()
+                chosen[-1].program.release(different(step.inputs))
         report(Stage(OWN))
         own = _Program(step, results[0].target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
@@ -447,8 +522,10 @@ class _Program:
         if read:
             self._keep(returned)  # before the next replay, which writes into the same memory
 
-    def release(self) -> None:
-        """Give its memory back; it cannot run again."""
+    def release(self, others: dict[str, Any]) -> None:
+        """Give its memory back with what it makes of `others` in it, inputs that nothing is compared on: whoever gets
+        it next, and fails to write something, must not find there what is right. It cannot run again."""
+        self._run(others)
         self._jitted = None
 
     def _run(self, inputs: dict[str, Any]) -> list[Tensor]:

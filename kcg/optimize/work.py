@@ -2,7 +2,7 @@
 
     capture -> Captured    baselines -> Measured    search -> Candidates    judge -> RegionResults
 
-`check_model` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
+`check_steps` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
 """
 
 from __future__ import annotations
@@ -298,6 +298,12 @@ class Measured:
     untimed: int = 0  # kernels of which the budget left no time to time tinygrad's own schedule
     baseline_s: float = 0.0  # what compiling and timing one took on average, in this run
     preparing_s: float = 0.0  # what preparing a first measurement of a kernel takes on average; 0: not known
+    kernels_at: float | None = None  # when it was over of kernels, where regions of several were timed after them
+
+    @property
+    def first_at(self) -> float:
+        """When the first search could begin, by `time.monotonic`."""
+        return self.at if self.kernels_at is None else self.kernels_at
 
 
 @dataclass(frozen=True)

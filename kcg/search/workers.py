@@ -112,7 +112,7 @@ class SearchWorkers:
 
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
-            start = problem.space.start() if isinstance(problem.space, SeeksStart) else None
+            start = problem.space.start() if isinstance(problem.space, FromItsStart) else None
             job = SearchJob(
                 region,
                 kind or own_kind(region).name,

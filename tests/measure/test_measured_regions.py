@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import cache
 
 import numpy as np
 import pytest
 from tinygrad import Tensor
 
+from kcg.errors import VerificationError
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.parts import Part, compile_region, schedule_of_parts
@@ -16,7 +18,7 @@ from kcg.kernel.program import Program, ProgramLaunch, Scratch
 from kcg.measure import child
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request, paired_rows
-from kcg.measure.verify import FINAL_SEEDS, CheckedBench, references_job
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench, References, references_job
 from kcg.types import CacheState, Measurement, Region, Schedule, ScheduleKind, Status
 from tests.chains import X86, program_of, region_of
 from tests.kernels import empty
@@ -235,6 +237,25 @@ def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) ->
     outcome = service.compare_paired(wrong, timeout_s=60).result(timeout=90)
     assert outcome.baseline_verification.passed and outcome.finalist_verification is not None
     assert outcome.finalist_verification.wrong and not outcome.baseline_cold_s
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("no result within 120 s"), "its reference takes more than 120 s"),
+        (VerificationError("a point takes too long"), "a point takes too long"),
+    ],
+)
+def test_what_has_no_reference_beside_the_device_is_not_looked_for_on_it(
+    service: MeasureService, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    of, failed = region("softmax", "float32"), Future[References]()
+    failed.set_exception(error)
+    monkeypatch.setitem(service._references, (of.id, ()), failed)
+    timed = service.binaries_timed
+    row = measured(service, Request(of, PARTS.space(of, service.target).baseline(), in_search=True, trial=99))
+    assert (row.status, row.reason, row.binary_hash != "") == (Status.UNJUDGED, reason, True)
+    assert service.binaries_timed == timed, "it is not sent to the device"
 
 
 def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

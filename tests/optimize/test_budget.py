@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from kcg.errors import ExitCode
+from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.kinds import describe
 from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary, progress
+from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge
 from kcg.optimize.paired import Comparisons
@@ -180,6 +181,36 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
         assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
         assert not read_result(tmp_path / "RESULT.json").complete
         assert len(list(tmp_path.glob("RESULT*.json"))) == count
+
+
+def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of one plan says nothing of another one, such as that of every kernel alone."""
+    settings = Settings(
+        str(SCRIPTS / "one_layer.py"),
+        device=os.environ["DEV"],
+        folder=tmp_path,
+        search="hand-coded",
+        script_args=("8",),
+    )
+    written, tries = run_of_kcg.write, []
+
+    def checked(results: list[Result], *steps: Any, **rest: Any) -> tuple[Result, ModelCheck]:
+        return replace(results[-1], seed=17), ModelCheck(True, seed=17)
+
+    def interrupted(*steps: Any, **rest: Any) -> object:
+        tries.append(steps)
+        if len(tries) == 1:
+            raise KeyboardInterrupt
+        return written(*steps, **rest)
+
+    monkeypatch.setattr(run_of_kcg, "check_steps", checked)
+    monkeypatch.setattr(run_of_kcg, "write", interrupted)
+    with progress(quiet=True) as shown:
+        run_of_kcg.optimize(settings, shown)
+    result = read_result(tmp_path / "RESULT.json")
+    assert len(tries) == 2 and result.model_check is not None and result.seed == result.model_check.seed == 17
 
 
 # ---- estimates ----
@@ -353,6 +384,29 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     assert before - expected.search_until() < 90, "it would not fit anyhow"
 
 
+def test_regions_that_are_timed_later_do_not_take_the_room_of_the_check(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 100.0)
+    find(opened.works[0])
+    before, over_at = expected.measured, expected.budget.over_at
+    assert over_at is not None and expected.judge_until() == over_at - 100.0
+    later = replace(expected, measured=replace(before, at=over_at - 110.0, kernels_at=before.at))
+    assert later.judge_until() == over_at - 100.0 and not later.too_short()
+
+
+def test_the_best_plan_with_regions_has_time_to_be_compared_too(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, *, changed=None, plans=1: 100.0 + 10.0 * (plans - 1))
+    region = replace(opened.works[0], proposed=True, of_tiles={})
+    both = replace(expected, measured=replace(expected.measured, works=[*opened.works, region]))
+    assert expected.budget.over_at is not None and both.judge_until() == expected.budget.over_at - 100.0
+    found = Schedule("tile", "{}")
+    region.of_tiles[found] = Observation(found, Status.OK, region.baseline_s / 2, "tile")
+    assert both.judge_until() == expected.budget.over_at - 110.0
+
+
 def test_the_first_judgement_may_take_what_still_counts_as_in_time(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +432,22 @@ def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budg
     outcomes = [row.outcome for row in results.rows]
     assert outcomes == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
     assert results.rows[0].chosen == results.rows[0].baseline and results.undecided == 1
+
+
+def test_one_that_is_stopped_while_it_compares_several_is_waited_for_once(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, asked = opened.works[0], []
+    found = find(work)
+    judge = opened.judge(expected, Candidates(opened.works, searched=False))
+    both = [judge._comparisons.side(work, schedule) for schedule in (work.space.baseline(), found)]
+    sides = [side for side in both if not isinstance(side, str)]
+    monkeypatch.setattr(opened.device.service, "compare_jointly", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: asked.append(job))
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
+    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: judge._comparisons.compare_jointly(work, sides))
+    assert judge.run().rows[0].outcome == "undecided" and not asked
 
 
 def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
@@ -438,7 +508,7 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
 
     judge = opened.judge(expected, Candidates(opened.works, searched=True))
     monkeypatch.setattr(Pace, "allows", allows)
-    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: None)
+    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: True)
     monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: bool(rows)))
     monkeypatch.setattr(Judge, "compare_found", lambda judge, work: judge._as_searched(work))
     monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
@@ -456,6 +526,52 @@ def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estima
     assert comparisons.first_ready([one, two, three]) is two
     threading.Timer(0.05, lambda: waiting.set_result(None)).start()
     assert comparisons.first_ready([one]) is one, "it is waited for"
+
+
+def test_references_are_waited_for_no_longer_than_there_is_time_to_judge(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in opened.works:
+        find(work)
+    judge = opened.judge(expected)
+    never = {(work.id, values): Future[None]() for work in opened.works for values in work.bindings}
+    monkeypatch.setattr(judge._comparisons, "_references", never)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: time.monotonic() - 1)
+    results = judge.run()
+    assert [row.outcome for row in results.rows] == ["undecided"] * 3
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no result within 120 s"), VerificationError("none")])
+def test_what_has_no_reference_is_not_compared(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The device's process would look for it as long, once for each comparison."""
+    work, failed = opened.works[0], Future[None]()
+    find(work)
+    failed.set_exception(error)
+    judge = opened.judge(expected)
+    monkeypatch.setattr(judge._comparisons, "_references", {(work.id, work.bindings[0]): failed})
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Comparisons, "compare", lambda *asked: pytest.fail("compared"))
+    row = judge.run().rows[0]
+    assert row.outcome == "unjudged" and row.chosen == row.baseline and row.note
+
+
+def test_stress_has_the_time_that_judging_has(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until half of what was found is judged the time of the check of the whole is not kept from it either."""
+    one, two = opened.works[:2]
+    find(one), find(two, times=1.1)
+    judge = opened.judge(expected)
+    judge._found_s = one.saving_s + two.saving_s
+    monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: True))
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
+    assert judge._until() == expected.budget.late_at
+    judge._judged_s = one.saving_s
+    assert judge._until() == 0.0
 
 
 def test_regions_have_the_time_that_judging_kernels_leaves(
@@ -477,3 +593,35 @@ def test_a_region_of_several_kernels_saves_what_its_parts_do_not(opened: Begun) 
     work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
     assert work.saving_s == work.call.calls * 1.0
     assert replace(work, proposed=False).saving_s == work.call.calls * 5.0
+
+
+def test_of_what_is_proposed_only_a_program_of_its_own_is_judged(opened: Begun, expected: Estimates) -> None:
+    """Its parts are judged as kernels: what is faster than tinygrad's own for these is no news of the region."""
+    work = replace(opened.works[0], known={}, of_tiles={}, proposed=True)
+    own, other = work.space.baseline(), work.space.actions(work.space.start())[0].schedule
+    work.keep(Observation(own, Status.OK, 8.0, "own"))
+    work.known[other] = Observation(other, Status.OK, 4.0, "parts")
+    assert not expected.is_due(work) and expected.is_due(replace(work, proposed=False))
+    work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
+    assert expected.is_due(work)
+
+
+def test_of_what_fails_and_is_not_judged_it_is_said_that_it_fails(opened: Begun, expected: Estimates) -> None:
+    assert opened.works[0].own is not None
+    failed = replace(opened.works[0].own, status=Status.TIMEOUT, reason="no result within 120 s", samples_s=())
+    work = replace(opened.works[0], known={}, proposed=True, own=failed)
+    row = opened.judge(replace(expected, measured=replace(expected.measured, works=[work])), Candidates([work])).run()
+    assert [(one.outcome, one.note) for one in row.rows] == [
+        ("quarantined", "tinygrad's own schedule fails: timeout: no result within 120 s")
+    ]
+
+
+def test_regions_are_timed_only_in_the_time_that_they_have(opened: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [replace(work, known={}) for work in opened.works]
+    monkeypatch.setattr(opened.device, "measure_baselines", lambda batch: [Future[Observation]() for _ in batch])
+    past = time.monotonic() - 1
+    measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
+    assert measured.untimed == 3 and not any(work.is_timed for work in works)
+    monkeypatch.setattr(Device, "is_cpu", False)
+    measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
+    assert measured.untimed == 3

@@ -61,6 +61,29 @@ def test_a_budget_compares_the_best_plans_and_the_kernels_alone(
     assert len(run.warnings) == (not asked), "one line for all of them"
 
 
+@pytest.mark.parametrize(
+    ("passed", "said"),
+    [
+        ((True, None), []),
+        ((None, None), ["was not compared"]),
+        ((True, False), ["with schedules that are not chosen: --resume"]),
+        ((False, None), ["with these schedules: --resume", "was not compared"]),
+        ((False, False), ["with these schedules: --resume"]),
+    ],
+)
+def test_what_is_said_is_of_what_may_be_chosen(
+    passed: tuple[bool | None, ...], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_model, "check_models", lambda results, **options: [ModelCheck(one) for one in passed])
+    monkeypatch.setattr(whole_model, "why_not_needed", lambda *args, **options: "")
+    run = Run(None)
+    run.estimates.kept.forget = lambda: True
+    check_models(
+        [sample_result()] * 2, run.settings, estimates=run.estimates, planning=None, device=run.device, log=run.log
+    )
+    assert len(run.warnings) == len(said) and all(one in line for one, line in zip(said, run.warnings, strict=True))
+
+
 def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
 

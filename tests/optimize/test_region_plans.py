@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,7 +42,19 @@ from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
-from kcg.types import ModelCheck, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, TriedPlan, Workload
+from kcg.search.problem import Observation
+from kcg.types import (
+    ModelCheck,
+    Planning,
+    Region,
+    RegionResult,
+    Result,
+    Schedule,
+    ScheduleKind,
+    Status,
+    TriedPlan,
+    Workload,
+)
 from kcg.workloads.registry import spec_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun
@@ -216,7 +231,12 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
         ([(True, 3.0), (True, 2.0), (True, 2.5)], 1),
         ([(False, 1.0), (None, 1.0), (True, 2.5)], 2),
         ([(True, 5.0), (False, 2.0), (None, None)], 2),  # slower than tinygrad's own
+        ([(True, 5.0), (False, 2.0), (False, 3.0)], 0),  # the same, and the kernels alone are wrong
         ([(False, None), (True, None), (None, None)], 1),
+        ([(None, None), (True, None), (None, None)], 1),  # what was seen to be right, before what was not seen
+        ([(False, None), (None, None), (None, None)], 2),  # the second has most of what the first has
+        ([(None, None), (None, None), (None, None)], 0),
+        ([(False, None), (False, None), (False, None)], 2),
     ],
 )
 def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], chosen: int) -> None:
@@ -304,9 +324,40 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
 
 
+def test_regions_that_did_not_run_as_their_best_parts_in_time_are_not_searched(flux: Workload) -> None:
+    """Against tinygrad's own parts alone a program would seem to save what its kernels save by themselves."""
+    kernel = flux.calls[0].region
+    own = Schedule(ScheduleKind.OPTS, "[]")
+    region = Region((kernel.kernels[0],) * 2, ((0, 1), (2, 0)), (2,))
+    statuses = (Status.OK, Status.NOISY, None)
+    works: Any = [SimpleNamespace(call=SimpleNamespace(region=region), keep=lambda seen: None) for _ in statuses]
+    kernels: Any = [
+        SimpleNamespace(
+            call=SimpleNamespace(region=kernel), known={own: Observation(own, Status.OK, 1.0, "own")}, of_tiles={}
+        )
+    ]
+    device: Any = SimpleNamespace(measure=lambda work, batch: [sent[works.index(work)]])
+    sent = [Future[Observation]() for _ in statuses]
+    for future, status in zip(sent, statuses, strict=True):
+        if status is not None:
+            future.set_result(Observation(own, status, 1.0, "parts"))
+    assert region_search._with_best_parts(works, kernels, device, until=0.0) == works[:1]
+
+
+def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> None:
+    there = Future[str]()
+    there.set_result("")
+    first, *others = dict.fromkeys(candidate.region for candidate in proposals.candidates.values())
+    service: Any = SimpleNamespace(
+        target=H200, beside=lambda job, region, *more, timeout_s: there if region == first else Future()
+    )
+    usable = region_search.has_tile_programs(proposals, service, until=0.0)
+    assert usable(first) and not any(map(usable, others))
+
+
 def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no region has a program of its own: every kernel stays alone, and it is said why."""
-    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service: lambda region: True)
+    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service, until: lambda region: True)
     settings = Settings(
         str(SCRIPT),
         device=os.environ["DEV"],

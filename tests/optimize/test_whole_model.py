@@ -188,6 +188,17 @@ def test_where_memory_is_short_one_is_released_before_the_other_begins(
     assert stages == [Stage(whole_model.CHOSEN)] * (1 + REPLAYS) + [Stage(whole_model.OWN)] * (1 + REPLAYS)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_memory_is_short_a_plan_does_not_find_what_another_left(
+    make: Make, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Memory that one gives back is the next one's: a kernel that writes nothing would find there what is right."""
+    monkeypatch.setattr("kcg.compat.hardware.memory_of", lambda device: (1, 1 << 30))
+    step, plans = TINY.runnable(dtype, 7), [make(dtype), make(dtype, WRONG)]
+    good, bad = compare(step, plans, seed=7)  # type: ignore[misc]
+    assert good.passed and bad.passed is False, (good, bad)
+
+
 def test_a_step_is_timed_with_all_that_the_device_does() -> None:
     """Twice the work takes longer by about as much; nothing is left running when a sample is taken."""
     from tinygrad import Device, Tensor

@@ -25,7 +25,7 @@ from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Hint, Lim
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.workers import FromItsStart, SearchWorkers, _Worker
+from kcg.search.workers import FromItsStart, SearchJob, SearchWorkers, _Worker
 from kcg.types import Region, Schedule, ScheduleKind, Status
 from tests.faults import processes
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
@@ -281,6 +281,28 @@ def test_a_process_searches_the_schedules_of_another_kind(search_workers: Search
         seen.append([o.schedule for o in how(problem)])
     assert seen[0] == seen[1] and len(set(seen[0])) == 12
     assert seen[0][0] == space.start(), "it begins with its start, not with tinygrad's own schedule"
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_a_process_is_given_the_start_of_tile_programs(
+    search_workers: SearchWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take a second to find it again, however the space is wrapped."""
+    region, opts = matmul()
+    tiles = kind_named(ScheduleKind.TILE).space(region, KNOWN_TARGETS["sm_90"])
+    assert isinstance(tiles, TileSpace)
+    jobs: list[SearchJob] = []
+
+    def search(child: _Worker, job: SearchJob, problem: Problem) -> Iterator[Observation]:
+        jobs.append(job)
+        yield from ()
+
+    monkeypatch.setattr(_Worker, "search", search)
+    for space, kind in ((opts, ""), (FromItsStart(tiles), ScheduleKind.TILE)):
+        how = search_workers.strategy("mcts", region, place=0, seed="1", kind=kind)
+        problem = asked(space, Ledger(max_measurements=1), judge=TileCost().of(tiles))
+        assert not list(how(problem))
+    assert [job.start for job in jobs] == [None, tiles.start()]
 
 
 def test_a_search_in_a_process_knows_how_many_it_may_ask_for_before_it_chooses_them(

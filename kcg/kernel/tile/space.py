@@ -80,8 +80,9 @@ class TileSpace:
         once, this takes half a second of a contraction."""
         if self._is_settled:
             return
+        taken = self._taken()  # may wait
         self._is_settled = True  # what looks for it uses the prior's choice
-        self._first = self._taken() or self._cheapest(self._first)
+        self._first = taken or self._cheapest(self._first)
         self._first_of_axes[self._first.form, self._first.axes] = self._first
         for what in ("completed", "values", "place"):  # what follows from the start follows from another one now
             self._known.pop(what, None)

@@ -338,6 +338,10 @@ def test_a_search_begins_where_the_cost_is_least() -> None:
     assert not space(gelu_of_a_product()).parameters(space(gelu_of_a_product()).start()).fast_math, "it would be wrong"
 
 
+def interrupted() -> Schedule:
+    raise KeyboardInterrupt
+
+
 @triton
 def test_a_start_that_another_process_found_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for it takes a second of a core; where the other process fails it is found here."""
@@ -349,6 +353,11 @@ def test_a_start_that_another_process_found_is_taken(monkeypatch: pytest.MonkeyP
     assert fresh.seeks_start and not space(region(empty(64, 64).sum(1))).seeks_start
     fresh.begin_at(failed.result)
     assert fresh.start() == found and not fresh.seeks_start
+    fresh = TileSpace(linear(), SM_90, read_kernel(linear()))
+    fresh.begin_at(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.start()
+    assert fresh.seeks_start, "nobody takes the prior's choice for it"
     with monkeypatch.context() as patched:
         patched.setattr(TileSpace, "_cheapest", None)
         fresh = TileSpace(linear(), SM_90, read_kernel(linear()))
