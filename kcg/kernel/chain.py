@@ -39,7 +39,7 @@ from kcg.types import Region
 MOST_TERMS = 1 << 24
 """Terms of reductions, and values, that one evaluation of several kernels may compute: one to four seconds on one core,
 with the random roundings three times that."""
-ENOUGH_TERMS = 1 << 22
+ENOUGH_TERMS = 1 << 23
 """How many are computed for more points than a few: of attention over 4,608 keys a point takes a million."""
 TILE = 64  # elements of which tiles of programs are multiples
 PROBED = 12  # points that are computed first where all may take too long
@@ -109,9 +109,10 @@ class Chain:
         kinds = {index.dtype for index in stored if dtypes.is_float(index.dtype)}
         return any(significant_bits(kind) < significant_bits(dtypes.float32) for kind in kinds)
 
-    def on(self, inputs: Mapping[int, Any], variables: Mapping[str, int]) -> Evaluation:
-        """The chain on the values of some inputs, as `kcg.kernel.reference.evaluate` takes them."""
-        return Evaluation(self, inputs, variables)
+    def on(self, inputs: Mapping[int, Any], variables: Mapping[str, int], *, enough: int = 0) -> Evaluation:
+        """The chain on the values of some inputs, as `kcg.kernel.reference.evaluate` takes them. Of several kernels a
+        few points are computed in any case, more for `enough` terms: by default `ENOUGH_TERMS`."""
+        return Evaluation(self, inputs, variables, enough=enough or ENOUGH_TERMS)
 
 
 class _TooMuch(VerificationError):
@@ -122,9 +123,15 @@ class Evaluation:
     """A chain on some inputs: what its kernels leave in their buffers, kept as far as it was asked for."""
 
     def __init__(
-        self, chain: Chain, inputs: Mapping[int, Any], variables: Mapping[str, int], noise: Noise | None = None
+        self,
+        chain: Chain,
+        inputs: Mapping[int, Any],
+        variables: Mapping[str, int],
+        noise: Noise | None = None,
+        *,
+        enough: int = 0,
     ) -> None:
-        self.chain, self._inputs, self._variables, self._noise = chain, inputs, variables, noise
+        self.chain, self._inputs, self._variables, self._noise, self._enough = chain, inputs, variables, noise, enough
         shaken = range(SHAKEN) if noise is None and chain.rounds_between else ()
         self._shaken = [Evaluation(chain, inputs, variables, Noise(seed)) for seed in shaken]
         self._contents: dict[tuple[int, int], _Contents] = {}
@@ -145,7 +152,7 @@ class Evaluation:
         return [tightened(store, [other[i] for other in shaken]) for i, store in enumerate(found)]
 
     def _as_many_as_affordable(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
-        """The stores at a few points, from their beginning, and at as many more as `ENOUGH_TERMS` are enough for by
+        """The stores at a few points, from their beginning, and at as many more as that many terms are enough for by
         what the first ones take; what was computed for these is kept."""
         most = max(map(len, points), default=0)
         found: list[StoreValues] = []
@@ -160,7 +167,7 @@ class Evaluation:
                 break
             spent = max(1, MOST_TERMS - self._left)
             affordable = PROBED if self._count == 0 else most
-            affordable = max(count, min(affordable, ENOUGH_TERMS * (count - self._count) // spent))
+            affordable = max(count, min(affordable, self._enough * (count - self._count) // spent))
             self._count = count
         return found
 

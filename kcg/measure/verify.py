@@ -49,6 +49,7 @@ from kcg.types import Region, Target, Variables, Verification
 
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
+PROBE_TERMS = 1 << 20  # of a region of several kernels: a recipe may be looked at some ten times
 JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel is unjudged
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
 EXTREMES = (
@@ -149,7 +150,7 @@ class Referee:
             recipes = (FEW_SPECIAL_RECIPE, *recipes)
         for recipe in recipes:
             seed = FINAL_SEEDS[place]
-            probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables)
+            probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
             if probe.telling() >= REPORTS and probe.judged() >= KNOWN and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
@@ -171,13 +172,15 @@ class Referee:
 
     def _share(self, seed: int, recipe: str, variables: Variables) -> float:
         """Of how many outputs something can be said."""
-        probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables)
+        probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
         return 0.0 if self.inputs_are_read and probe.nothing() else probe.judged()
 
-    def _evaluate(self, inputs: dict[int, Any], seed: int, count: int, variables: Variables) -> Reference:
+    def _evaluate(
+        self, inputs: dict[int, Any], seed: int, count: int, variables: Variables, *, enough: int = 0
+    ) -> Reference:
         named = dict(variables)
         points = self.chain.sample_points(count, np.random.default_rng(seed), named)
-        return Reference(tuple(self.chain.on(self._numbers(inputs), named).at(points)))
+        return Reference(tuple(self.chain.on(self._numbers(inputs), named, enough=enough).at(points)))
 
     def _inputs_of(self, seed: int, recipe: str) -> dict[int, Any]:
         return make_inputs_of_kernels(self.chain.asts, seed, recipe=recipe)
