@@ -235,7 +235,7 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
         ([(False, None), (True, None), (None, None)], 1),
         ([(None, None), (True, None), (None, None)], 1),  # what was seen to be right, before what was not seen
         ([(False, None), (None, None), (None, None)], 2),  # the second has most of what the first has
-        ([(None, None), (None, None), (None, None)], 0),
+        ([(None, None), (None, None), (None, None)], 2),  # nothing was seen: no plan is taken on trust
         ([(False, None), (False, None), (False, None)], 2),
     ],
 )
