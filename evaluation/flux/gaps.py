@@ -32,13 +32,15 @@ class Timed:
 
 
 def of_result(path: Path, preset: str, device: str) -> list[Timed]:
-    """The kernels of a RESULT.json. Raises UsageError where it is of something else."""
+    """The kernels of a RESULT.json. Raises UsageError where it is of something else, or of regions."""
     from kcg.optimize.result import read_result
 
     result = read_result(path)
     made = (result.workload, result.preset, result.target.device)
     if made != ("flux", preset, device.partition(":")[0]):
         raise UsageError(f"{path} is of {made[0]} {made[1]} on {made[2]}: give the result of flux {preset} on {device}")
+    if any(len(row.region.kernels) > 1 for row in result.regions):
+        raise UsageError(f"{path} has regions of several kernels, which no part of a step has alone: take another one")
     return [Timed(ast_of(r.region.kernel), r.chosen.name, r.calls, r.before_s, r.after_s) for r in result.regions]
 
 

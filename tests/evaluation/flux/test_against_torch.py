@@ -20,6 +20,7 @@ from evaluation.rows import Rows
 from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
 from kcg.optimize.result import write_result
+from kcg.types import Region
 from kcg.workloads import flux
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.flux import PRESETS, analytic_operations
@@ -132,6 +133,11 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     assert part["kcg_ms"] + rest["kcg_ms"] == pytest.approx(1e3 * result.total_after_s, rel=1e-3, abs=1e-4)
     with pytest.raises(UsageError, match=f"is of flux mini on {device}: give the result of flux 768 on {device}"):
         of_result(tmp_path / "RESULT.json", "768", device)
+    one, other = (call.region.kernel for call in of_attention)
+    both = replace(first, region=Region((one, other), ((0, 1, 2), (3, 0, 4)), (3,)))
+    with pytest.raises(UsageError, match="has regions of several kernels"):
+        write_result(replace(result, regions=(both,)), tmp_path / "RESULT.json")
+        of_result(tmp_path / "RESULT.json", "mini", device)
     report = document.read_text()
     assert report.startswith("before") and report.endswith("after\n") and f"| {REST} |" in report
 
