@@ -121,11 +121,15 @@ def cut(chain: Made, dtype: str) -> TileKernel:
     return kernel
 
 
+DTYPES = [("bfloat16", "float32"), pytest.param(("float16",), marks=pytest.mark.slow)]
+
+
 @with_triton
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("chain", CHAINS)
-def test_results_beside_each_other_are_right(chain: Made, tmp_path: Path) -> None:
+def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
-    for dtype in ("bfloat16", "float16", "float32"):
+    for dtype in dtypes:
         region, kernel = region_of(*chain(dtype)), cut(chain, dtype)
         for changes in CHANGES:
             p = replace(PLAIN, **changes)
@@ -138,7 +142,7 @@ def test_results_beside_each_other_are_right(chain: Made, tmp_path: Path) -> Non
                 continue
             assert len(program.launches) == 1
             cases[f"{dtype} {changes}"] = Case(region, program)
-    assert len(cases) >= 7
+    assert len(cases) >= 2 + len(dtypes)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
 
@@ -228,7 +232,7 @@ def of_flux(dtype: str = "bfloat16", rows: tuple[int, ...] = (512, 4096)) -> tup
 
 
 @with_triton
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_streams_of_flux_spill_nothing(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     region = region_of(*of_flux(dtype))

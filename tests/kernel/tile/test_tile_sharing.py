@@ -342,7 +342,7 @@ def test_the_priors_choice_for_llama_spills_nothing(
 
 
 @with_triton
-@pytest.mark.parametrize("model", LLAMA)
+@pytest.mark.parametrize("model", [next(iter(LLAMA)), *(pytest.param(m, marks=pytest.mark.slow) for m in [*LLAMA][1:])])
 def test_branches_of_one_launch_have_shared_memory_in_common(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
