@@ -13,7 +13,17 @@ pytest.importorskip("torch")
 
 import torch
 
-from evaluation.regions.bench_regions import CONTRACTION, STREAM, RegionBench, has_contraction, parts_of, planned, shown
+from evaluation.regions.bench_regions import (
+    CONTRACTION,
+    OUT,
+    STREAM,
+    RegionBench,
+    has_contraction,
+    main,
+    parts_of,
+    planned,
+    shown,
+)
 from evaluation.regions.cases import SHAPES, Case, cases, layer, projections, small_parts, whole_of
 from evaluation.regions.summary import COLUMNS, headline, small_seconds, table, tables
 from evaluation.rows import Rows
@@ -229,3 +239,12 @@ def test_figures_are_torchs_time_over_ours_and_of_small_parts_a_share() -> None:
     assert "| softmax, norms, cross-entropy | 2 of 3 | 1.41 | 1.00 | worst 1 |" in lines
     widths = {line.count("|") for line in table("qkv", {"qkv a": rows["qkv a"]})}
     assert widths == {len(COLUMNS) + 6}
+
+
+def test_the_tables_are_of_what_this_script_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The committed results hold rows of another script too."""
+    assert {"plan_time", "nvidia_h100_80gb_hbm3"} <= json.loads(OUT.read_text())["runs"].keys()
+    main(table=True, out=OUT)
+    printed = capsys.readouterr().out
+    assert "nvidia_h100_80gb_hbm3:" in printed and "plan_time" not in printed
+    assert "| softmax, norms, cross-entropy | 10 |" in printed
