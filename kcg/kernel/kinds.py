@@ -200,10 +200,10 @@ def own_kind(region: Region) -> Kind:
     return kind_named(ScheduleKind.OPTS if len(region.kernels) == 1 else ScheduleKind.PARTS)
 
 
-def space_of(region: Region, target: Target) -> Space:
-    """The space that holds the baseline of a region. Raises ScheduleError where there is none, and what tinygrad raises
-    on a foreign kernel."""
-    found = own_kind(region).space(region, target)
+def space_of(region: Region, target: Target, kind: str = "") -> Space:
+    """The space of a kind, by default of the one that holds the region's baseline. Raises ScheduleError where there is
+    none, and what tinygrad raises on a foreign kernel."""
+    found = (kind_named(kind) if kind else own_kind(region)).space(region, target)
     if isinstance(found, Refusal):
         raise ScheduleError(found.reason)
     return found

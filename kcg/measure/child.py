@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kcg.errors import ScheduleError, VerificationError
+from kcg.errors import VerificationError
 from kcg.measure.device_info import Sensors, sensors_for
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
@@ -102,12 +102,9 @@ def refusal_job(region: Region, kind: str, target: Target) -> str:
 
 def start_job(region: Region, kind: str, target: Target) -> Schedule:
     """Where the space of a kind begins. Raises ScheduleError where there is none."""
-    from kcg.kernel.kinds import Refusal, kind_named
+    from kcg.kernel.kinds import space_of
 
-    space = kind_named(kind).space(region, target)
-    if isinstance(space, Refusal):
-        raise ScheduleError(space.reason)
-    return space.start()
+    return space_of(region, target, kind).start()
 
 
 def first_references_job(region: Region, variables: Variables) -> References:

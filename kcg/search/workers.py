@@ -21,8 +21,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal, SeeksStart, kind_named, own_kind
+from kcg.kernel.kinds import SeeksStart, own_kind, space_of
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
@@ -238,9 +237,7 @@ class _Search:
 
         try:
             job = self.job
-            space = kind_named(job.kind).space(job.region, job.target)
-            if isinstance(space, Refusal):
-                raise ScheduleError(space.reason)
+            space = space_of(job.region, job.target, job.kind)
             if (start := job.start) is not None and isinstance(space, SeeksStart):
                 space.begin_at(lambda: start)
             judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)
