@@ -60,7 +60,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Finished:
     """A block of the result that is finished and stored at once."""
 
     frame: Frame  # of rows by columns, in which the sum is bound
@@ -160,7 +160,7 @@ def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], p
 
 def stored_blocks(
     contractions: tuple[Contraction, ...], root: Frame, lines: Lines, sums: Sums, parts: int
-) -> list[Stored]:
+) -> list[Finished]:
     """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
     stored in halves. `contractions` are those that the loop made."""
     found, most = [], sums.pieces[0].size // parts
@@ -171,7 +171,7 @@ def stored_blocks(
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
             frame = Frame(lines, (sums.rows.size, width), outer=root)
-            stored = Stored(frame, (sums.row, start), replace(piece, size=width))
+            stored = Finished(frame, (sums.row, start), replace(piece, size=width))
             bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
             bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
             for one, (held, *_) in zip(contractions, blocks, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import Stored as Finished
+from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.ir import Branch, Pairs, Stored, TileKernel
