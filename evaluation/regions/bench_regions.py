@@ -31,10 +31,10 @@ import typer
 from evaluation.regions.cases import SECTIONS, Case, Cut, cases
 from evaluation.regions.summary import PARTS, headline, tables
 from evaluation.rows import Row, Rows, rounded
-from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, limit_s, of_search
+from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s, of_search
 from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.cases import Case as KernelCase
-from evaluation.tiles.summary import MODES, OURS, micro, seconds
+from evaluation.tiles.summary import MODES, OURS, seconds
 from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
@@ -158,11 +158,8 @@ def has_contraction(region: Region) -> bool:
 
 def shown(case: KernelCase, row: Row) -> str:
     """A row in one line."""
-    timed = {n: micro(f["cold_s"]) for n, f in row["contenders"].items() if f.get("status") == "ok"}
-    failed = [f"{n}: {f['reason']}" for n, f in row["contenders"].items() if f.get("status") == "failed"]
     ours, theirs = seconds(row, (OURS,)), seconds(row, MODES)
-    ratio = f"{theirs / ours:.3f}" if ours and theirs else "–"
-    return f"{case.key}: {ratio} {timed} {row.get('reason', '')} {'; '.join(failed)}"
+    return in_one_line(case, row, theirs / ours if ours and theirs else None)
 
 
 def planned(of: Sequence[Case], target: Target) -> Iterator[str]:

@@ -22,7 +22,7 @@ import typer
 
 from evaluation.rows import Row, Rows, rounded
 from evaluation.tiles.cases import Case, Sums
-from evaluation.tiles.summary import MODES
+from evaluation.tiles.summary import MODES, micro
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
@@ -39,6 +39,14 @@ LOGS = "logs"  # the folder of `--work` for what is no result
 PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
 OPEN_S = 120.0
 DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def in_one_line(case: Case, row: Row, ratio: float | None) -> str:
+    """What became of a case: the contenders' times in µs, and why others have none."""
+    timed = {n: micro(f["cold_s"]) for n, f in row["contenders"].items() if f.get("status") == "ok"}
+    failed = [f"{n}: {f['reason']}" for n, f in row["contenders"].items() if f.get("status") == "failed"]
+    words = "–" if ratio is None else f"{ratio:.3f}"
+    return f"{case.key}: {words} {timed} {row.get('reason', '')} {'; '.join(failed)}"
 
 
 class Lost(KcgError):

@@ -28,10 +28,10 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import Row, Rows, this_command
-from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, limit_s
+from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s
 from evaluation.tiles.cases import SECTIONS, Case, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
-from evaluation.tiles.summary import GROUPS, headline, micro, seconds, share, tables
+from evaluation.tiles.summary import GROUPS, headline, seconds, share, tables
 from kcg.cli import guarded, record_results
 from kcg.compat.assembler import assembler
 from kcg.compat.device import choose_device, prepare
@@ -46,12 +46,9 @@ GENERATOR = "generator"
 
 def shown(case: Case, row: dict[str, Any]) -> str:
     """A row in one line."""
-    timed = {n: micro(f["cold_s"]) for n, f in row["contenders"].items() if f.get("status") == "ok"}
-    failed = [f"{n}: {f['reason']}" for n, f in row["contenders"].items() if f.get("status") == "failed"]
     group = next(g for g in GROUPS if (g.section, g.group) == (case.section, case.group))
     ratio = share(row, group) if seconds(row, group.contenders) else None
-    words = "–" if ratio is None else f"{ratio:.3f}"
-    return f"{case.key}: {words} {timed} {row.get('reason', '')} {'; '.join(failed)}"
+    return in_one_line(case, row, ratio)
 
 
 def planned_for() -> Target:
