@@ -153,17 +153,17 @@ def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_
     assert samplers(tmp_path) == ["hand-coded"], "its measurement stands, and nothing is timed again"
 
 
+def one_layer(folder: Path) -> Settings:
+    """Of a run that searches nothing."""
+    script = str(SCRIPTS / "one_layer.py")
+    return Settings(script, device=os.environ["DEV"], folder=folder, search="hand-coded", script_args=("8",))
+
+
 def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever Ctrl-C comes: before the file is there, or after; what an earlier run left is kept aside either way."""
-    settings = Settings(
-        str(SCRIPTS / "one_layer.py"),
-        device=os.environ["DEV"],
-        folder=tmp_path,
-        search="hand-coded",
-        script_args=("8",),
-    )
+    settings = one_layer(tmp_path)
     written = run_of_kcg.write
     for count, when in enumerate(("before", "after"), 1):
         calls: list[str] = []
@@ -187,13 +187,7 @@ def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check of one plan says nothing of another one, such as that of every kernel alone."""
-    settings = Settings(
-        str(SCRIPTS / "one_layer.py"),
-        device=os.environ["DEV"],
-        folder=tmp_path,
-        search="hand-coded",
-        script_args=("8",),
-    )
+    settings = one_layer(tmp_path)
     written, tries = run_of_kcg.write, []
 
     def checked(results: list[Result], *steps: Any, **rest: Any) -> tuple[Result, ModelCheck]:
