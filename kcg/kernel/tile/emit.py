@@ -18,6 +18,7 @@ from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION
 from kcg.kernel.tile.program import TileRefusal
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -128,18 +129,14 @@ class Writer:
         interpreted: bool = False,
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
-        split_pointers: bool = False,
-        widen_loads: bool = False,
-        holds_rows: bool = False,
+        form: str = "",
         ptx: bool = False,
     ) -> None:
         self.kernel = kernel
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
-        self.split_pointers = split_pointers
-        self.widen_loads = widen_loads  # of rows that begin anywhere, see `Window`
-        self.holds_rows = holds_rows  # where a block has room for them
+        self.form = form  # of the program, where that is known
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
@@ -553,10 +550,11 @@ class Frame:
     def pointer(self, access: Access) -> tuple[str, frozenset[int]]:
         """The pointer of a load or a store, and its axes.
 
-        With `split_pointers` each part of an affine address is added to the pointer by itself, what changes least
-        first: the machine then adds small constants to one pointer instead of widening a sum of 32 bits for every load.
+        Of single elements and reductions each part of an affine address is added to the pointer by itself, what changes
+        least first: the machine then adds small constants to one pointer instead of widening a sum of 32 bits for every
+        load.
         """
-        steps = affine(access.address) if self.writer.split_pointers else None
+        steps = affine(access.address) if self.writer.form in (ELEMENTWISE, REDUCTION) else None
         if steps is None:
             place = self.address(access.address)
             return f"{self.buffer(access.buffer.slot)} + {self._hinted(access, place)}", place.axes

@@ -72,8 +72,7 @@ def generate_kernel(
     nvidia = is_nvidia(target)
     writer = Writer(
         kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
-        split_pointers=parameters.form in (ELEMENTWISE, REDUCTION),
-        widen_loads=parameters.form in (ELEMENTWISE, REDUCTION, ROWS), holds_rows=parameters.form == ROWS,
+        form=parameters.form,
     )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []

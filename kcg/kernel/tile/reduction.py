@@ -10,6 +10,7 @@ from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type
 from kcg.kernel.tile.ir import Shifted, TileKernel, affine, is_invalid, is_symbolic
 from kcg.kernel.tile.online import running, shifted_sums
+from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
@@ -188,7 +189,7 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int)
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
         # a row that is held is loaded once, as it is stored
-        _bind(inside, axis, number, "0", None if frame.writer.holds_rows else _widened(group, frame, axis))
+        _bind(inside, axis, number, "0", None if frame.writer.form == ROWS else _widened(group, frame, axis))
         terms = [masked_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
@@ -293,7 +294,9 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
     Nothing is read but blocks of 16 bytes with an element of the row in them. Buffers begin at such a block, and no
     page ends inside of one, so the superfluous elements may always be read, whoever's they are; they are never used.
     """
-    if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]) or not frame.writer.widen_loads:
+    if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]):
+        return None
+    if frame.writer.form not in (ELEMENTWISE, REDUCTION, ROWS):
         return None
     (step,) = axis.ranges
     nodes = UOp.sink(*(node.src[0] for node in group)).toposort()
