@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import CONFIDENT
-from kcg.kernel.chain import Chain
+from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
 from kcg.measure.inputs import (
@@ -96,6 +96,10 @@ class Reference:
         values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
         return values.size >= REPORTING and not values.any()
 
+    def can_judge(self) -> bool:
+        """Whether a kernel can be judged by it: enough is known of each store, and something is not 0."""
+        return self.judged() >= JUDGED and not self.nothing()
+
     def telling(self) -> float:
         """The share of points that are known and finite: what tells a value from any other."""
         known = [np.isfinite(store.error) & np.isfinite(store.values.astype(np.float64)) for store in self.stores]
@@ -151,7 +155,9 @@ class Referee:
         for recipe in recipes:
             seed = FINAL_SEEDS[place]
             probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
-            if probe.telling() >= REPORTS and probe.judged() >= KNOWN and not probe.nothing():
+            fits = probe.telling() >= REPORTS and probe.judged() >= KNOWN and not probe.nothing()
+            # a probe of several kernels is of few points
+            if fits and (len(self.chain.asts) == 1 or self.reference(seed, recipe, variables).can_judge()):
                 return recipe
         return "" if not place else self.choose_recipe(variables)
 
@@ -205,8 +211,7 @@ class Referee:
         or what is added to a small variance, is far below the rounding of what 16 bits store in between otherwise."""
         if len(self.chain.asts) == 1 or not self.inputs_are_read:
             return False
-        reference = self.reference(0, SPIKY_RECIPE, variables)
-        return reference.judged() >= JUDGED and not reference.nothing()
+        return self.reference(0, SPIKY_RECIPE, variables).can_judge()
 
 
 class RefereeWithoutDevice(Referee):
@@ -259,6 +264,9 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
 WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
 AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
 SUSPECTS = 48  # elements that differ most, judged by the reference
+SUSPECT_TERMS = 1 << 21
+"""Of a region of several kernels so many as this many terms are enough for, what differs most first, and four in any
+case: each binary asks on each seed, while the device waits."""
 CHUNK = 1 << 22  # elements that are compared at once
 
 FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
@@ -284,6 +292,7 @@ class WholeOutput:
         self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
         self._snapshots: dict[int, Bits] = {}
         self._first: dict[int, Bits] = {}
+        self._values: Evaluation | None = None  # of the reference, once something differs
 
     def judge(self, ran: Callable[..., None]) -> str:
         """What is wrong with the outputs that are on the device now; empty if nothing is."""
@@ -299,7 +308,7 @@ class WholeOutput:
             return ""
         ran(BESIDE)
         bench = self._bench
-        values = bench.chain.on(bench.values(), self._variables)
+        values = self._values = self._values or bench.chain.on(bench.values(), self._variables, enough=SUSPECT_TERMS)
         wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
         if not any(len(elements) for elements in wanted.values()):
             return ""

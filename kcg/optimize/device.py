@@ -244,18 +244,30 @@ class Device:
             )
 
     def measure(
-        self, work: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None = None, sampler: str = ""
+        self,
+        work: RegionWork,
+        batch: Sequence[Schedule],
+        *,
+        stop_above_s: float | None = None,
+        sampler: str = "",
+        known_s: float | None = None,
     ) -> list[Future[Observation]]:
-        """Measure a batch of one region, by default for the search of the settings."""
+        """Measure a batch of one region, by default for the search of the settings. Nothing is surprisingly fast that
+        takes about `known_s`: by default the best time of the region."""
         sampler = sampler or self._settings.search
-        return self._measure([(work, schedule, sampler) for schedule in batch], stop_above_s=stop_above_s)
+        wanted = [(work, schedule, sampler) for schedule in batch]
+        return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s)
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""
         return self._measure([(work, work.space.baseline(), BASELINE) for work in works])
 
     def _measure(
-        self, wanted: Sequence[tuple[RegionWork, Schedule, str]], *, stop_above_s: float | None = None
+        self,
+        wanted: Sequence[tuple[RegionWork, Schedule, str]],
+        *,
+        stop_above_s: float | None = None,
+        known_s: float | None = None,
     ) -> list[Future[Observation]]:
         """Measure `(region, schedule, sampler)`, at each end."""
         requests = [
@@ -267,7 +279,7 @@ class Device:
                 in_search=True,
                 careful=True,
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
-                best_s=scale * work.best_s or None,
+                best_s=scale * (known_s or work.best_s) or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,
             )
             for work, schedule, sampler in wanted

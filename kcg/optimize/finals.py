@@ -15,7 +15,7 @@ tinygrad's own schedule too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,15 +46,26 @@ UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
+Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
+"""Which regions of several kernels the best plans have, by id, given what was judged so far."""
+
+
 def judge(
-    candidates: Candidates, estimates: Estimates, *, device: Device, log: RunLog, judged: dict[str, RegionResult]
+    candidates: Candidates,
+    estimates: Estimates,
+    *,
+    device: Device,
+    log: RunLog,
+    judged: dict[str, RegionResult],
+    needed: Needed | None = None,
 ) -> RegionResults:
     """Judge every region that has a candidate, where most is to be gained first of those whose references are there,
-    while the budget lasts; what an earlier run kept is taken over. The others are as the search left them.
+    while the budget lasts; what an earlier run kept is taken over. The others are as the search left them, and so are
+    those of several kernels that are not `needed`: where one fails that is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known: a run that is interrupted has these.
     """
-    return Judge(candidates, estimates, device=device, log=log, judged=judged).run()
+    return Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
 
 
 class Judge:
@@ -68,9 +79,12 @@ class Judge:
         device: Device,
         log: RunLog,
         judged: dict[str, RegionResult],
+        needed: Needed | None = None,
     ) -> None:
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
-        self._judged = judged
+        self._judged, self._needed = judged, needed
+        self._of_best: Collection[str] = ()  # regions of the best plans, when so many were `_waiting` for their verdict
+        self._waiting = -1
         self._comparisons = Comparisons(estimates, device)
         self._pace = Pace(estimates)
         self._undecided = 0
@@ -84,12 +98,14 @@ class Judge:
         for work in works:
             if work not in order:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
+        left, count = list(order), 0
         if any(self._allows(work) for work in order):
-            self._comparisons.prepare(order)
-        left = list(order)
+            first = self._of_plans(order)
+            self._comparisons.prepare([*first, *(work for work in order if work not in first)])
         try:
-            for count in range(1, len(order) + 1):
-                left.remove(work := self._comparisons.first_ready(left, until=self._until()))
+            while of_plans := self._of_plans(left):
+                left.remove(work := self._comparisons.first_ready(of_plans, until=self._until()))
+                count += 1
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
                     self._judged_s += 0.0 if work.proposed else work.saving_s
@@ -99,12 +115,23 @@ class Judge:
                     sum(judged.get(w.id, w).after_s for w in works if not w.proposed),
                     measurements=estimates.budget.ledger.measurements,
                     budget_s=estimates.expected_s(),
-                    kernels=(count, len(order)),
+                    kernels=(count, count + len(of_plans) - 1),
                     keep=False,
                 )
+            for work in left:
+                judged[work.id] = self._not_needed(work)
         finally:
-            self._warn_of_unjudged(len(order))
+            self._warn_of_unjudged(count)
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
+
+    def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
+        """Of what is due the kernels, and what the best plans have of regions of several kernels."""
+        if self._needed is None:
+            return list(left)
+        waiting = [work for work in left if work.proposed]
+        if waiting and len(waiting) != self._waiting:  # plans change with what was judged of their regions
+            self._of_best, self._waiting = self._needed(self._judged), len(waiting)
+        return [work for work in left if not work.proposed or work.call.region.id in self._of_best]
 
     def _judged_one(self, work: RegionWork) -> RegionResult:
         """The result of a region for which there is time."""
@@ -346,6 +373,11 @@ class Judge:
         return _result(
             work, base, base, "undecided", f"{describe(found[0])} {claim}, and there was no time to judge it"
         )
+
+    def _not_needed(self, work: RegionWork) -> RegionResult:
+        """The result of a region of several kernels that is in none of the best plans."""
+        base = self._as_measured(work)
+        return _result(work, base, base, "not judged", "faster than its parts in the search, and in no plan")
 
     def _as_measured(self, work: RegionWork) -> Finalist:
         """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""

@@ -134,7 +134,11 @@ def _with_best_parts(
     """Those of some regions that ran as the best known schedules of their kernels, `until` then: what a program of the
     region is compared with."""
     known, ran = best_schedules(kernels), []
-    sent = [(work, device.measure(work, [best_parts(work.call.region, known)])) for work in works]
+    alone_s = _alone_s(kernels)
+    sent = [
+        (work, device.measure(work, [best_parts(work.call.region, known)], known_s=_sum_s(work, alone_s)))
+        for work in works
+    ]
     done, _ = wait([future for _, futures in sent for future in futures], timeout=_left_s(until))
     for work, (future,) in sent:
         if future in done:
@@ -145,8 +149,7 @@ def _with_best_parts(
 
 def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:
     """What is searched: of each region its kernels' best times say what it may save."""
-    alone_s = {work.call.region.id: work.best_s for work in kernels if work.best_s}
-    target, workload = device.service.target, proposals.workload
+    alone_s, target, workload = _alone_s(kernels), device.service.target, proposals.workload
     timed = {
         key: candidate
         for key, candidate in proposals.candidates.items()
@@ -169,6 +172,16 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
     return works
 
 
+def _alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
+    """The best time of each kernel that has one, by id."""
+    return {work.call.region.id: work.best_s for work in kernels if work.best_s}
+
+
+def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
+    """What a region's kernels take one after the other, as each was measured."""
+    return sum(alone_s.get(kernel.id, 0.0) for kernel in work.call.region.kernels)
+
+
 def best_schedules(works: Sequence[RegionWork]) -> dict[str, Schedule]:
     """The best known schedule of each kernel, of whatever kind, by id."""
     found = {}
@@ -178,7 +191,32 @@ def best_schedules(works: Sequence[RegionWork]) -> dict[str, Schedule]:
     return found
 
 
-# ---- after judging
+# ---- judging, and after it
+
+
+def needed_by_plans(
+    proposed: Proposed, *, memory_bytes: float = float("inf")
+) -> Callable[[Mapping[str, RegionResult]], frozenset[str]]:
+    """Which of the regions that were searched the best plans have, by id: by what was judged, and by the times of the
+    search of what was not."""
+    kernels = [work for work in proposed.estimates.works if not work.proposed]
+
+    def needed(judged: Mapping[str, RegionResult]) -> frozenset[str]:
+        alone_s = _alone_s(kernels)
+        alone_s |= {row.region.id: row.chosen.cold_s for w in kernels if (row := judged.get(w.id)) is not None}
+        saved_s = {}
+        for work in proposed.works:
+            if (row := judged.get(work.id)) is not None:
+                saved_s[work.call.region.id] = saving_s(row) if beats_its_parts(row) else 0.0
+            elif work.tile_candidates:
+                saved_s[work.call.region.id] = work.saving_s / work.call.calls
+        candidates = proposed.proposals.candidates.values()
+        savings = {key_of(c): saved for c in candidates if (saved := saved_s.get(c.region.id, 0.0)) > 0}
+        plans = plans_of(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
+        plans = as_deployed(plans, proposed.proposals, alone_s, savings)
+        return frozenset(region.id for plan in plans for region in plan.regions)
+
+    return needed
 
 
 def variants(
@@ -259,6 +297,7 @@ def regions_in(
 
 
 OUT = {
+    "not judged": "faster than its parts in the search, and no plan among the best has it",
     "undecided": "there was no time to judge a program",
     "not searched": "there was no time to search a program",
     "unjudged": "the reference cannot tell what is right",

@@ -28,7 +28,7 @@ from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEAR
 from kcg.optimize.model_check import check_models
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.region_search import search_regions, variants
+from kcg.optimize.region_search import needed_by_plans, search_regions, variants
 from kcg.optimize.report import write_report
 from kcg.optimize.result import write_result
 from kcg.optimize.search import Guide, search
@@ -101,9 +101,10 @@ def optimize(
                 about = format_seconds(estimates.judging_s())
                 many = f"{due} kernel{'s' * (due > 1)}"
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
-            results = judge(candidates, estimates, device=device, log=log, judged=judged)
+            memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
+            needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
+            results = judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
             if proposed is not None:
-                memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
                 by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
                 results = by_plan[-1]  # every kernel alone, until whole steps were compared
             device.check_journal()

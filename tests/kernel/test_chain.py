@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -206,7 +207,21 @@ def test_only_what_the_points_need_is_computed() -> None:
     values = chain.on(inputs_of(chain), {})
     values.at([row])
     held = values.contents(region.args[0][0], len(chain.asts))
-    assert held._known.reshape(64, 64).sum(1).tolist() == [64 if i == 5 else 0 for i in range(64)]
+    known = held._kept.knows(np.arange(64 * 64))
+    assert known.reshape(64, 64).sum(1).tolist() == [64 if i == 5 else 0 for i in range(64)]
+
+
+def test_of_half_a_billion_values_in_between_those_asked_for_take_memory() -> None:
+    region = region_of((empty(24, 4608, 8) @ empty(24, 8, 4608)).contiguous().max(-1).contiguous())
+    chain = Chain(region)
+    inputs = inputs_of(chain)
+    points = chain.sample_points(16, np.random.default_rng(0), {})
+    tracemalloc.start()
+    (stored,) = chain.on(inputs, {}).at(points)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(stored.values) == 16
+    assert peak < 24 * 4608 * 4608 / 2, "half a byte for each"
 
 
 def test_what_takes_too_long_is_looked_at_in_fewer_places(monkeypatch: pytest.MonkeyPatch) -> None:
