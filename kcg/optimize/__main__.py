@@ -64,8 +64,13 @@ def optimize(
         bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
     ] = False,
     regions: Annotated[
-        bool, typer.Option("--regions", help="also search programs of several kernels, and plan where they run")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--regions/--no-regions",
+            show_default=False,
+            help="also search programs of several kernels, and plan where they run; by default where there are some",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,

@@ -19,6 +19,7 @@ from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
 from kcg.optimize import whole_model, whole_script
+from kcg.optimize.settings import TINY_BEAM
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -80,13 +81,22 @@ class Estimates:
         left_s = end - measured_at
         share_s = min(SEARCH_SHARE * left_s, left_s - self._least_judging_s() - self._model_s())
         until = max(measured_at + share_s, end - self.final_cost_s())
-        regions_follow = self.settings.regions and not any(work.proposed for work in self.works)
+        regions_follow = self.wants_regions and not any(work.proposed for work in self.works)
         return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
 
     def judge_from(self) -> float | None:
         """When what was found has to be judged, so that this and the check of the whole end in time, by
         `time.monotonic`; None: whenever."""
         return None if self.budget.over_at is None else self.budget.over_at - self.final_cost_s()
+
+    @property
+    def wants_regions(self) -> bool:
+        """Whether regions of several kernels are searched: as the settings say, or else where the device can have
+        programs of them, unless nothing is measured or tinygrad searches by itself."""
+        if self.settings.regions is not None:
+            return self.settings.regions
+        by_kcg = self.settings.measurements != 0 and not self.settings.search.startswith(TINY_BEAM)
+        return by_kcg and any(work.tiles is not None for work in self.works)
 
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
@@ -257,8 +267,8 @@ class Estimates:
     def whole_s(self, *, changed: int | None = None, plans: int = 1) -> float:
         """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
         each of so many plans; without a number those that have a candidate, and at least one."""
-        if self.settings.is_script:
-            return plans * whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
+        if self.settings.is_script:  # the first plan that is right ends it
+            return whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
         if changed is None:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service

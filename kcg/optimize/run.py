@@ -91,9 +91,9 @@ def optimize(
             if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
                 children.enter_context(planning)
             candidates = search(estimates, guide, device=device, log=log)
-            proposed = (
-                search_regions(candidates, estimates, guide, device=device, log=log) if settings.regions else None
-            )
+            proposed = None
+            if estimates.wants_regions:
+                proposed = search_regions(candidates, estimates, guide, device=device, log=log)
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)

@@ -51,7 +51,7 @@ class Settings:
     script_args: tuple[str, ...] = ()
     script_check: bool = True  # whether a script runs twice more at the end, to compare what it leaves
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
-    regions: bool = False  # whether regions of several kernels are proposed, searched and planned
+    regions: bool | None = None  # whether regions of several kernels are searched and planned; None: see `Estimates`
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     command: str = ""
 

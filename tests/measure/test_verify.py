@@ -34,9 +34,20 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     to_values,
 )
-from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, references_job
+from kcg.measure.verify import (
+    EXTREMES,
+    FINAL_SEEDS,
+    JUDGED,
+    PROBE_POINTS,
+    CheckedBench,
+    Referee,
+    RefereeWithoutDevice,
+    Reference,
+    references_job,
+)
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
 from kcg.types import Region, Schedule, Target, Verification
+from tests.chains import region_of
 from tests.kernels import empty, example_ast, example_asts, kernels_of
 
 DEV = "CPU:X86"
@@ -564,3 +575,25 @@ def test_references_of_another_process_are_those_that_verifying_computes(name: s
             for one, here in zip(reference.stores, bench.reference(*key).stores, strict=True):
                 assert np.array_equal(one.values, here.values, equal_nan=True)
                 assert np.array_equal(one.error, here.error) and np.array_equal(one.indices, here.indices)
+
+
+def test_an_extreme_recipe_of_a_region_is_one_by_which_it_can_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe of several kernels is of few points, perhaps the few that are numbers."""
+    region = region_of((empty(48, 32) @ empty(32, 48)).contiguous().softmax().contiguous())
+    referee = RefereeWithoutDevice(region)
+    preferred = referee.choose_recipe((), place=1)
+    assert preferred in EXTREMES[1]
+    whole = Referee._evaluate
+
+    def hardly_known(
+        self: Referee, inputs: Any, seed: int, count: int, variables: Any, *, enough: int = 0
+    ) -> Reference:
+        found = whole(self, inputs, seed, count, variables, enough=enough)
+        if count == PROBE_POINTS or self.recipe != preferred:  # `fill` sets the recipe of a whole reference
+            return found
+        stores = tuple(replace(s, error=np.full(len(s.error), np.inf)) for s in found.stores)
+        return Reference(stores)
+
+    monkeypatch.setattr(Referee, "_evaluate", hardly_known)
+    fresh = RefereeWithoutDevice(region)
+    assert fresh.choose_recipe((), place=1) != preferred

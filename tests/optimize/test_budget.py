@@ -7,7 +7,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -619,3 +619,66 @@ def test_regions_are_timed_only_in_the_time_that_they_have(opened: Begun, monkey
     monkeypatch.setattr(Device, "is_cpu", False)
     measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
     assert measured.untimed == 3
+
+
+def test_only_regions_that_the_best_plans_have_are_judged(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans change with what was judged: where a region loses, others may be in them."""
+    kernel, *_ = opened.works
+    find(kernel)
+    tile = Schedule("tile", "{}")
+    regions = [replace(work, proposed=True, of_tiles={}) for work in opened.works]
+    for work in regions:
+        work.of_tiles[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
+    first, second, third = (work.call.region.id for work in regions)
+    both = replace(expected, measured=replace(expected.measured, works=[kernel, *regions]))
+    judge = opened.judge(both, Candidates([kernel, *regions], searched=True))
+    asked: list[str] = []
+
+    def needed(judged: Mapping[str, RegionResult]) -> set[str]:
+        return {second} if second not in asked else {second, third}
+
+    def judged_one(judge: Judge, work: RegionWork) -> RegionResult:
+        asked.append(work.call.region.id)
+        return judge._as_searched(work)
+
+    judge._needed, judge._judged = needed, dict[str, RegionResult]()
+    monkeypatch.setattr(RegionWork, "id", property(lambda work: f"{work.call.region.id} {work.proposed}"))
+    monkeypatch.setattr(Judge, "_judged_one", judged_one)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    prepared: list[str] = []
+    monkeypatch.setattr(Comparisons, "prepare", lambda seen, works: prepared.extend(w.call.region.id for w in works))
+    rows = judge.run().rows
+    assert sorted(asked) == sorted([first, second, third]), "the kernel, and two of three regions"
+    assert asked.index(third) > asked.index(second), "no plan had it before"
+    assert sorted(prepared[:2]) == sorted([first, second]), "what plans have has its references first"
+    assert [row.outcome for row in rows] == [rows[0].outcome, "not judged", rows[2].outcome, rows[3].outcome]
+    assert rows[1].chosen == rows[1].baseline
+
+
+@pytest.mark.parametrize(
+    ("wanted", "search", "measurements", "has_programs", "searched"),
+    [
+        (None, "mcts", None, True, True),
+        (None, "mcts", None, False, False),
+        (None, "mcts", 0, True, False),
+        (None, "tinygrad-beam:2", None, True, False),
+        (False, "mcts", None, True, False),
+        (True, "mcts", None, False, True),
+    ],
+)
+def test_regions_are_searched_where_there_are_programs_of_them(
+    opened: Begun,
+    expected: Estimates,
+    wanted: bool | None,
+    search: str,
+    measurements: int | None,
+    has_programs: bool,
+    searched: bool,
+) -> None:
+    tiles: Any = object() if has_programs else None
+    works = [replace(work, tiles=tiles) for work in opened.works]
+    settings = replace(expected.settings, regions=wanted, search=search, measurements=measurements)
+    estimates = replace(expected, settings=settings, measured=replace(expected.measured, works=works))
+    assert estimates.wants_regions is searched

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kcg.optimize import model_check, whole_model
+from kcg.optimize import model_check, whole_model, whole_script
 from kcg.optimize.model_check import check_models
 from kcg.types import ModelCheck, Result
 from tests.sample_result import sample_result
@@ -101,3 +101,25 @@ def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared(monk
         plans, run.settings, estimates=run.estimates, planning=None, device=run.device, log=run.log
     )
     assert compared == [0, 1]
+
+
+@pytest.mark.parametrize(("right", "ran"), [([True, True, True], [0]), ([False, None, True], [0, 1, 2])])
+def test_a_script_runs_with_each_plan_until_one_is_right(
+    right: list[bool | None], ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step of a script is timed, so that the first plan that is right is taken."""
+    seen: list[int] = []
+
+    def check(result: Result, settings: Any, **options: Any) -> ModelCheck:
+        seen.append(result.seed)
+        return ModelCheck(right[result.seed])
+
+    monkeypatch.setattr(whole_script, "check_script", check)
+    monkeypatch.setattr(whole_script, "why_not_needed", lambda *args, **options: "")
+    plans, run = [replace(sample_result(), seed=number) for number in range(3)], Run(None)
+    run.settings.is_script, run.settings.workload = True, "script.py"
+    checks = check_models(plans, run.settings, estimates=run.estimates, planning=None, device=run.device, log=run.log)
+    assert seen == ran and [one.passed for one in checks] == [
+        right[place] if place in ran else None for place in range(3)
+    ]
+    assert all("not run: " in one.reason for place, one in enumerate(checks) if place not in ran)
