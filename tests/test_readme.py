@@ -251,6 +251,23 @@ def test_the_table_of_the_readme_is_that_of_the_results() -> None:
         assert rows[shown] == expected, shown
 
 
+def test_the_steps_of_the_readme_are_those_of_the_results() -> None:
+    report = json.loads((ROOT / "evaluation/results/optimize_flux.json").read_text(encoding="utf-8"))
+    runs = [report["runs"][f"{preset}_cuda_regions"] for preset in ("1024", "768")]
+    assert all(run["model_check"]["passed"] and "H100" in run["target"]["model"] for run in runs)
+    plans = [{plan["chosen"]: plan["step_s"] for plan in run["plans"]} for run in runs]
+    lines = read("README.md").splitlines()
+
+    def shown(name: str) -> list[str]:
+        (line,) = (line for line in lines if line.startswith(f"| {name} |"))
+        return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+    assert shown("tinygrad's own schedules") == [f"{run['model_check']['before_s'] * 1e3:,.0f} ms" for run in runs]
+    assert shown("kcg, every kernel alone") == [f"{plan[False] * 1e3:.0f} ms" for plan in plans]
+    assert shown("kcg, with regions of several kernels") == [f"{plan[True] * 1e3:.0f} ms" for plan in plans]
+    assert shown("from start to result") == [f"{run['search_s']:.0f} s" for run in runs]
+
+
 def test_every_experiment_is_in_the_index_with_its_question_and_answer() -> None:
     index = read("docs/experiments/README.md")
     entries = [d for d in DOCUMENTS if d.startswith("docs/experiments/") and not d.endswith("README.md")]

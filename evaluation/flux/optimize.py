@@ -4,7 +4,8 @@
     python -m evaluation.flux.optimize mini CPU:CLANG --budget 60s --runs 3     # the entry is the median run
     python -m evaluation.flux.optimize --result kcg-out/flux/RESULT.json      # of a run that was made already
 
-Updates evaluation/results/optimize_flux.json: one entry per preset, device and budget.
+Updates evaluation/results/optimize_flux.json: one entry per preset, device and budget, and another one with regions of
+several kernels.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ KEPT = (
     "progress",
     "phases",
 )
+OF_REGION = ("form", "calls", "saved_s", "saved_bytes")  # what is kept of each region of the plan
+OF_PLAN = ("expected_s", "step_s", "passed", "chosen")
 OUT = Path(__file__).parent.parent / "results" / "optimize_flux.json"
 
 
@@ -104,6 +107,9 @@ def entry_of(answer: dict[str, Any], command: str) -> dict[str, Any]:
     entry["verified"] = sum(bool(k["verified"]) for k in answer["kernels"])
     entry["outcomes"] = dict(Counter(k["outcome"] for k in answer["kernels"]))
     entry["kernels"] = [{n: k[n] for n in ("name", "calls", "before_s", "after_s")} for k in answer["kernels"]]
+    if (planning := answer["planning"]) is not None:
+        entry["plan"] = [{n: region[n] for n in OF_REGION} for region in planning["regions"]]
+        entry["plans"] = [{n: plan[n] for n in OF_PLAN} for plan in planning["plans"]]
     return entry | {"command": command}
 
 
@@ -121,13 +127,16 @@ def main(
 
         report = read_result(result)
         command = re.sub(r" --report \S+", "", report.command)  # where it was written is the machine's matter
-        made = [(report.preset, report.target.tinygrad_device, entry_of(to_dict(report), command))]
+        entry = entry_of(to_dict(report), command)
+        entry["of_revision"] = {"revision": report.revision, "dirty": report.dirty}
+        made = [(report.preset, report.target.tinygrad_device, entry)]
     elif preset and devices:
         made = [(preset, device, median_of(Settings(preset, device, budget), runs)) for device in devices]
     else:
         raise UsageError("say a preset and devices, for example mini CPU:X86, or --result RESULT.json")
     for preset, device, entry in made:
         name = run_of(preset, device) + (f"_{budget}" if budget is not None else "")
+        name += "_regions" if entry.get("plan") else ""
         headline = {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
         record_results(out, name, entry, headline)
         typer.echo(f"{name}: {entry['total_before_s'] * 1e3:.1f} ms -> {entry['total_after_s'] * 1e3:.1f} ms")
