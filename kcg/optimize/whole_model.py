@@ -303,7 +303,7 @@ class _Comparison:
                 self._give_up(f"{error} ({_stage(error.out)[0]})")
                 break
             if ended.returncode == 0 and ended.out:
-                self._take_in(ended.out[-1])
+                self._take_in(ended.out[-1], list(self._left))
             else:
                 self._blame(ended)
         return self._checks
@@ -331,13 +331,19 @@ class _Comparison:
         return ended
 
     def _blame(self, ended: isolated.Ended) -> None:
-        """A child failed: whose fault is it? What is left of the time is for the model alone, then for other plans."""
+        """A child failed: whose fault is it? A plan that failed beside others runs alone, as memory may have been short.
+        What is left of the time is for the model alone, then for other plans."""
         words, (stage, number) = ended.last_words, _stage(ended.out)
         if stage != CHOSEN:
             self._give_up(f"it failed while {stage}: {words}")
             return
         failed, late = self._left[number], f"it failed while {stage}, no time to try others: {words}"
         try:
+            if len(self._left) > 1 and self._left_s > 0:
+                again = self._run([failed])
+                if again.returncode == 0 and again.out:
+                    self._take_in(again.out[-1], [failed])
+                    return
             alone_too = self._run([failed], own_only=True) if self._left_s > 0 else None
         except isolated.Overdue:
             alone_too = None
@@ -352,13 +358,13 @@ class _Comparison:
             if self._left_s <= 0:
                 self._give_up("another plan failed, and no time was left")
 
-    def _take_in(self, line: str) -> None:
-        """What a child found of all that was left."""
+    def _take_in(self, line: str, places: Sequence[int]) -> None:
+        """What a child found of the results at these places."""
         from kcg.optimize.result import noun_from_json
 
-        for place, text in zip(self._left, json.loads(line), strict=True):
+        for place, text in zip(places, json.loads(line), strict=True):
             self._checks[place] = replace(noun_from_json(ModelCheck, text), weights=self._weights)
-        self._left = []
+        self._left = [place for place in self._left if place not in places]
 
     def _give_up(self, reason: str) -> None:
         """Nothing will be known of what is left."""

@@ -171,11 +171,19 @@ def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -
 def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Beside the others, and alone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    plan = make("dies-once-tuned")
+    plan = make("dies-twice-tuned")
     bad, good = check_models([plan, plan], timeout_s=60, module=CHILD)
     assert bad.passed is False and "the model fails with the chosen schedules: " in bad.reason
     assert good.passed and good.after_s is not None, good
+
+
+@pytest.mark.usefixtures("children")
+def test_a_plan_that_fails_beside_others_alone_is_not_to_blame(make: Make) -> None:
+    """Memory that the others hold may be what it lacks."""
+    first, second = check_models([make("dies-once-tuned")] * 2, timeout_s=60, module=CHILD)
+    assert first.passed and second.passed, (first, second)
 
 
 def test_where_memory_is_short_one_is_released_before_the_other_begins(
