@@ -331,8 +331,8 @@ class _Comparison:
         return ended
 
     def _blame(self, ended: isolated.Ended) -> None:
-        """A child failed: whose fault is it? What failed beside others runs once more without them: memory may have been
-        short. What is left of the time is for the model alone, then for other plans."""
+        """A child failed: whose fault is it? What failed beside others runs once more without them, as memory may have
+        been short. What is left of the time is for the model alone, then for other plans."""
         words, (stage, number) = ended.last_words, _stage(ended.out)
         if stage != CHOSEN:
             self._give_up(f"it failed while {stage}: {words}")
