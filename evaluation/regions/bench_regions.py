@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evaluation.pytorch import comparing
 from evaluation.regions.cases import SECTIONS, Case, Cut, cases
 from evaluation.regions.summary import PARTS, headline, tables
 from evaluation.rows import Row, Rows, rounded
+from evaluation.tiles import options
 from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s, of_search
 from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.cases import Case as KernelCase
@@ -193,26 +195,26 @@ def steps(results: Sequence[str], out: Path) -> None:
 
 def main(
     only: Annotated[str, typer.Option(help="sections, with commas between")] = ",".join(SECTIONS),
-    match: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
+    match: options.Match = "",
     most: Annotated[int, typer.Option(help="cases of a section; 0: all")] = 0,
-    budget: Annotated[str, typer.Option(help="after which no further region is begun; empty: none")] = "",
+    budget: comparing.Budget = "",
     tiles: Annotated[int, typer.Option(help="tile programs measured for what has a contraction")] = 64,
     row_tiles: Annotated[int, typer.Option(help="the same for all else")] = 32,
-    opts: Annotated[int, typer.Option(help="Opts measured for each kernel; 1: the hand-coded ones")] = 8,
-    samples: Annotated[int, typer.Option(help="of each contender")] = 24,
-    search: Annotated[str, typer.Option(help="limit of searching some regions together")] = "300s",
-    predictor: Annotated[str, typer.Option(help="of Opts: auto, roofline, or a checkpoint")] = "auto",
-    work: Annotated[Path, typer.Option(help="folder of the journal of searches, and of logs")] = Path("kcg-out/tiles"),
-    result: Annotated[list[Path] | None, typer.Option(help="RESULT.json whose Opts are taken instead")] = None,
-    again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,
-    revision: Annotated[str, typer.Option(help="of this code, where it has no repository")] = "",
-    device: Annotated[str, typer.Option(help="on CPU only to try this out: no tile program is there")] = "cuda",
+    opts: options.OptsMeasured = 8,
+    samples: options.Samples = 24,
+    search: options.SearchLimit = "300s",
+    predictor: options.OfOpts = "auto",
+    work: options.Work = Path("kcg-out/tiles"),
+    result: options.Results = None,
+    again: comparing.Again = False,
+    retry: comparing.Retry = False,
+    revision: options.Revision = "",
+    device: options.OnDevice = "cuda",
     smoke: Annotated[bool, typer.Option("--smoke", help="one case of each section, few programs and samples")] = False,
     step: Annotated[list[str] | None, typer.Option(help="PRESET=RESULT.json: keep what its step takes")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cases, without a GPU")] = False,
-    table: Annotated[bool, typer.Option("--table", help="print the tables of what is there")] = False,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    table: options.ShowTable = False,
+    out: comparing.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     wanted = only.split(",")

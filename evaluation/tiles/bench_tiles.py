@@ -27,7 +27,9 @@ from typing import Annotated, Any
 
 import typer
 
+from evaluation.pytorch import comparing
 from evaluation.rows import Row, Rows, this_command
+from evaluation.tiles import options
 from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s
 from evaluation.tiles.cases import SECTIONS, Case, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
@@ -89,26 +91,26 @@ def generator(
 
 def main(
     only: Annotated[str, typer.Option(help="sections, with commas between; generator is one")] = ",".join(SECTIONS),
-    match: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
+    match: options.Match = "",
     most: Annotated[int, typer.Option(help="cases of a section, chosen evenly, or of --table the worst; 0: all")] = 0,
-    budget: Annotated[str, typer.Option(help="after which no further kernel is begun; empty: none")] = "",
+    budget: comparing.Budget = "",
     tiles: Annotated[int, typer.Option(help="tile programs measured for a matmul or convolution")] = 64,
     row_tiles: Annotated[int, typer.Option(help="the same for rows and matrix-vector products")] = 24,
-    opts: Annotated[int, typer.Option(help="Opts measured for each; 1: the hand-coded ones")] = 8,
-    result: Annotated[list[Path] | None, typer.Option(help="RESULT.json whose Opts are taken instead")] = None,
-    samples: Annotated[int, typer.Option(help="of each contender")] = 24,
-    search: Annotated[str, typer.Option(help="limit of searching some kernels together")] = "200s",
-    predictor: Annotated[str, typer.Option(help="of Opts: auto, roofline, or a checkpoint")] = "auto",
+    opts: options.OptsMeasured = 8,
+    result: options.Results = None,
+    samples: options.Samples = 24,
+    search: options.SearchLimit = "200s",
+    predictor: options.OfOpts = "auto",
     programs: Annotated[int, typer.Option(help="of each case, for generator and --dry-run")] = 3,
-    work: Annotated[Path, typer.Option(help="folder of the journal of searches, and of logs")] = Path("kcg-out/tiles"),
-    again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,
+    work: options.Work = Path("kcg-out/tiles"),
+    again: comparing.Again = False,
+    retry: comparing.Retry = False,
     below: Annotated[float, typer.Option(help="time those again that are below this and of another revision")] = 0.0,
-    revision: Annotated[str, typer.Option(help="of this code, where it has no repository")] = "",
-    device: Annotated[str, typer.Option(help="on CPU only to try this out: no tile program is there")] = "cuda",
+    revision: options.Revision = "",
+    device: options.OnDevice = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="generate and compile some of all, without a GPU")] = False,
-    table: Annotated[bool, typer.Option("--table", help="print the tables of what is there")] = False,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    table: options.ShowTable = False,
+    out: comparing.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     wanted = only.split(",")
