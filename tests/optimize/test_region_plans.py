@@ -41,7 +41,7 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
-from kcg.optimize.work import RegionResults
+from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import (
     ModelCheck,
@@ -276,16 +276,27 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
 # ---- in a run
 
 
-def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -> None:
+def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no program for a region its search varies its parts: no plan has any of it, all kernels stay."""
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out", regions=True)
     with begun(settings) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
         kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
+        with_regions: list[RegionWork] = []
+
+        def search(*asked: Any, works: Sequence[RegionWork], **options: Any) -> Candidates:
+            with_regions.extend(works)
+            return plain_search(*asked, works=[work for work in works if work.proposed], **options)
+
+        plain_search, run.works[0].tiles = region_search.search, object()  # type: ignore[assignment]
+        monkeypatch.setattr(region_search, "search", search)
         proposed = region_search.search_regions(
             kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: True
         )
+        run.works[0].tiles = None
         assert proposed is not None and proposed.works and all(work.proposed for work in proposed.works)
+        late = [work for work in with_regions if not work.proposed]
+        assert late == [run.works[0]], "a kernel that has tile programs, and of which none was measured"
         best = region_search.best_schedules(run.works)
         for work in proposed.works:
             assert best_parts(work.call.region, best) in work.known, "measured as one program"
@@ -305,6 +316,18 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         first, *_, last = region_search.variants(RegionResults(tuple(faster)), proposed, run.captured.workload)
         assert any(len(one.region.kernels) >= 3 for one in first.rows), "the norm and more, as a program of 1 ns"
         assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
+        needed, judged = region_search.needed_by_plans(proposed), {}
+        for work, row in zip(proposed.candidates.works, faster, strict=True):
+            judged[work.id] = row
+        in_plan = {one.region.id for one in first.rows if one.region.args}
+        assert not needed({}), "the search found no program"
+        assert in_plan <= needed(judged)
+        lost = {name: replace(row, outcome="kept") if row.region.args else row for name, row in judged.items()}
+        assert not needed(lost)
+        found = Schedule("tile", body)
+        region = next(work for work in proposed.works if work.call.region.id in in_plan)
+        region.of_tiles[found] = Observation(found, Status.OK, 1e-9, "tile")
+        assert needed({}) == {region.call.region.id}, "by the times of the search"
         result = run.result(kernels, first)
         assert len(result.regions) == len(first.rows)
         planning = result.planning
