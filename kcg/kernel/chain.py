@@ -41,7 +41,8 @@ MOST_TERMS = 1 << 24
 with the random roundings three times that."""
 ENOUGH_TERMS = 1 << 23
 """How many are computed for more points than a few: of attention over 4,608 keys a point takes a million."""
-PAGE = 256  # elements of a buffer that are kept together
+PAGE_BITS = 8
+PAGE = 1 << PAGE_BITS  # elements of a buffer that are kept together
 TILE = 64  # elements of which tiles of programs are multiples
 PROBED = 12  # points that are computed first where all may take too long
 FEWEST = 4  # points that are computed in any case, unless they take more than `MOST_TERMS`
@@ -274,38 +275,41 @@ class _Pages:
     """
 
     def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
-        self._page = np.zeros(-(-size // PAGE), np.int32)  # of each PAGE elements; 0: none
+        self._page = np.zeros(-(-size // PAGE), np.int64)  # of each PAGE elements; 0: none
         self._count = 1  # pages, of which the first holds nothing
-        self._data: Array = np.zeros((1, PAGE), dtype)
-        self._error: Array = np.zeros((1, PAGE))
-        self._known = np.zeros((1, PAGE), bool)
+        self._data: Array = np.zeros(PAGE, dtype)
+        self._error: Array = np.zeros(PAGE)
+        self._known = np.zeros(PAGE, bool)
 
     def knows(self, elements: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of some elements are kept."""
-        known: NDArray[np.bool_] = self._known[self._page[elements // PAGE], elements % PAGE]
+        known: NDArray[np.bool_] = self._known[self._places(elements)]
         return known
 
     def of(self, elements: NDArray[np.int64]) -> tuple[Array, Array]:
         """Values and errors of elements that are kept."""
-        place = self._page[elements // PAGE], elements % PAGE
-        return self._data[place], self._error[place]
+        places = self._places(elements)
+        return self._data[places], self._error[places]
 
     def keep(self, elements: NDArray[np.int64], values: Array, error: Array) -> None:
         """Keep values and errors of some elements."""
-        pages = elements // PAGE
+        pages = elements >> PAGE_BITS
         new = distinct(pages[self._page[pages] == 0])
         self._page[new] = np.arange(self._count, self._count + len(new))
         self._count += len(new)
-        if self._count > len(self._known):
-            rows = max(self._count, 2 * len(self._known))
-            self._data, self._error, self._known = (_longer(a, rows) for a in (self._data, self._error, self._known))
-        place = self._page[pages], elements % PAGE
-        self._data[place], self._error[place], self._known[place] = values, error, True
+        if (size := self._count * PAGE) > len(self._known):
+            size = max(size, 2 * len(self._known))
+            self._data, self._error, self._known = (_longer(a, size) for a in (self._data, self._error, self._known))
+        places = self._places(elements)
+        self._data[places], self._error[places], self._known[places] = values, error, True
+
+    def _places(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (self._page[elements >> PAGE_BITS] << PAGE_BITS) + (elements & (PAGE - 1))
 
 
-def _longer(array: Array, rows: int) -> Array:
-    """An array with rows of zeros behind its own."""
-    longer: Array = np.zeros((rows, *array.shape[1:]), array.dtype)
+def _longer(array: Array, size: int) -> Array:
+    """An array with zeros behind its own elements."""
+    longer: Array = np.zeros(size, array.dtype)
     longer[: len(array)] = array
     return longer
 
