@@ -304,7 +304,8 @@ class _Pages:
         self._data[places], self._error[places], self._known[places] = values, error, True
 
     def _places(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (self._page[elements >> PAGE_BITS] << PAGE_BITS) + (elements & (PAGE - 1))
+        pages: NDArray[np.int64] = self._page[elements >> PAGE_BITS]
+        return (pages << PAGE_BITS) + (elements & (PAGE - 1))
 
 
 def _longer(array: Array, size: int) -> Array:
