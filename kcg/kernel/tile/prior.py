@@ -517,10 +517,10 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
-    if programs() >= 2 * target.cores or kernel.others:
+    many = programs() >= 2 * target.cores
+    if many or kernel.others:
         halves = tile[1] >= 128 and tile[1] // 2 >= unit
-        persistent = 0 if kernel.others else 1
-        made = replace(made, persistent=persistent, epilogue_parts=2 if halves else 1)  # room for a stage
+        made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made
