@@ -34,7 +34,8 @@ with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
 CHANGES = (
     {}, {"loads": TMA}, {"loads": TMA, "epilogue_parts": 2, "group": 4}, {"tile": (32, 64), "epilogue_parts": 2},
-    {"tile": (32, 48)}, {"axes": ((1,), (0,))},
+    {"tile": (32, 48)}, {"axes": ((1,), (0,))}, {"persistent": 1}, {"persistent": 2, "axes": ((1,), (0,)), "group": 4},
+    {"loads": TMA, "persistent": 1, "epilogue_parts": 2},
 )  # fmt: skip
 TERMS = 40  # not a multiple of a step
 
@@ -136,11 +137,11 @@ def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...
             if dtype == "float32" and changes:
                 continue
             try:
-                program = generate_kernel(kernel, TARGET, p, interpreted=True)
+                program = generate_kernel(kernel, replace(TARGET, cores=5), p, interpreted=True)
             except TileRefusal as refusal:
                 assert refusal.construct == "tile" and (p.axes, p.tile) != (PLAIN.axes, PLAIN.tile), refusal
                 continue
-            assert len(program.launches) == 1
+            assert len(program.launches) == 1 and (not p.persistent or program.launches[0].grid <= 5 * p.persistent)
             cases[f"{dtype} {changes}"] = Case(region, program)
     assert len(cases) >= 2 + len(dtypes)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
