@@ -34,6 +34,7 @@ from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
+FEW = replace(TARGET, cores=3)  # persistent programs of small kernels have several tiles
 MOST_PROGRAMS = 48  # of a case: the interpreter takes one after another
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
@@ -154,7 +155,7 @@ def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_pa
                     continue  # rows that are not aligned to 16 bytes, and what is computed, TMA does not load
                 if dtype == "float32" and changes:
                     continue
-                program = generate_kernel(kernel, replace(TARGET, cores=3), p, interpreted=True)
+                program = generate_kernel(kernel, FEW, p, interpreted=True)
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
@@ -257,9 +258,9 @@ def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
 def drawn(kernel: TileKernel, rng: Random) -> TileSource:
     """A program of random parameters that is not of many."""
     for _ in range(60):
-        p = random_parameters(kernel, TARGET, rng)
-        assert is_legal(kernel, TARGET, p), p
-        program = generate_kernel(kernel, TARGET, replace(p, fast_math=False), interpreted=True)
+        p = random_parameters(kernel, FEW, rng)
+        assert is_legal(kernel, FEW, p), p
+        program = generate_kernel(kernel, FEW, replace(p, fast_math=False), interpreted=True)
         if max(launch.grid for launch in program.launches) <= MOST_PROGRAMS:
             return program
     raise AssertionError("no program of few launches")
