@@ -170,7 +170,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     if p.persistent:
         rounds = -(-p.persistent // together)  # where not all programs run at once
         turns = -(-tiles // (target.cores * p.persistent))
-        busy_s = rounds * (opening_s + turns * wave(together, opens=False))
+        busy_s = rounds * (len(kernel.launched) * opening_s + turns * wave(together, opens=False))
     elif p.tail > 1:
         turns, left = divmod(tiles, target.cores)
         elements = math.prod(p.tile)

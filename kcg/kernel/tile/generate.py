@@ -126,10 +126,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
     if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
-    if kernel.others and (
-        parameters.form != CONTRACTION or parameters.persistent or parameters.read_early or parameters.warp_specialize
-    ):
-        raise TileRefusal("form", "contractions side by side have a program for each tile, and nothing beside them")
+    if kernel.others and (parameters.form != CONTRACTION or parameters.read_early or parameters.warp_specialize):
+        raise TileRefusal("form", "contractions of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
@@ -319,11 +317,13 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) ->
 def _write_contractions(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    """The tiles of a contraction; of several side by side each program takes a branch by its number.
+    """The tiles of a contraction, or of several: each program takes a branch by its number, or tiles of all in turn.
 
     The branches follow each other: of one inside another's `else` Triton adds up the shared memory.
     """
     top = open_frame(kernel, writer, ())
+    if parameters.persistent:
+        return top.lines, _write_turns(launched_with(kernel, parameters), target, top)
     if not kernel.others:
         return top.lines, _write_contraction(kernel, target, parameters, top)
     number, begin = top.lines.name("tl.program_id(0)", "program"), 0
@@ -338,10 +338,46 @@ def _write_contractions(
     return top.lines, begin
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Persistent programs take tiles in turn, those of several contractions as of one list: tile t is that of program
+    t % `programs`. So each has as many as any other, or one more."""
+
+    programs: int
+    before: int  # tiles of the list before those of this contraction
+
+    def first(self, lines: Lines, program: str) -> str:
+        """A program's first tile of this contraction, which may be past the last one."""
+        ahead = -self.before % self.programs
+        return lines.name(f"({program} + {ahead}) % {self.programs}", "first") if ahead else program
+
+
+def _write_turns(launched: Sequence[tuple[TileKernel, TileParameters]], target: Target, top: Frame) -> int:
+    """A loop over the tiles of each contraction, one loop after the other. Returns how many programs there are."""
+    tiles = [math.prod(_counts(*one)) for one in launched]
+    programs = min(sum(tiles), target.cores * launched[0][1].persistent)
+    for place, (one, own) in enumerate(launched):
+        _write_contraction(one, target, own, top, turns=Turns(programs, sum(tiles[:place])))
+    return programs
+
+
+def _counts(kernel: TileKernel, parameters: TileParameters) -> list[int]:
+    """What a tile's number counts through: parts of a split reduction, ranges that no axis holds, tiles."""
+    axes = axes_of(kernel, parameters)
+    return [parameters.split, *map(extent, rest_of(kernel, axes)), math.prod(axis.tiles for axis in axes)]
+
+
 def _write_contraction(
-    kernel: TileKernel, target: Target, parameters: TileParameters, top: Frame, *, number: str = ""
+    kernel: TileKernel,
+    target: Target,
+    parameters: TileParameters,
+    top: Frame,
+    *,
+    number: str = "",
+    turns: Turns | None = None,
 ) -> int:
-    """Writes what the program with a number does, by default that of the launch. Returns how many there are."""
+    """Writes what the program with a number does, by default that of the launch; with `turns` it is a loop over tiles.
+    Returns how many programs there are."""
     writer, contraction = top.writer, kernel.contraction
     assert contraction is not None
     one, other = axes_of(kernel, parameters)
@@ -352,7 +388,7 @@ def _write_contraction(
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
-    counts = [parameters.split, *(extent(r) for r in rest), rows * columns]
+    counts = _counts(kernel, parameters)
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
@@ -362,9 +398,8 @@ def _write_contraction(
     number = number or top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
-    if parameters.persistent:
-        grid = min(tiles, target.cores * parameters.persistent)
-        program, number = number, writer.fresh("tile")
+    if turns is not None:
+        grid, program, number = turns.programs, number, writer.fresh("tile")
         root = Frame(Lines(writer, top.lines), (), outer=top)
     part, shared, unit = None, "", ""
     if tail is not None:
@@ -379,7 +414,7 @@ def _write_contraction(
     row, column = raster(root, digits[-1], rows, columns, parameters.group)
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
-    options = "" if parameters.persistent else specialized
+    options = specialized if turns is None else ""
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     if parameters.read_early:
         read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
@@ -410,10 +445,11 @@ def _write_contraction(
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
-    if parameters.persistent:
+    if turns is not None:
         # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
         how = specialized or (", flatten=True" if not kernel.is_branching else "")
-        top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
+        first = turns.first(top.lines, program)
+        top.lines.extend(f"for {number} in tl.range({first}, {tiles}, {grid}{how}):", root.lines)
     return grid
 
 
@@ -433,8 +469,7 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
     if parameters.tail <= 1:
         return None
-    axes = axes_of(kernel, parameters)
-    tiles = math.prod(axis.tiles for axis in axes) * math.prod(extent(r) for r in rest_of(kernel, axes))
+    tiles = math.prod(_counts(kernel, parameters))
     whole = tiles // max(1, target.cores) * target.cores
     if not whole or whole == tiles:
         raise TileRefusal("tail", "there is no last wave that is not full")
@@ -464,7 +499,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
     top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, (one, other))
     height = min(TAIL_ROWS, one.size)
-    counts = [*(extent(r) for r in rest), one.tiles * other.tiles]
+    counts = _counts(kernel, parameters)[1:]
     number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
     tile = top.lines.name(f"{tail.whole} + {number}", "tile")
     digits = split_number(top, tile, counts)

@@ -57,7 +57,7 @@ LEAST: dict[str, Any] = {
 NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}
 """What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
 
-ALONE = ("persistent", "warp_specialize", "read_early", "evict_first", "evict_last")
+ALONE = ("warp_specialize", "read_early", "evict_first", "evict_last")
 """What programs have that are all of one kernel."""
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)

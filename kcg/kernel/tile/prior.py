@@ -82,21 +82,23 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     rows, columns = parameters.tile
     ring = parameters.num_stages * sum(loaded_along(kernel, parameters)) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
+    widest = max(int(one.store.buffer.dtype.itemsize) for one in kernel.written)
     if parameters.loads != TMA:
         if not parameters.persistent or kernel.is_branching:
             return ring
-        # the next tile's loads begin while this one is on its way out, through at most 128 bytes a thread
+        # the next tile's loads begin while this one is on its way out, at most 64 elements of a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
-        leaving = min(elements * int(kernel.store.buffer.dtype.itemsize), 128 * 32 * parameters.num_warps)
+        leaving = min(elements, 64 * 32 * parameters.num_warps) * widest
         return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
-    if kernel.is_branching:  # the loop is not flattened
-        itemsize = stored
-    elif kernel.held:  # the float32 sums for what is made of them, and what is on its way out
-        itemsize = 4 + stored
-    elif joined := _joined_bytes(kernel, parameters):
+    joined = _joined_bytes(kernel, parameters)
+    if kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
+        itemsize = stored if kernel.plain else 0
+    elif kernel.held:  # by a descriptor, and one after another through pointers
+        itemsize = joined + widest + (stored if kernel.plain else 0)
+    elif joined:
         itemsize = joined + stored
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
@@ -517,10 +519,10 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
-    if programs() >= 2 * target.cores or kernel.others:
+    many = programs() >= 2 * target.cores
+    if many or kernel.others:
         halves = tile[1] >= 128 and tile[1] // 2 >= unit
-        persistent = 0 if kernel.others else 1
-        made = replace(made, persistent=persistent, epilogue_parts=2 if halves else 1)  # room for a stage
+        made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made

@@ -11,13 +11,14 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import TileKernel
-from kcg.kernel.tile.legal import is_legal, random_parameters
+from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
 from kcg.kernel.tile.program import TileRefusal
@@ -28,13 +29,15 @@ from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
+FEW = replace(TARGET, cores=5)  # persistent programs of small kernels have several tiles
 MOST_PROGRAMS = 64  # of a case: the interpreter takes one after another
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
 CHANGES = (
     {}, {"loads": TMA}, {"loads": TMA, "epilogue_parts": 2, "group": 4}, {"tile": (32, 64), "epilogue_parts": 2},
-    {"tile": (32, 48)}, {"axes": ((1,), (0,))},
+    {"tile": (32, 48)}, {"axes": ((1,), (0,))}, {"persistent": 1}, {"persistent": 2, "axes": ((1,), (0,)), "group": 4},
+    {"loads": TMA, "persistent": 1, "epilogue_parts": 2},
 )  # fmt: skip
 TERMS = 40  # not a multiple of a step
 
@@ -136,11 +139,13 @@ def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...
             if dtype == "float32" and changes:
                 continue
             try:
-                program = generate_kernel(kernel, TARGET, p, interpreted=True)
+                program = generate_kernel(kernel, FEW, p, interpreted=True)
             except TileRefusal as refusal:
                 assert refusal.construct == "tile" and (p.axes, p.tile) != (PLAIN.axes, PLAIN.tile), refusal
                 continue
-            assert len(program.launches) == 1
+            assert len(program.launches) == 1 and (
+                not p.persistent or program.launches[0].grid <= FEW.cores * p.persistent
+            )
             cases[f"{dtype} {changes}"] = Case(region, program)
     assert len(cases) >= 2 + len(dtypes)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
@@ -154,9 +159,9 @@ def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
         for dtype in ("bfloat16", "float16"):
             region, kernel, rng = region_of(*chain(dtype)), cut(chain, dtype), Random(f"{chain.__name__} {dtype}")
             for _ in range(3):
-                p = random_parameters(kernel, TARGET, rng)
-                assert is_legal(kernel, TARGET, p), p
-                program = generate_kernel(kernel, TARGET, replace(p, fast_math=False), interpreted=True)
+                p = random_parameters(kernel, FEW, rng)
+                assert is_legal(kernel, FEW, p), p
+                program = generate_kernel(kernel, FEW, replace(p, fast_math=False), interpreted=True)
                 if program.launches[0].grid <= MOST_PROGRAMS:
                     cases[f"{chain.__name__} {p}"] = Case(region, program)
     assert len(cases) > 2 * len(CHAINS)
@@ -231,19 +236,54 @@ def of_flux(dtype: str = "bfloat16", rows: tuple[int, ...] = (512, 4096)) -> tup
     return streams(dtype, rows=rows, heads=24, size=128, terms=3072)
 
 
+def gated_residual(dtype: str = "bfloat16", rows: tuple[int, ...] = (512, 4096)) -> tuple[Tensor, ...]:
+    """The last projection of both streams, with a gate for each column and the residual."""
+    joined = Tensor.cat(*(linear(n, 3072, dtype, terms=12288).float() * empty(3072) for n in rows))
+    return ((empty(sum(rows), 3072, dtype=dtype) + joined).cast(dtype).contiguous(),)
+
+
 @with_triton
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_streams_of_flux_spill_nothing(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("made", [of_flux, gated_residual])
+def test_streams_of_flux_spill_nothing(made: Made, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By persistent programs, each with a loop for both, and by one for each tile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    region = region_of(*of_flux(dtype))
+    region = region_of(*made(dtype))
     kernel = read_region(region)
     p = default_parameters(kernel, TARGET)
-    assert p.tile == (128, 256) and p.epilogue_parts == 2 and p.loads == TMA and is_legal(kernel, TARGET, p)
+    assert (p.tile, p.loads, p.persistent, p.epilogue_parts, p.num_stages) == ((128, 256), TMA, 1, 2, 4)
     for one in (p, replace(p, tile=(128, 128), epilogue_parts=1)):
-        (launch,) = compile_tile(region, schedule_of(one), TARGET).launches
-        report = dict(launch.compiled.report)
-        assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-        assert 0.9 * shared_taken(kernel, one) <= report["shared_bytes"] <= shared_taken(kernel, one)
+        for own in (one, replace(one, persistent=0)):
+            assert is_legal(kernel, TARGET, own)
+            (launch,) = compile_tile(region, schedule_of(own), TARGET).launches
+            report = dict(launch.compiled.report)
+            assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
+            assert 0.9 * shared_taken(kernel, own) <= report["shared_bytes"] <= shared_taken(kernel, own)
+
+
+def test_persistent_programs_are_candidates_where_some_have_several_tiles() -> None:
+    """Of both streams together: 1,152 and 144 tiles."""
+    region = region_of(*of_flux())
+    kernel = read_region(region)
+    p = default_parameters(kernel, TARGET)
+    for cores, candidates in ((132, (0, 1, 2)), (647, (0, 1, 2)), (648, (0, 1)), (1295, (0, 1)), (1296, (0,))):
+        assert legal_values(kernel, replace(TARGET, cores=cores), p, "persistent") == candidates
+    space = kind_named("tile").space(region, TARGET)
+    assert not isinstance(space, Refusal)
+    for persistent, words in ((1, ", persistent,"), (2, ", persistent x2,"), (0, ", tma, epilogue")):
+        schedule = schedule_of(replace(p, persistent=persistent))
+        space.check(schedule)
+        assert words in space.name(schedule)
+
+
+def test_persistent_programs_are_expected_to_take_turns_of_the_whole_list() -> None:
+    """1,296 tiles are four of each of 324; 36 more are a fifth, whichever stream they are of."""
+    cores, seconds = replace(TARGET, cores=324), {}
+    for rows in ((512, 4096), (512, 4224), (640, 4096)):
+        kernel = read_region(region_of(*of_flux(rows=rows)[2:]))
+        seconds[rows] = predicted_seconds(kernel, cores, default_parameters(kernel, TARGET))
+    full, *others = seconds.values()
+    assert others[0] == pytest.approx(others[1], rel=0.01) and others[0] > 1.1 * full
 
 
 def test_two_streams_are_expected_to_cost_little_more_than_one_of_all_rows() -> None:
@@ -251,10 +291,11 @@ def test_two_streams_are_expected_to_cost_little_more_than_one_of_all_rows() -> 
     one = read_region(region_of(linear(4608, 9216, "bfloat16", terms=3072)))
     both = read_region(region_of(*of_flux()[2:]))
     for axes, tile, tiles in ((PLAIN.axes, (128, 64), (36, 144)), (PLAIN.axes[::-1], (256, 128), (36, 36))):
-        own = replace(PLAIN, axes=axes, tile=tile, reduce_tile=64, loads=TMA, num_warps=8)
-        assert launched_tiles(one, own) == launched_tiles(both, own) == tiles
-        one_s, both_s = (predicted_seconds(kernel, TARGET, own) for kernel in (one, both))
-        assert one_s < both_s < 1.1 * one_s
+        for persistent in (0, 1):
+            own = replace(PLAIN, axes=axes, tile=tile, reduce_tile=64, loads=TMA, num_warps=8, persistent=persistent)
+            assert launched_tiles(one, own) == launched_tiles(both, own) == tiles
+            one_s, both_s = (predicted_seconds(kernel, TARGET, own) for kernel in (one, both))
+            assert one_s < both_s < 1.1 * one_s
 
 
 def test_joined_streams_are_proposed_as_one_program() -> None:

@@ -228,3 +228,51 @@ def test_a_block_of_fused_programs() -> None:
         assert now.shape == right.shape and np.isfinite(now).all()
         assert np.abs(now - right).max() < 0.05 * np.abs(right).max()
         assert np.abs(now - right).mean() < 0.02 * np.abs(right).mean()
+
+
+# ---- contractions of one launch
+
+STREAMS = (M, 200)
+"""Rows: 13 × 12 tiles of 128 × 128 and 2 × 12. Of 132 persistent programs most have no tile of the second product."""
+
+
+def joined(x: Tensor, w: Tensor, other_x: Tensor, other_w: Tensor) -> Tensor:
+    return (x @ w.T).contiguous().cat((other_x @ other_w.T).contiguous()).contiguous()
+
+
+def streams(device: str | None = None) -> Region:
+    shapes = [shape for rows in STREAMS for shape in ((rows, K), (N, K))]
+    return region_of(joined(*(empty(*shape, dtype="bfloat16", device=device or "CPU") for shape in shapes)))
+
+
+def in_turn(region: Region, target: Target, loads: str) -> Program:
+    """The region's program, whose programs take tiles of both products in turn."""
+    p = replace(default_parameters(read_region(region), target), tile=(128, 128), epilogue_parts=1, num_warps=8)
+    program = compile_tile(region, schedule_of(replace(p, num_stages=3, persistent=1, loads=loads)), target)
+    assert isinstance(program, Program) and program.launches[0].compiled.global_size[0] == target.cores
+    return program
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_products_that_are_stored_beside_each_other_compile() -> None:
+    region = streams()
+    assert len(region.kernels) == 3 and len(read_region(region).others) == 1
+    for loads in (POINTER, TMA):
+        in_turn(region, replace(KNOWN_TARGETS["sm_90"], cores=132), loads)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("loads", [POINTER, TMA])
+def test_persistent_programs_of_two_products(loads: str) -> None:
+    prepare("CUDA")
+    target, _ = detect("CUDA", 1)
+    region = streams("CUDA")
+    (x, w, _), (other_x, other_w, _) = inputs(1), inputs(2)
+    tensors = (x, w, other_x[: STREAMS[1]].contiguous().realize(), other_w)
+    plain = joined(*tensors).float().numpy()
+    with install({region: in_turn(region, target, loads)}, target) as report:
+        found = [joined(*tensors).numpy() for _ in range(20)]
+    assert report.counts[region.id] == len(found), report
+    assert len({a.tobytes() for a in found}) == 1
+    assert np.abs(np.asarray(found[0], np.float32) - plain).max() < 0.02 * np.abs(plain).max()

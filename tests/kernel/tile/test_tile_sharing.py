@@ -34,6 +34,7 @@ from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
+FEW = replace(TARGET, cores=3)  # persistent programs of small kernels have several tiles
 MOST_PROGRAMS = 48  # of a case: the interpreter takes one after another
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
@@ -154,7 +155,7 @@ def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_pa
                     continue  # rows that are not aligned to 16 bytes, and what is computed, TMA does not load
                 if dtype == "float32" and changes:
                     continue
-                program = generate_kernel(kernel, replace(TARGET, cores=3), p, interpreted=True)
+                program = generate_kernel(kernel, FEW, p, interpreted=True)
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
@@ -176,7 +177,7 @@ def test_tiles_of_several_contractions_in_one_launch_are_right(
             for changes in CHANGES:
                 p = replace(PLAIN, **changes)
                 in_order = p.axes == PLAIN.axes and p.tile == PLAIN.tile
-                if p.persistent or p.read_early or (p.loads == TMA and sizes[1] == 45):
+                if p.read_early or (p.loads == TMA and sizes[1] == 45):
                     continue
                 if chain is heads and not in_order:
                     with pytest.raises(TileRefusal, match="other columns in one block"):
@@ -185,6 +186,12 @@ def test_tiles_of_several_contractions_in_one_launch_are_right(
                 program = generate_kernel(kernel, TARGET, p, interpreted=True)
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
+            for cores in (3, 5):  # more than the values have tiles
+                for changes in ({}, {"group": 4}, {"epilogue_parts": 2}):
+                    p = replace(PLAIN, persistent=1, **changes)
+                    program = generate_kernel(kernel, replace(TARGET, cores=cores), p, interpreted=True)
+                    assert program.launches[0].grid == cores
+                    cases[f"{dtype} {sizes} {cores} programs {changes}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
 
@@ -197,6 +204,43 @@ def test_every_tile_of_each_contraction_is_a_program() -> None:
     assert [re.sub(r"program\d+", "n", line) for line in branches] == [
         "if (n < 24):", "if (n >= 24) & (n < 36):", "if (n >= 36):",
     ]  # fmt: skip
+
+
+def taken(source: TileSource) -> list[list[tuple[int, int]]]:
+    """Of each persistent program the tiles that it takes: of which contraction, and its number among that one's."""
+    begins = re.findall(r"^    (first\d+) = (.*)$", source.source, re.MULTILINE)
+    loops = re.findall(r"^    for tile\d+ in tl\.range\((\w+), (\d+), (\d+)", source.source, re.MULTILINE)
+    (program,) = re.findall(r"(program\d+) = tl\.program_id\(0\)", source.source)
+    found = []
+    for number in range(source.launches[0].grid):
+        names = {program: number}
+        names |= {name: eval(text, {}, names) for name, text in begins}
+        ranges = [range(names[begin], int(end), int(step)) for begin, end, step in loops]
+        found.append([(place, tile) for place, tiles in enumerate(ranges) for tile in tiles])
+    return found
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 5, 7, 16, 23, 40, 41])
+def test_persistent_programs_take_tiles_of_all_contractions_as_of_one_list(cores: int) -> None:
+    """Tile after tile of 24, 12 and 6: each is somebody's, and nobody has more than one more than another."""
+    region = region_of(*projections("bfloat16", (96, 64, 128)))
+    for persistent in (1, 2):
+        source = generate(region, replace(TARGET, cores=cores), replace(PLAIN, persistent=persistent))
+        programs = taken(source)
+        assert len(programs) == source.launches[0].grid == min(42, persistent * cores)
+        whole = [(place, tile) for place, count in enumerate((24, 12, 6)) for tile in range(count)]
+        assert programs == [whole[number :: len(programs)] for number in range(len(programs))]
+        assert len({len(tiles) for tiles in programs}) <= 2
+
+
+def test_descriptors_of_persistent_programs_are_made_once() -> None:
+    """That of the operand which all read is one; none is made in a loop."""
+    p = replace(PLAIN, persistent=1, loads=TMA, epilogue_parts=2)
+    source = generate(region_of(*projections("bfloat16", (96, 64, 128))), replace(TARGET, cores=5), p).source
+    made = re.findall(r"^( *)\w+ = tl\.make_tensor_descriptor\((\w+)", source, re.MULTILINE)
+    assert len(made) == 1 + 3 + 3 and {indent for indent, _ in made} == {"    "}
+    assert len({buffer for _, buffer in made}) == len(made)
+    assert source.count("    for tile") == source.count(", flatten=True):") == 3
 
 
 @with_triton
@@ -214,9 +258,9 @@ def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
 def drawn(kernel: TileKernel, rng: Random) -> TileSource:
     """A program of random parameters that is not of many."""
     for _ in range(60):
-        p = random_parameters(kernel, TARGET, rng)
-        assert is_legal(kernel, TARGET, p), p
-        program = generate_kernel(kernel, TARGET, replace(p, fast_math=False), interpreted=True)
+        p = random_parameters(kernel, FEW, rng)
+        assert is_legal(kernel, FEW, p), p
+        program = generate_kernel(kernel, FEW, replace(p, fast_math=False), interpreted=True)
         if max(launch.grid for launch in program.launches) <= MOST_PROGRAMS:
             return program
     raise AssertionError("no program of few launches")
