@@ -88,8 +88,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
-COMPUTING = ("zoo", "kernel")
-"""Folders whose tests start no processes: they run while those of faults, which are timed, do."""
+COMPUTING = ("zoo", "kernel", "tile")
+"""Folders whose tests wait for nothing: they run while those of faults, which are timed, do."""
 LONGEST = (
     "test_whole_script",
     "test_readme",

@@ -28,7 +28,7 @@ from kcg.optimize.console import format_seconds
 from kcg.optimize.estimates import Pace
 from kcg.optimize.kept import Side
 from kcg.optimize.paired import Compared, Comparisons
-from kcg.optimize.result import NO_OTHER, ONCE, TIME_OVER, USED_UP
+from kcg.optimize.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, USED_UP
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
 from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
@@ -377,7 +377,7 @@ class Judge:
     def _not_needed(self, work: RegionWork) -> RegionResult:
         """The result of a region of several kernels that is in none of the best plans."""
         base = self._as_measured(work)
-        return _result(work, base, base, "not judged", "faster than its parts in the search, and in no plan")
+        return _result(work, base, base, NOT_JUDGED, "faster than its parts in the search, and in no plan")
 
     def _as_measured(self, work: RegionWork) -> Finalist:
         """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""

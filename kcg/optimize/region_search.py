@@ -35,6 +35,7 @@ from kcg.optimize.region_plans import (
     propose,
     rows_of,
 )
+from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import best
@@ -299,7 +300,7 @@ def regions_in(
 
 
 OUT = {
-    "not judged": "faster than its parts in the search, and no plan among the best has it",
+    NOT_JUDGED: "faster than its parts in the search, and no plan among the best has it",
     "undecided": "there was no time to judge a program",
     "not searched": "there was no time to search a program",
     "unjudged": "the reference cannot tell what is right",

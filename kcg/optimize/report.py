@@ -231,7 +231,6 @@ _OUTCOMES = {
     "improved": "a faster schedule was found and verified",
     "kept": "searched, and nothing verified was faster",
     "undecided": "something was faster in the search, and there was no time to judge it",
-    "not judged": "a region that was faster than its parts in the search, and that no plan among the best has",
     "not searched": "no other schedule was tried",
     "unjudged": "not optimised, because the reference cannot tell what is right",
     "quarantined": "not optimised, because tinygrad's own schedule is wrong or fails",

@@ -56,16 +56,19 @@ MAX_BYTES = 512 * 1024 * 1024
 LARGEST = 2**63 - 1
 """Of an integer: what is beyond is no count, no size and no seed."""
 
-OUTCOMES = ("improved", "kept", "undecided", "not judged", "not searched", "unjudged", "quarantined")
+OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quarantined")
 """What became of a kernel; `RegionResult.note` says it in words. All but the first keep tinygrad's own schedule:
 
 - kept: it was searched, and nothing that was found is faster and right;
 - undecided: something was faster in the search, and there was no time to judge it;
-- not judged: a region of several kernels, faster than its parts in the search, that no plan among the best has;
 - not searched: no other schedule was tried;
 - unjudged: the reference cannot tell what is right;
 - quarantined: tinygrad's own schedule is wrong, or fails.
 """
+
+NOT_JUDGED = "not judged"
+"""A region of several kernels, faster than its parts in the search, that no plan among the best has: it is in no
+result."""
 
 NO_OTHER = "there is no other schedule"
 ONCE = "it runs outside of the steps alone, and takes little"

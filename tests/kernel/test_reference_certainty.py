@@ -218,7 +218,7 @@ INFINITE: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-IN_HALVES = ("masked softmax", "logsumexp", "logcumsumexp", "a mask that is added", "softplus", "matmul", "mean")
+IN_HALVES = ("masked softmax", "logsumexp", "softplus", "matmul", "mean")
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_both_formats(INFINITE, halves=IN_HALVES))

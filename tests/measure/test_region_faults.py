@@ -384,12 +384,18 @@ CASES: dict[str, Case] = {
 }
 SLOW = {(name, "float32") for name in CASES if name not in ("layernorm", "several outputs")}
 SLOW |= {(f"{name} of 3,072", dtype) for name in ("softmax", "layernorm") for dtype in ("float16", "float32")}
+SLOW |= {("attention with a mask", "float16")}  # all of its faults
 """The errors of float32 are far below all that is wrong here."""
+OF_ANY_MASK = {what for what in CASES["attention"].wrong if what != "online without the correction"}
+"""Found with a mask as without one, and of 4,608 keys less easily than of 300."""
 PAIRS = [
-    pytest.param(name, dtype, marks=pytest.mark.slow if (name, dtype) in SLOW else ())
-    for name, case in CASES.items()
-    if name != "attention of more rows"  # its single keys in bfloat16, below
-    for dtype in case.dtypes
+    pytest.param("attention with a mask", "float16", OF_ANY_MASK, id="attention with a mask-float16-its own"),
+    *(
+        pytest.param(name, dtype, set(), marks=pytest.mark.slow if (name, dtype) in SLOW else (), id=f"{name}-{dtype}")
+        for name, case in CASES.items()
+        if name != "attention of more rows"  # its single keys in bfloat16, below
+        for dtype in case.dtypes
+    ),
 ]
 
 
@@ -431,13 +437,14 @@ def judged(name: str, dtype: str) -> Judged:
     return Judged(case, dtype, CheckedBench(region, X86), numbers, outputs)
 
 
-@pytest.mark.parametrize(("name", "dtype"), PAIRS)
-def test_right_programs_pass_and_wrong_ones_are_found(name: str, dtype: str) -> None:
+@pytest.mark.parametrize(("name", "dtype", "left_out"), PAIRS)
+def test_right_programs_pass_and_wrong_ones_are_found(name: str, dtype: str, left_out: set[str]) -> None:
     """Every rule of the finals, as far as it takes: what a search's check finds is not run through the finals."""
     of = judged(name, dtype)
     bench = of.bench
     right = [bench.launcher(of.parts), *(bench.launcher(of.program(build)) for build in of.case.right.values())]
-    wrong = {what: bench.launcher(of.program(build)) for what, build in of.case.wrong.items()}
+    asked = {what: build for what, build in of.case.wrong.items() if what not in left_out}
+    wrong = {what: bench.launcher(of.program(build)) for what, build in asked.items()}
     left = {what: launch for what, launch in wrong.items() if not bench.check(launch, (), seeds=(0,)).wrong}
     results = bench.check_all([*right, *left.values()], (), seeds=FINAL_SEEDS, thorough=True)
     for result in results[: len(right)]:

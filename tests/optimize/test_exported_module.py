@@ -59,7 +59,7 @@ def listed(result: Result) -> list[Any]:
 def test_a_process_without_kcg_takes_the_opts(result: Result, stored: Path, tmp_path: Path) -> None:
     said = str(export(stored, tmp_path / "tuned_model.py"))
     assert "3 kernels: 0 as machine code, 2 with Opts that were found, 1 with tinygrad's own" in said
-    done = imported(tmp_path / "tuned_model.py", BEAM="1")
+    done = imported(tmp_path / "tuned_model.py", BEAM="1", BEAM_UPCAST_MAX="1")  # it finds little else
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["kcg"] == [] and report["error"] < 1e-5

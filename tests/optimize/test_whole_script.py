@@ -138,10 +138,14 @@ def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong:
     assert result.reason.startswith(report) and "(line " in result.reason
 
 
-def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result, tmp_path: Path) -> None:
+def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result) -> None:
     result = check(right, "random")
     assert result.passed is None and result.runs == 3, result
     assert result.reason == "no verdict: the script does not repeat itself with tinygrad's own schedules either"
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_another_number_of_tensors_is_not_wrong(right: Result, tmp_path: Path) -> None:
     other = check(right, "as many as lines", str(tmp_path / "runs.txt"))
     assert other.passed is None and other.runs == 2, other
     assert other.reason.startswith(
@@ -196,18 +200,19 @@ def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
     assert "one rounding unit in what the script begins with moves it too much to tell" in result.reason
 
 
-def test_hand_written_kernels_run_in_it() -> None:
-    """Forced into a result: one that is right, and one that adds what it should multiply."""
+@pytest.mark.parametrize(("name", "passed"), [pytest.param("apart", True, marks=pytest.mark.slow), ("wrong", False)])
+def test_hand_written_kernels_run_in_it(name: str, passed: bool) -> None:
+    """Forced into a result: one that is right, as in the run of test_handwritten, and one that adds what it should
+    multiply."""
     own = result_of(OUTER, "24")
     kernels = {kernel.name: kernel for kernel in describe_job(KernelFile(BY_HAND, _digest(BY_HAND)))}
     (summed,) = [row for row in own.regions if match_job(kernels["wrong"], [row.region], own.target)]
     settings = Settings(str(OUTER), script_args=("24",), kernels=(BY_HAND,))
-    for name, passed in (("apart", True), ("wrong", False)):
-        schedule = lower_job(kernels[name], summed.region, own.target)
-        chosen = replace(summed.chosen, schedule=schedule)
-        only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
-        result = check_script(only, settings, timeout_s=TIMEOUT_S)
-        assert result.passed is passed and result.kernels == 1, result
+    schedule = lower_job(kernels[name], summed.region, own.target)
+    chosen = replace(summed.chosen, schedule=schedule)
+    only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
+    result = check_script(only, settings, timeout_s=TIMEOUT_S)
+    assert result.passed is passed and result.kernels == 1, result
 
 
 def _digest(path: Path) -> str:

@@ -43,7 +43,14 @@ if WORKS:
 """
 
 
-def test_a_program_sees_of_itself_what_plain_python_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WAYS = (["folder/../script.py", "a", "--b"], ["-m", "folder", "-m"], ["-c", "TEXT", "a", "-c"])
+MORE_WAYS = (["script.py", "a"], ["FOLDER/folder/script.py"], ["-m", "script", "a"], ["-m", "folder.script"])
+
+
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(MORE_WAYS, marks=pytest.mark.slow)], ids=["some", "more"])
+def test_a_program_sees_of_itself_what_plain_python_shows(
+    ways: tuple[list[str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "seen.json"
     text = SEEN.replace("WORKS", "True").replace("OUT", repr(str(out)))
@@ -51,15 +58,7 @@ def test_a_program_sees_of_itself_what_plain_python_shows(tmp_path: Path, monkey
     (tmp_path / "folder" / "__init__.py").touch()
     for name in ("script.py", "folder/script.py", "folder/__main__.py"):
         (tmp_path / name).write_text(text)
-    for words in (
-        ["script.py", "a", "--b"],
-        ["folder/../script.py"],
-        [str(tmp_path / "folder/script.py")],
-        ["-m", "script", "a"],
-        ["-m", "folder", "-m"],
-        ["-m", "folder.script"],
-        ["-c", text, "a", "-c"],
-    ):
+    for words in ([word.replace("FOLDER", str(tmp_path)).replace("TEXT", text) for word in way] for way in ways):
         with monkeypatch.context() as here:
             here.setenv("CAPTURED", "1")
             captured = capture_program(program_of(words), dev=DEV)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tinygrad import Tensor
@@ -123,7 +124,6 @@ def heads(dtype: str, sizes: Sizes, size: int = 16) -> tuple[Tensor, ...]:
 
 
 Made = Callable[[str, Sizes], tuple[Tensor, ...]]
-DTYPES = [("bfloat16", "float32"), pytest.param(("float16",), marks=pytest.mark.slow)]
 CHAINS: tuple[Made, ...] = (gated, gate_kept, apart, three, normed, turned, in_batches)
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
 BATCHED = {((0,), (1,)): ((1,), (2,)), ((1,), (0,)): ((2,), (1,))}  # the axes of what has a range more
@@ -133,6 +133,15 @@ CHANGES = (
 )  # fmt: skip
 
 
+def in_formats(first: Made, *others: Made) -> list[Any]:
+    """Chains and their formats: float32, of which one program is made, of the first alone unless all are asked for."""
+    return [
+        (first, ("bfloat16", "float32")),
+        *((chain, ("bfloat16",)) for chain in others),
+        *(pytest.param(chain, ("float16", "float32"), marks=pytest.mark.slow) for chain in (first, *others)),
+    ]
+
+
 def sharing(region: Region) -> TileKernel:
     kernel = read_region(region)
     assert kernel.sharing and len(kernel.together) == len(kernel.reductions) and kernel.operands.count(1) == 1
@@ -140,8 +149,7 @@ def sharing(region: Region) -> TileKernel:
 
 
 @with_triton
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(("chain", "dtypes"), in_formats(*CHAINS))
 def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for dtype in dtypes:
@@ -163,8 +171,7 @@ def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_pa
 
 
 @with_triton
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize("chain", [projections, heads])
+@pytest.mark.parametrize(("chain", "dtypes"), in_formats(projections, heads))
 def test_tiles_of_several_contractions_in_one_launch_are_right(
     chain: Made, dtypes: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -244,10 +251,12 @@ def test_descriptors_of_persistent_programs_are_made_once() -> None:
 
 
 @with_triton
-def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
-    cases = {}
-    for chain in (*CHAINS, projections, heads):
-        for number, dtype in enumerate(("bfloat16", "float16", "float32")):
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_programs_of_random_parameters_are_right(count: int, tmp_path: Path) -> None:
+    """Of each chain in one format, each format in turn, or in all."""
+    formats, cases = [*enumerate(("bfloat16", "float16", "float32"))], {}
+    for place, chain in enumerate((*CHAINS, projections, heads)):
+        for number, dtype in (formats * 2)[place % 3 :][:count]:
             region = region_of(*chain(dtype, (33 + 7 * number, 64, 64)))
             program = drawn(read_region(region), Random(f"{chain.__name__} {number}"))
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
@@ -366,11 +375,12 @@ def test_a_loop_of_two_products_is_expected_to_cost_no_more_than_two_loops() -> 
 
 
 LLAMA = {"Llama 3 8B": (1024, 4096, 14336), "Llama 3.2 1B": (1024, 2048, 8192)}
+MODELS = ["Llama 3 8B", pytest.param("Llama 3.2 1B", marks=pytest.mark.slow)]
 
 
 @with_triton
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", LLAMA)
+@pytest.mark.parametrize("model", MODELS)
 def test_the_priors_choice_for_llama_spills_nothing(
     model: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +396,7 @@ def test_the_priors_choice_for_llama_spills_nothing(
 
 
 @with_triton
-@pytest.mark.parametrize("model", [next(iter(LLAMA)), *(pytest.param(m, marks=pytest.mark.slow) for m in [*LLAMA][1:])])
+@pytest.mark.parametrize("model", MODELS)
 def test_branches_of_one_launch_have_shared_memory_in_common(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,21 +414,21 @@ def test_branches_of_one_launch_have_shared_memory_in_common(
 
 
 @with_triton
+@pytest.mark.parametrize("sums", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_shared_memory_of_halves_that_groups_of_warps_put_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sums: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 rows of 8 warps: whether the result lies along the rows of the tile or along its columns."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    x, weight = empty(1024, 2048, dtype="bfloat16"), empty(8192, 2048, dtype="bfloat16")
-    for tensors in ((x @ weight.T,), gated("bfloat16", (1024, 2048, 8192))):
-        region = region_of(*tensors)
-        for axes in (((0,), (1,)), ((1,), (0,))):
-            for loads in ("pointer", TMA):
-                p = replace(PLAIN, axes=axes, tile=(64, 128), reduce_tile=64, num_warps=8, persistent=1, loads=loads)
-                p = replace(p, epilogue_parts=2)
-                (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
-                expected = shared_taken(read_region(region), p)
-                assert 0.9 * expected <= dict(launch.compiled.report)["shared_bytes"] <= expected, p
+    x, weight, *_ = operands("bfloat16", sizes := (1024, 2048, 8192), 1)
+    region = region_of(*(gated("bfloat16", sizes) if sums == 2 else (x @ weight.T,)))
+    for axes in (((0,), (1,)), ((1,), (0,))):
+        for loads in ("pointer", TMA):
+            p = replace(PLAIN, axes=axes, tile=(64, 128), reduce_tile=64, num_warps=8, persistent=1, loads=loads)
+            p = replace(p, epilogue_parts=2)
+            (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+            expected = shared_taken(read_region(region), p)
+            assert 0.9 * expected <= dict(launch.compiled.report)["shared_bytes"] <= expected, p
 
 
 # ---- in a workload
