@@ -160,14 +160,16 @@ class Evaluation:
         found: list[StoreValues] = []
         affordable, self._count = FEWEST, 0
         while self._count < min(affordable, most):
-            count, self._left = min(affordable, most), MOST_TERMS
+            count = min(affordable, most)
+            # what is kept costs nothing again, so that the first points may have told too little
+            self._left = limit = min(MOST_TERMS, 2 * self._enough) if self._count else MOST_TERMS
             try:
                 found = self._at([chosen[:count] for chosen in points])
             except _TooMuch:
                 if not self._count:
                     raise
                 break
-            spent = max(1, MOST_TERMS - self._left)
+            spent = max(1, limit - self._left)
             affordable = PROBED if self._count == 0 else most
             affordable = max(count, min(affordable, self._enough * (count - self._count) // spent))
             self._count = count
@@ -348,8 +350,8 @@ def tightened(expected: StoreValues, shaken: Sequence[StoreValues]) -> StoreValu
         return expected
     with np.errstate(all="ignore"):
         shares = [(np.abs(one.values - expected.values) / expected.error)[telling].max() for one in shaken]
-    share = max(float(np.nan_to_num(share, nan=np.inf)) for share in shares)
-    return replace(expected, error=expected.error * min(1.0, share))
+    share = min(1.0, max(float(np.nan_to_num(share, nan=np.inf)) for share in shares))
+    return replace(expected, error=expected.error * share, share=share)
 
 
 def covers(ast: UOp, slot: int, size: int) -> bool:

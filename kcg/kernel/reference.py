@@ -395,6 +395,7 @@ class StoreValues:
     indices: NDArray[np.int64]  # (points,), elements of the output buffer
     values: Array  # (points,), float64, or the buffer's own integer or bool type
     error: NDArray[np.float64]  # (points,), expected rounding error; 0: must match exactly, inf: unknown
+    share: float = 1.0  # of the bound of the error, that random roundings show it to be
 
     @property
     def known_share(self) -> float:

@@ -81,8 +81,13 @@ class Estimates:
         left_s = end - measured_at
         share_s = min(SEARCH_SHARE * left_s, left_s - self._least_judging_s() - self._model_s())
         until = max(measured_at + share_s, end - self.final_cost_s())
-        regions_follow = self.wants_regions and not any(work.proposed for work in self.works)
-        return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
+        kernels_s = KERNELS_SHARE * (until - measured_at)
+        return measured_at + kernels_s if self._regions_follow(until - measured_at - kernels_s) else until
+
+    def _regions_follow(self, seconds: float) -> bool:
+        """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
+        is_first = not any(work.proposed for work in self.works)
+        return is_first and len(self.works) > 1 and self.wants_regions and seconds >= self._least_regions_s
 
     def judge_from(self) -> float | None:
         """When what was found has to be judged, so that this and the check of the whole end in time, by
@@ -100,8 +105,12 @@ class Estimates:
 
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
-        until, least_s = self.judge_from(), 0.0 if self.device.is_cpu else LEAST_REGIONS_S
-        return until is None or until - time.monotonic() >= least_s
+        until = self.judge_from()
+        return until is None or until - time.monotonic() >= self._least_regions_s
+
+    @property
+    def _least_regions_s(self) -> float:
+        return 0.0 if self.device.is_cpu else LEAST_REGIONS_S
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
@@ -267,8 +276,8 @@ class Estimates:
     def whole_s(self, *, changed: int | None = None, plans: int = 1) -> float:
         """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
         each of so many plans; without a number those that have a candidate, and at least one."""
-        if self.settings.is_script:  # the first plan that is right ends it
-            return whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
+        if self.settings.is_script:
+            return plans * whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
         if changed is None:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service

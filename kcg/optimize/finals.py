@@ -85,6 +85,7 @@ class Judge:
         self._judged, self._needed = judged, needed
         self._of_best: Collection[str] = ()  # regions of the best plans, when so many were `_waiting` for their verdict
         self._waiting = -1
+        self._is_over = False  # whether the budget left no time for a region: no plan is made again then
         self._comparisons = Comparisons(estimates, device)
         self._pace = Pace(estimates)
         self._undecided = 0
@@ -100,8 +101,7 @@ class Judge:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
         if any(self._allows(work) for work in order):
-            first = self._of_plans(order)
-            self._comparisons.prepare([*first, *(work for work in order if work not in first)])
+            self._comparisons.prepare(self._of_plans(order))
         try:
             while of_plans := self._of_plans(left):
                 left.remove(work := self._comparisons.first_ready(of_plans, until=self._until()))
@@ -111,6 +111,7 @@ class Judge:
                     self._judged_s += 0.0 if work.proposed else work.saving_s
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
+                    self._is_over = self._is_over or work.proposed
                 self._log.show(
                     sum(judged.get(w.id, w).after_s for w in works if not w.proposed),
                     measurements=estimates.budget.ledger.measurements,
@@ -129,7 +130,8 @@ class Judge:
         if self._needed is None:
             return list(left)
         waiting = [work for work in left if work.proposed]
-        if waiting and len(waiting) != self._waiting:  # plans change with what was judged of their regions
+        # plans change with what was judged of their regions
+        if waiting and len(waiting) != self._waiting and not self._is_over:
             self._of_best, self._waiting = self._needed(self._judged), len(waiting)
         return [work for work in left if not work.proposed or work.call.region.id in self._of_best]
 

@@ -37,6 +37,8 @@ def check_models(
     """
     kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
     reasons = [kind.why_not_needed(settings, result, ended_early=not result.complete) for result in results]
+    if settings.is_script:  # each plan runs it twice
+        reasons[1:-1] = ["not run: of the plans of a script the best and every kernel alone are"] * (len(results) - 2)
     due = [place for place, reason in enumerate(reasons) if not reason]
     checks = [ModelCheck(None, reason) for reason in reasons]
     if not due:
@@ -108,14 +110,14 @@ def _compared(
             "effects repeat; --no-script-check leaves this out)"
         )
         until, checks = time.monotonic() + timeout_s, list[ModelCheck]()
-        for result in results:  # no step of a script is timed: the first plan that is right is taken
-            left_s = max(until - time.monotonic(), 0.0)
-            is_over = any(check.passed for check in checks)
-            checks.append(
-                ModelCheck(None, "not run: a plan that is expected to be faster is right")
-                if is_over
-                else whole_script.check_script(result, settings, timeout_s=left_s, check_device=check_device)
-            )
+        for result in results:
+            if checks and checks[-1].passed:  # no step of a script is timed
+                checks.append(ModelCheck(None, "not run: a plan that is expected to be faster is right"))
+            elif checks and checks[-1].passed is None:  # it does not repeat itself, say: with other plans neither
+                checks.append(checks[-1])
+            else:
+                left_s = max(until - time.monotonic(), 0.0)
+                checks.append(whole_script.check_script(result, settings, timeout_s=left_s, check_device=check_device))
         return checks
     plans = f" of {len(results)} plans" if len(results) > 1 else ""
     log.progress.phase(f"comparing the whole model's output{plans} with that of tinygrad's own schedules")

@@ -141,17 +141,24 @@ class Comparisons:
         service, expected_s = self._device.service, self._estimates.compiling_s()
         service.fresh_child()
         sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
-        if not self._device.is_cpu:  # where nothing may disturb a sample
-            for work in (w for w in works if not self._kept.holds_first(w)):
-                for values in work.bindings:
-                    self._references[work.id, values] = service.beside(
+        self._ask_for_references(works)
+        wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
+
+    def _ask_for_references(self, works: Sequence[RegionWork]) -> None:
+        """Have those computed that were not asked for: not on a CPU, where nothing may disturb a sample."""
+        if self._device.is_cpu:
+            return
+        for work in works:
+            for values in work.bindings:
+                if (work.id, values) not in self._references and not self._kept.holds_first(work):
+                    self._references[work.id, values] = self._device.service.beside(
                         references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
                     )
-        wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
 
     def first_ready(self, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
         """The first of some regions whose references are there, once those of one are; the first of all where there
         are none of any `until` then, by `time.monotonic`."""
+        self._ask_for_references(works)
         while True:
             waiting: list[Future[Any]] = []
             for work in works:

@@ -100,12 +100,17 @@ def search_regions(
     none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
     in which what it found is to be judged."""
     none = "no region of several kernels was searched"
+    if estimates.budget.ledger.used_up and estimates.settings.regions is None:
+        log.warn(f"{none}: the measurements were used up")
+        return None
     if not estimates.regions_fit():
         log.warn(f"{none}: the budget has time only to judge what was found of kernels")
         return None
     until = estimates.judge_from()
     everything = propose(estimates.captured.workload)
     proposals = among(everything, usable or has_tile_programs(everything, device.service, until=until))
+    if not everything.candidates and estimates.settings.regions is None:
+        return None  # nobody asked for any
     if not proposals.candidates:
         many = counted(len(everything.candidates), "candidate region")
         log.warn(f"{none}: there is no program for any of {many}")
@@ -124,9 +129,7 @@ def search_regions(
         estimates,
         measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
     )
-    # kernels that the first search did not come to: half a millisecond in all was nothing beside seconds, and is now
-    late = [work for work in kernels if work.baseline_s and work.tiles is not None and not work.of_tiles]
-    searched = search(both, guide, device=device, log=log, works=[*timed, *late])
+    searched = search(both, guide, device=device, log=log, works=timed)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 

@@ -344,6 +344,10 @@ class _Comparison:
                 if again.returncode == 0 and again.out:
                     self._take_in(again.out[-1], [failed])
                     return
+                if (now := _stage(again.out)[0]) != CHOSEN:
+                    self._checks[failed] = self._none(f"alone it failed while {now}: {again.last_words}")
+                    self._left.remove(failed)
+                    return
             alone_too = self._run([failed], own_only=True) if self._left_s > 0 else None
         except isolated.Overdue:
             alone_too = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.reference import StoreIndex, evaluate, sample_points
+from kcg.kernel.reference import StoreIndex, StoreValues, evaluate, sample_points
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, to_bits
 from kcg.measure.verify import (
@@ -21,6 +23,7 @@ from kcg.measure.verify import (
     SUSPECTS,
     CheckedBench,
     Launch,
+    as_wide,
     elements_to_points,
     most_different,
 )
@@ -163,3 +166,13 @@ def test_projection_sees_one_element_off_by_one() -> None:
     assert not alone.passed and "the projection of row" in alone.reason
     rules = case.judge(case.right, case.right)[1].rules
     assert {PROJECTED, BESIDE} <= set(rules)
+
+
+def test_errors_at_few_points_are_no_smaller_than_the_reference_of_the_seed_says() -> None:
+    """Of four points random roundings show too little: two right programs in sixty would be refused."""
+    values = StoreValues(0, np.arange(4), np.ones(4), np.full(4, 1e-3), share=0.1)
+    wide, narrow = (replace(values, error=np.full(4, 1e-2 * share), share=share) for share in (0.4, 0.05))
+    assert as_wide(values, wide).error == pytest.approx(4e-3) and as_wide(values, wide).share == 0.4
+    assert as_wide(values, narrow) is values
+    exact = replace(values, error=np.zeros(4), share=0.0)
+    assert as_wide(exact, wide) is exact

@@ -682,3 +682,36 @@ def test_regions_are_searched_where_there_are_programs_of_them(
     settings = replace(expected.settings, regions=wanted, search=search, measurements=measurements)
     estimates = replace(expected, settings=settings, measured=replace(expected.measured, works=works))
     assert estimates.wants_regions is searched
+
+
+def test_kernels_have_all_the_time_where_too_little_is_left_for_regions(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [replace(work, tiles=object()) for work in opened.works]  # type: ignore[arg-type]
+    both = replace(expected, measured=replace(expected.measured, works=works))
+    without = replace(both, settings=replace(both.settings, regions=False))
+    least = property(lambda estimates: 1e6)
+    assert both.wants_regions and both.search_until() < without.search_until() - 1
+    monkeypatch.setattr(Estimates, "_least_regions_s", least)
+    assert both.search_until() == pytest.approx(without.search_until(), abs=1)
+
+
+def test_when_time_is_over_no_plan_is_made_again(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions = [replace(work, proposed=True, of_tiles={}) for work in opened.works]
+    tile = Schedule("tile", "{}")
+    for work in regions:
+        work.of_tiles[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
+    both = replace(expected, measured=replace(expected.measured, works=regions))
+    judge, made = opened.judge(both, Candidates(regions, searched=True)), []
+
+    def needed(judged: Mapping[str, RegionResult]) -> set[str]:
+        made.append(len(judged))
+        return {work.call.region.id for work in regions[: 1 + len(judged)]}
+
+    judge._needed = needed
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: False)
+    monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
+    rows = judge.run().rows
+    assert made == [0] and [row.outcome for row in rows] == ["undecided", "not judged", "not judged"]
