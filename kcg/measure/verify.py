@@ -264,9 +264,6 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
 WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
 AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
 SUSPECTS = 48  # elements that differ most, judged by the reference
-SUSPECT_TERMS = 1 << 21
-"""Of a region of several kernels so many as this many terms are enough for, what differs most first, and four in any
-case: each binary asks on each seed, while the device waits."""
 CHUNK = 1 << 22  # elements that are compared at once
 
 FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
@@ -316,7 +313,7 @@ class WholeOutput:
             return ""
         ran(BESIDE)
         bench = self._bench
-        values = self._values = self._values or bench.chain.on(bench.values(), self._variables, enough=SUSPECT_TERMS)
+        values = self._values = self._values or bench.chain.on(bench.values(), self._variables)
         wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
         if not any(len(elements) for elements in wanted.values()):
             return ""
