@@ -63,8 +63,7 @@ def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
 def _tables(
     values: tuple[UOp, UOp], held: Held, buffers: dict[UOp, BufferSlot]
 ) -> tuple[tuple[UOp, tuple[UOp, UOp]], ...]:
-    """What the two values read side by side for each row and pair, as one load of both columns and what it is split
-    into."""
+    """What the two values read side by side for each pair, as one load of both columns and what it is split into."""
     assert held.pair is not None
     rows, columns = set(held.rows), set(held.columns)
     found: dict[tuple[int, frozenset[tuple[UOp, int]]], dict[int, UOp]] = {}
@@ -76,7 +75,7 @@ def _tables(
             continue
         access = access_of(node, buffers)
         ranges = set(node.ranges)
-        if access.steps is None or access.gates or not ranges & rows or not ranges & columns or ranges - rows - columns:
+        if access.steps is None or access.gates or not ranges & columns or ranges - rows - columns:
             continue
         steps = dict(access.steps)
         first = steps.pop(None, 0)
@@ -196,6 +195,9 @@ class _Alike:
             found.append(made)
         if op is Ops.MUL and (not found or any(factor != 1 for factor in factors)):
             found.append(self._chosen(factors, nodes[0]))
+        if op is Ops.MUL:  # what is of whole rows is multiplied once for each
+            _, *inside = self.members[0][1].columns
+            found.sort(key=lambda one: not set(inside).isdisjoint(one.ranges))
         return functools.reduce(lambda a, b: a.alu(op, b), found)
 
     def _chosen(self, constants: Sequence[float], like: UOp) -> UOp:

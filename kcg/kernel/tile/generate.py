@@ -395,18 +395,20 @@ def _write_contraction(
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     zeros = _in_the_sum(kernel)
-    for stored in stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts):
-        stored.frame.bound |= zeros
-        if parameters.split > 1:
-            _store_partials(stored.frame, kernel, part)
-            continue
-        for plain in kernel.plain:
-            by_tma = None  # a descriptor masks the tile only
-            if parameters.loads == TMA and not plain.gates and not root.scalar_masks:
-                by_tma = describe(plain.store, (axes[0], stored.columns), top)
-            store_tile(stored.frame, plain, by_tma, stored.starts)
+    blocks = stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts)
+    for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
+        for block in together:
+            block.frame.bound |= zeros
+            if parameters.split > 1:
+                _store_partials(block.frame, kernel, part)
+                continue
+            for plain in kernel.plain:
+                by_tma = None  # a descriptor masks the tile only
+                if parameters.loads == TMA and not plain.gates and not root.scalar_masks:
+                    by_tma = describe(plain.store, (axes[0], block.columns), top)
+                store_tile(block.frame, plain, by_tma, block.starts)
         for branch in kernel.branches:
-            store_branch(stored, kernel, branch)
+            store_branch(together, kernel, branch)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
@@ -415,6 +417,12 @@ def _write_contraction(
         how = specialized or (", flatten=True" if not kernel.is_branching else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return grid
+
+
+def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
+    """Whether what is made of pairs of a contraction's columns is made of whole tiles: a tile is of one store."""
+    held = [one for branch in kernel.branches for one in (branch.held.first, branch.held.count)]
+    return any(branch.pairs for branch in kernel.branches) and not any(count % columns.size for count in held)
 
 
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,7 +218,7 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 if columns < 32 * parts:
                     continue
                 program = generate(region, TARGET, p, interpreted=True)
-                assert program.source.count("tl.join(") == parts
+                assert program.source.count("tl.join(") == parts**2, "halves of one store are stored in parts"
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
@@ -241,18 +242,23 @@ def test_stores_that_differ_in_more_than_buffers_and_constants_are_branches_of_t
     assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
 
-def test_each_table_of_a_rotation_is_read_once() -> None:
-    """A block of columns where it has a value for each column, a block of pairs where it has one for each pair."""
+@pytest.mark.parametrize(("columns", "parts"), [(64, 1), (128, 2)])
+def test_each_table_of_a_rotation_is_read_once(columns: int, parts: int) -> None:
+    """A block of columns where it has a value for each column, a block of pairs where it has one for each pair: also
+    for two heads of a tile, which are finished one after the other."""
     region = region_of(*flux_projection("bfloat16", size=64, heads=2))
     kernel = read_region(region)
     (branch,) = kernel.branches
-    assert branch.pairs is not None and len(branch.pairs.tables) == 1
+    assert branch.pairs is not None and len(branch.pairs.tables) == 2, "of rows and columns, and the norm's weight"
     tables = [
         b.slot for b in kernel.buffers if not b.written and b.size in (40 * 32, 40 * 64) and b.dtype.itemsize == 4
     ]
-    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 64), 16)
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16, epilogue_parts=parts)
     text = generate(region, TARGET, p).source
-    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [1, 1]
+    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [parts] * 2
+    (weight,) = [b.slot for b in kernel.buffers if b.size == 64 and b.slot in dict(branch.buffers)]
+    (chosen,) = re.findall(rf"(p\d+) = tl.where\(is\d+, p{weight}, ", text)
+    assert text.count(f"tl.load({chosen} +") == parts
 
 
 def test_a_reduction_that_differs_from_column_to_column_is_refused() -> None:
