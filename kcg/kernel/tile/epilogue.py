@@ -62,11 +62,18 @@ def store_branch(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch)
             block.bind(block.frame, held.columns)
             store_tile(block.frame, branch.stored)
     else:
-        halves = [Halves(block, branch, branch.pairs) for block in opened]
-        count = PARTS if len(halves) > 1 and all(one.may_part for one in halves) else 1
+        width = outer.sizes[1]
+        count = PARTS if len(blocks) > 1 and all(size == width for _, size in held.parts) else 1
+        halves = [Halves(block, branch, branch.pairs, count) for block in opened]
+        if count > 1:
+            halves[0].read(0)
+        for one in halves:  # while little else is held
+            one.reduce()
         for place in range(count):
             for one in halves:
-                one.store(place, count)
+                if one is halves[-1] and place + 1 < count:
+                    one.read(place + 1)
+                one.store(place)
     if not whole:
         conditions = [f"({start} >= {held.first})"] if held.first else []
         conditions += [f"({start} < {branch.end})"] if branch.end < columns else []
@@ -121,63 +128,73 @@ def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, line
 
 
 class Halves:
-    """A block whose even and whose odd columns are computed apart and joined before they are stored."""
+    """A block whose even and whose odd columns are computed apart and joined before they are stored, in `count` parts
+    of the columns, 1 or 2."""
 
-    def __init__(self, block: Opened, branch: Branch, pairs: Pairs) -> None:
-        self.block, self.branch, self.pairs = block, branch, pairs
+    def __init__(self, block: Opened, branch: Branch, pairs: Pairs, count: int) -> None:
+        self.block, self.branch, self.pairs, self.count = block, branch, pairs, count
         frame = block.frame
-        self.result = frame.bound[block.held.loads[0][0]]
-        self.chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}
-        half = self._half((frame.sizes[0], frame.sizes[1] // 2), 0)
-        nodes = UOp.sink(*pairs.values).toposort()
-        self.reduced = {node: half.value(node) for node in nodes if node.op is Ops.REDUCE}  # while nothing else is held
-
-    @property
-    def may_part(self) -> bool:
-        """Whether the columns may be stored in parts: what is summed over columns has no axis along them."""
-        return all(total.axes != BOTH for total in self.reduced.values())
-
-    def store(self, place: int, count: int) -> None:
-        """Stores one of `count` parts of the columns, 1 or 2."""
-        frame, lines = self.block.frame, self.block.frame.lines
         height, width = frame.sizes[0], frame.sizes[1] // count
-        part = Frame(lines, (height, width), outer=frame.outer, pointers=frame.pointers)
-        self.block.bind(part, self.block.held.columns, at=place * width)
-        half = self._half((height, width // 2), place * width // 2)
-        half.bound |= self.reduced
-        result = self.result
-        if count > 1:
-            parts = lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
+        chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}
+        self.parts, self.halves = list[Frame](), list[Frame]()
+        for at in range(0, frame.sizes[1], width):
+            part = Frame(frame.lines, (height, width), outer=frame.outer, pointers=frame.pointers)
+            half = Frame(frame.lines, (height, width // 2), dict(chosen), outer=frame.outer, pointers=frame.pointers)
+            block.bind(part, block.held.columns, at=at)
+            block.bind(half, block.held.columns[:-1], per=2, at=at // 2)
+            half.reduce = frame.reduce
+            for whole, both in pairs.tables:
+                self._bind_late(part, half, whole, both)
+            self.parts.append(part)
+            self.halves.append(half)
+
+    def read(self, place: int) -> None:
+        """Asks for what one part needs."""
+        part, half = self.parts[place], self.halves[place]
+        for whole, _ in self.pairs.tables:
+            part.read(whole)
+        result = {load.src[0] for load, _ in self.pairs.result}
+        inside = {node for reduction in self._reductions for node in reduction.backward_slice}
+        for node in UOp.sink(*self.pairs.values).toposort():
+            if node.op is Ops.INDEX and node.src[0] not in result and node not in inside and node not in half.late:
+                half.read(node)
+
+    def reduce(self) -> None:
+        """Computes what is summed over columns, which is the same for all parts."""
+        first, *others = self.halves
+        totals = {node: first.value(node) for node in self._reductions}
+        for half in others:
+            half.bound |= totals
+
+    def store(self, place: int) -> None:
+        """Stores one part."""
+        part, half = self.parts[place], self.halves[place]
+        height, width = part.sizes
+        result = self.block.frame.bound[self.block.held.loads[0][0]]
+        if self.count > 1:
+            parts = part.lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
             result = replace(result, text=f"{parts}[{place}]")
-
-        def bind(nodes: Iterable[tuple[UOp, int]], whole: Block) -> None:
-            """Binds each of some loads to one of the halves of a block."""
-            rows = height if 0 in whole.axes else 1
-            both = lines.name(f"{whole.text}.reshape({rows}, {width // 2}, 2).split()", "halves")
-            half.bound |= {
-                node: half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
-                for node, odd in nodes
-            }
-
-        def bind_late(whole: UOp, both: tuple[UOp, UOp]) -> None:
-            """Has a load written and split where the first of its halves is used."""
-            half.late |= dict.fromkeys(both, lambda: bind(zip(both, (0, 1), strict=True), part.value(whole)))
-
-        bind(self.pairs.result, result)
-        for whole, both in self.pairs.tables:
-            bind_late(whole, both)
+        self._bind(half, self.pairs.result, result)
         type_ = TYPES[self.branch.stored.store.buffer.dtype]
         texts = [_whole(half, half.narrow(value, type_)) for value in self.pairs.values]
-        joined = lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
+        joined = part.lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
         store_value(part, self.branch.stored, Block(joined, type_, BOTH))
 
-    def _half(self, sizes: tuple[int, int], at: int) -> Frame:
-        """A frame of some pairs, from one on, of which both columns are computed."""
-        frame = self.block.frame
-        half = Frame(frame.lines, sizes, dict(self.chosen), outer=frame.outer, pointers=frame.pointers)
-        self.block.bind(half, self.block.held.columns[:-1], per=2, at=at)
-        half.reduce = frame.reduce
-        return half
+    @property
+    def _reductions(self) -> list[UOp]:
+        return [node for node in UOp.sink(*self.pairs.values).toposort() if node.op is Ops.REDUCE]
+
+    def _bind(self, half: Frame, nodes: Iterable[tuple[UOp, int]], whole: Block) -> None:
+        """Binds each of some loads to the even or the odd columns of a block."""
+        rows = half.sizes[0] if 0 in whole.axes else 1
+        both = half.lines.name(f"{whole.text}.reshape({rows}, {half.sizes[1]}, 2).split()", "halves")
+        for node, odd in nodes:
+            half.bound[node] = half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
+
+    def _bind_late(self, part: Frame, half: Frame, whole: UOp, both: tuple[UOp, UOp]) -> None:
+        """Has a load written and split where the first of its halves is used."""
+        nodes = [(node, odd) for odd, node in enumerate(both)]
+        half.late |= dict.fromkeys(both, lambda: self._bind(half, nodes, part.value(whole)))
 
 
 def _whole(frame: Frame, value: Block) -> str:
