@@ -92,8 +92,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
-    if kernel.is_branching:  # the loop is not flattened
-        itemsize = stored
+    if kernel.is_branching:  # all is stored through pointers; of few rows float32 sums move, of shared columns twice
+        itemsize = max(stored if rows >= 2 * WGMMA_ROWS else 4, 2 * _joined_bytes(kernel, parameters))
     elif kernel.held:  # the float32 sums for what is made of them, and what is on its way out
         itemsize = 4 + stored
     elif joined := _joined_bytes(kernel, parameters):

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
-from kcg.kernel.tile.legal import legal_values
-from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
+from kcg.kernel.tile.legal import is_legal, legal_values
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
+from kcg.kernel.tile.prior import shared_taken
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -222,6 +225,41 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_persistent_programs_finish_several_tiles_in_branches(tmp_path: Path) -> None:
+    """By TMA and through pointers; of each program some tiles are of the query or the key, others of neither."""
+    cases = {}
+    for dtype in ("bfloat16", "float32"):
+        region = region_of(*flux_projection(dtype, size=16, heads=4, rows=48, terms=64))
+        for loads in (TMA, POINTER):
+            for parts in (1, 2):
+                p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16, loads=loads, persistent=1, num_stages=2)
+                p = replace(p, epilogue_parts=parts)
+                program = generate(region, replace(TARGET, cores=4), p, interpreted=True)
+                assert program.launches[0].grid == 4 and ("flatten=True" in program.source) == (loads == TMA)
+                cases[f"{dtype} {loads} {parts}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+@pytest.mark.parametrize("stages", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent program on the widest tile, loads of the next tile beside the epilogue: nothing is spilled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
+    p = TileParameters(
+        CONTRACTION, ((0,), (1,)), (128, 256), 64, group=12, loads=TMA, persistent=1, epilogue_parts=2, num_warps=8,
+        num_stages=stages,
+    )  # fmt: skip
+    kernel = read_region(region)
+    assert is_legal(kernel, TARGET, p)
+    (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+    report = dict(launch.compiled.report)
+    assert report["wgmma"] and not report["spilled_bytes"], report
+    assert 0.9 * shared_taken(kernel, p) <= report["shared_bytes"] <= shared_taken(kernel, p)
 
 
 @interpreted
