@@ -62,9 +62,10 @@ def store_branch(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch)
             block.bind(block.frame, held.columns)
             store_tile(block.frame, branch.stored)
     else:
-        width = outer.sizes[1]
-        count = PARTS if len(blocks) > 1 and all(size == width for _, size in held.parts) else 1
-        halves = [Halves(block, branch, branch.pairs, count) for block in opened]
+        is_unit = all(size == outer.sizes[1] for _, size in held.parts)  # what is summed is one value for each row
+        count = PARTS if is_unit and len(blocks) > 1 else 1
+        pairs = branch.pairs if is_unit else replace(branch.pairs, scaled=None)
+        halves = [Halves(block, branch, pairs, count) for block in opened]
         if count > 1:
             halves[0].read(0)
         for one in halves:  # while little else is held
@@ -170,13 +171,17 @@ class Halves:
         """Stores one part."""
         part, half = self.parts[place], self.halves[place]
         height, width = part.sizes
-        result = self.block.frame.bound[self.block.held.loads[0][0]]
+        result, values = self.block.frame.bound[self.block.held.loads[0][0]], self.pairs.values
+        if self.pairs.scaled is not None:  # before it is split: its rows need not move to where the columns' are
+            factor, values = self.pairs.scaled
+            text = part.lines.name(f"{result.text} * {half.atom(half.value(factor))}")
+            result = replace(result, text=text)
         if self.count > 1:
             parts = part.lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
             result = replace(result, text=f"{parts}[{place}]")
         self._bind(half, self.pairs.result, result)
         type_ = TYPES[self.branch.stored.store.buffer.dtype]
-        texts = [_whole(half, half.narrow(value, type_)) for value in self.pairs.values]
+        texts = [_whole(half, half.narrow(value, type_)) for value in values]
         joined = part.lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
         store_value(part, self.branch.stored, Block(joined, type_, BOTH))
 

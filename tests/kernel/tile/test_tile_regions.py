@@ -84,10 +84,17 @@ def projection(
 
 
 def flux_projection(
-    dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 48, key_is_normed: bool = True
+    dtype: str,
+    *,
+    heads: int = 4,
+    size: int = 16,
+    rows: int = 40,
+    terms: int = 48,
+    key_is_normed: bool = True,
+    shifted: bool = False,
 ) -> tuple[Tensor, ...]:
     """As Flux has it: pairs are turned by a table for each pair and one for each column, the query is scaled, and the
-    projection, in which the value is, is stored as well."""
+    projection, in which the value is, is stored as well. With `shifted` a table is added before the norm divides."""
     x, w = empty(rows, terms, dtype=dtype), empty(3 * heads * size, terms, dtype=dtype)
     made = (x @ w.transpose() + empty(3 * heads * size, dtype=dtype)).cast(dtype).contiguous()
     cos, sin = empty(rows, 1, size // 2, 1), empty(rows, 1, size // 2, 2)
@@ -96,7 +103,8 @@ def flux_projection(
         part = made.reshape(rows, 3, heads, size)[:, place].float()
         inverse = (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() if key_is_normed or place == 0 else 1.0
         pairs = (part * empty(size, dtype=dtype).float()).reshape(rows, heads, size // 2, 2)
-        turned = (pairs * cos + pairs.flip(-1) * sin).reshape(rows, heads, size) * inverse * factor
+        turned = pairs * cos + pairs.flip(-1) * sin + (sin if shifted else 0)
+        turned = turned.reshape(rows, heads, size) * inverse * factor
         outputs.append(turned.permute(1, 0, 2).cast(dtype).contiguous())
     return (made, *outputs)
 
@@ -223,6 +231,22 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 program = generate(region, TARGET, p, interpreted=True)
                 assert program.source.count("tl.join(") == parts**2, "halves of one store are stored in parts"
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_what_divides_a_head_is_multiplied_with_the_result_where_that_is_the_same(tmp_path: Path) -> None:
+    """Not where something else is added to what is made of the result; not where a block has several heads."""
+    cases = {}
+    for shifted in (False, True):
+        region = region_of(*flux_projection("float32", size=32, heads=2, shifted=shifted))
+        (branch,) = read_region(region).branches
+        assert branch.pairs is not None and (branch.pairs.scaled is None) == shifted
+        for columns in (32, 64):
+            p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16)
+            program = generate(region, TARGET, p, interpreted=True)
+            cases[f"{shifted} {columns}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
 
