@@ -112,7 +112,8 @@ def shares_columns(p: TileParameters) -> bool:
 def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
     """About how many registers a thread takes while it makes something of pairs of a contraction's columns: for its
     sums, more for each that is in work, and addresses of what it copies for the loop; 0 where nothing is made of pairs.
-    Of 36 programs of Flux's query, key and value this says of 32 by Triton 3.9, and of 33 by 3.6, whether they spill.
+    Of 12 programs of Flux's query, key and value this says of 10 by Triton 3.9, and of 8 by 3.6, whether they spill; of
+    those through pointers it expects too much.
     """
     assert kernel.contraction is not None
     if kernel.others:
