@@ -14,7 +14,7 @@ registers so far beyond 255 that up to 8 KB of them were spilled; as one branch 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
@@ -56,15 +56,57 @@ def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
             if not any(axis in dict(held.parts) for axis in old.ranges):
                 result[new] = {SAME: place, EVEN: 0, ODD: 1}.get(moves[old], 1 - place)
     both = (values[0], values[1])
-    pairs = Pairs(both, tuple(result.items()), _tables(both, held, buffers))
+    pairs = Pairs(both, tuple(result.items()), _tables(both, held, buffers), _scaled(both, held, result))
     return replace(branch, pairs=pairs)
+
+
+def _inside(held: Held) -> set[UOp]:
+    """The ranges that number the columns that are summed together, all where none are: what is over other ranges only
+    is the same for these columns."""
+    if not held.parts:
+        return set(held.columns)
+    found, size = set[UOp](), 1
+    for axis in reversed(held.columns):
+        if size < held.unit:
+            found.add(axis)
+        size *= extent(axis)
+    return found
+
+
+def _scaled(values: tuple[UOp, UOp], held: Held, result: Collection[UOp]) -> tuple[UOp, tuple[UOp, UOp]] | None:
+    """The factors that both values have alike for a whole unit, as one, and the values without them. None where there
+    are none, or where it is not the same to multiply the contraction's result by them."""
+    inside = _inside(held)
+    wide = [one.src[0] if one.op is Ops.CAST and dtypes.is_float(one.dtype) else one for one in values]
+    products = [_terms(one, Ops.MUL) for one in wide]
+    factors = [[one for one in product if inside.isdisjoint(one.ranges)] for product in products]
+    rest = [[one for one in product if not inside.isdisjoint(one.ranges)] for product in products]
+    if not factors[0] or factors[0] != factors[1] or not all(rest):
+        return None
+    even, odd = (functools.reduce(lambda a, b: a.alu(Ops.MUL, b), of) for of in rest)
+    if not all(_is_linear(value, result) for value in (even, odd)):
+        return None
+    return functools.reduce(lambda a, b: a.alu(Ops.MUL, b), factors[0]), (even, odd)
+
+
+def _is_linear(value: UOp, result: Collection[UOp]) -> bool:
+    """Whether a value is a sum of products, each with one of some loads."""
+    if value in result:
+        return True
+    if value.op is Ops.CAST and dtypes.is_float(value.dtype) and dtypes.is_float(value.src[0].dtype):
+        return _is_linear(value.src[0], result)
+    if value.op is Ops.ADD:
+        return all(_is_linear(term, result) for term in value.src)
+    if value.op is Ops.MUL:
+        of = [one for one in value.src if any(node in result for node in one.toposort())]
+        return len(of) == 1 and _is_linear(of[0], result)
+    return False
 
 
 def _tables(
     values: tuple[UOp, UOp], held: Held, buffers: dict[UOp, BufferSlot]
 ) -> tuple[tuple[UOp, tuple[UOp, UOp]], ...]:
-    """What the two values read side by side for each row and pair, as one load of both columns and what it is split
-    into."""
+    """What the two values read side by side for each pair, as one load of both columns and what it is split into."""
     assert held.pair is not None
     rows, columns = set(held.rows), set(held.columns)
     found: dict[tuple[int, frozenset[tuple[UOp, int]]], dict[int, UOp]] = {}
@@ -76,7 +118,7 @@ def _tables(
             continue
         access = access_of(node, buffers)
         ranges = set(node.ranges)
-        if access.steps is None or access.gates or not ranges & rows or not ranges & columns or ranges - rows - columns:
+        if access.steps is None or access.gates or not ranges & columns or ranges - rows - columns:
             continue
         steps = dict(access.steps)
         first = steps.pop(None, 0)
@@ -196,6 +238,9 @@ class _Alike:
             found.append(made)
         if op is Ops.MUL and (not found or any(factor != 1 for factor in factors)):
             found.append(self._chosen(factors, nodes[0]))
+        if op is Ops.MUL:  # what is of whole rows is multiplied once for each
+            inside = _inside(self.members[0][1])
+            found.sort(key=lambda one: not inside.isdisjoint(one.ranges))
         return functools.reduce(lambda a, b: a.alu(op, b), found)
 
     def _chosen(self, constants: Sequence[float], like: UOp) -> UOp:

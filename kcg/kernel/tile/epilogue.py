@@ -7,18 +7,21 @@ written is `branches.py`'s to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Branch, Pairs, Stored, TileKernel
+from kcg.kernel.tile.ir import Branch, Held, Pairs, Stored, TileKernel
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, reduced
-from kcg.kernel.tile.tiles import Axis, bind_axis
+from kcg.kernel.tile.tiles import Axis, bind_aligned, bind_axis
 
 BOTH = frozenset({0, 1})
+PARTS = 2  # in which blocks are stored that read the same: what one part reads is held in registers for all of them
 
 
 def store_tile(
@@ -46,40 +49,61 @@ def store_value(frame: Frame, stored: Stored, value: Block) -> None:
     frame.lines.add(f"tl.store({pointer}, {value.text}{mask})")
 
 
-def store_branch(block: Finished, kernel: TileKernel, branch: Branch) -> None:
-    """Stores what is made of a block of the contraction's result; nothing where it is of other columns."""
-    outer, held = block.frame, branch.held
-    result, start = outer.value(kernel.value).text, block.starts[1]
-    whole = not held.first and branch.end == block.columns.total
+def store_branch(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch) -> None:
+    """Stores what is made of blocks of the contraction's result; nothing where they are of other columns. All are of
+    one store: what several of them read is read once."""
+    outer, held = blocks[0].frame, branch.held
+    start, columns = blocks[0].starts[1], blocks[0].columns.total
+    whole = not held.first and branch.end == columns
     lines = outer.lines if whole else Lines(outer.writer, outer.lines)
-    frame = Frame(lines, outer.sizes, outer=outer)
-    first = _chosen(frame, branch, start)
-    bind_axis(frame, Axis(held.rows, frame.sizes[0]), 0, block.starts[0])
-    bind_axis(frame, Axis(held.columns, frame.sizes[1]), 1, first)
-    for node, _ in held.loads:
-        frame.bound[node] = Block(result, compute_type(node), BOTH)
-    frame.reduce = lambda node, inside: _reduce(node, inside, frame, dict(held.parts))
+    opened = _opened(blocks, kernel, branch, lines)
     if branch.pairs is None:
-        store_tile(frame, branch.stored)
+        for block in opened:
+            block.bind(block.frame, held.columns)
+            store_tile(block.frame, branch.stored)
     else:
-        store_value(frame, branch.stored, _of_halves(frame, branch, branch.pairs, (block.starts[0], first)))
+        is_unit = all(size == outer.sizes[1] for _, size in held.parts)  # what is summed is one value for each row
+        count = PARTS if is_unit and len(blocks) > 1 else 1
+        pairs = branch.pairs if is_unit else replace(branch.pairs, scaled=None)
+        halves = [Halves(block, branch, pairs, count) for block in opened]
+        if count > 1:
+            halves[0].read(0)
+        for one in halves:  # while little else is held
+            one.reduce()
+        for place in range(count):
+            for one in halves:
+                if one is halves[-1] and place + 1 < count:
+                    one.read(place + 1)
+                one.store(place)
     if not whole:
         conditions = [f"({start} >= {held.first})"] if held.first else []
-        conditions += [f"({start} < {branch.end})"] if branch.end < block.columns.total else []
+        conditions += [f"({start} < {branch.end})"] if branch.end < columns else []
         outer.lines.extend(f"if {' & '.join(conditions)}:", lines)
 
 
-def _chosen(frame: Frame, branch: Branch, start: str) -> str:
-    """The block's first column among those of its store; of several stores the buffers of this one are bound."""
-    held, lines = branch.held, frame.lines
+@dataclass(frozen=True)
+class Opened:
+    """A block of which a store is made: its frame, in which the contraction's result is bound but no range."""
+
+    frame: Frame
+    held: Held
+    starts: tuple[str, str]  # its first row, and its first column among those of the store
+
+    def bind(self, frame: Frame, columns: tuple[UOp, ...], *, per: int = 1, at: int = 0) -> None:
+        """Binds the block's rows, and of its columns, taken `per` at once, those from `at` on, to a frame's axes."""
+        bind_axis(frame, Axis(self.held.rows, frame.sizes[0]), 0, self.starts[0])
+        start = self.starts[1] if per == 1 else frame.lines.name(f"{self.starts[1]} // {per}", "start")
+        bind_aligned(frame, Axis(columns, self.frame.sizes[1] // per), 1, start, (at, frame.sizes[1]))
+
+
+def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, lines: Lines) -> list[Opened]:
+    """The blocks of a branch. Of several stores it is chosen which one they are of: its buffers are bound."""
+    held, starts = branch.held, [block.starts[1] for block in blocks]
     if held.first:
-        start = lines.name(f"{start} - {held.first}", "start")
-    if branch.member is None:
-        return start
+        starts = [lines.name(f"{start} - {held.first}", "start") for start in starts]
     ends = [place * held.count for place in range(1, branch.count)]
-    conditions = [lines.name(frame.scalar_condition(f"{start} < {end}"), "is") for end in ends]
-    for place, condition in enumerate(conditions, 1):
-        frame.bound[branch.member < place] = Block(condition, "int1")
+    scalars = Frame(lines, ())
+    conditions = [lines.name(scalars.scalar_condition(f"{starts[0]} < {end}"), "is") for end in ends]
 
     def chosen(*texts: str) -> str:
         """One text for each store. By a quotient and a remainder Triton 3.6 no longer sees that a column is aligned."""
@@ -88,40 +112,94 @@ def _chosen(frame: Frame, branch: Branch, start: str) -> str:
             found = f"tl.where({condition}, {text}, {found})"
         return found
 
-    for slots in branch.buffers:
-        frame.pointers[slots[0]] = lines.name(chosen(*(f"p{slot}" for slot in slots)), "p")
-    return lines.name(chosen(start, *(f"{start} - {end}" for end in ends)), "start")
+    pointers = {slots[0]: lines.name(chosen(*(f"p{slot}" for slot in slots)), "p") for slots in branch.buffers}
+    if ends:
+        starts = [lines.name(chosen(start, *(f"{start} - {end}" for end in ends)), "start") for start in starts]
+    opened = []
+    for block, start in zip(blocks, starts, strict=True):
+        frame = Frame(lines, block.frame.sizes, outer=block.frame, pointers=pointers)
+        result = block.frame.value(kernel.value).text
+        frame.bound |= {node: Block(result, compute_type(node), BOTH) for node, _ in held.loads}
+        for place, text in enumerate(conditions, 1):
+            assert branch.member is not None
+            frame.bound[branch.member < place] = Block(text, "int1")
+        frame.reduce = functools.partial(_reduce, outer=frame, parts=dict(held.parts))
+        opened.append(Opened(frame, held, (block.starts[0], start)))
+    return opened
 
 
-def _of_halves(frame: Frame, branch: Branch, pairs: Pairs, starts: tuple[str, str]) -> Block:
-    """A block whose even and whose odd columns are computed apart and joined at the end."""
-    held, (height, width), lines = branch.held, frame.sizes, frame.lines
-    half = Frame(lines, (height, width // 2), outer=frame.outer, pointers=frame.pointers)
-    half.bound |= {node: block for node, block in frame.bound.items() if node.op is Ops.CMPLT}
-    bind_axis(half, Axis(held.rows, height), 0, starts[0])
-    bind_axis(half, Axis(held.columns[:-1], width // 2), 1, lines.name(f"{starts[1]} // 2", "start"))
-    half.reduce = lambda node, inside: _reduce(node, inside, frame, dict(held.parts))
+class Halves:
+    """A block whose even and whose odd columns are computed apart and joined before they are stored, in `count` parts
+    of the columns, 1 or 2."""
 
-    def bind(nodes: Iterable[tuple[UOp, int]], text: str) -> None:
-        """Binds each of some loads to one of the halves of a block."""
-        both = frame.writer.fresh("even"), frame.writer.fresh("odd")
-        lines.add(f"{', '.join(both)} = {text}.reshape({height}, {width // 2}, 2).split()")
-        half.bound |= {node: Block(both[place], compute_type(node), BOTH) for node, place in nodes}
+    def __init__(self, block: Opened, branch: Branch, pairs: Pairs, count: int) -> None:
+        self.block, self.branch, self.pairs, self.count = block, branch, pairs, count
+        frame = block.frame
+        height, width = frame.sizes[0], frame.sizes[1] // count
+        chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}
+        self.parts, self.halves = list[Frame](), list[Frame]()
+        for at in range(0, frame.sizes[1], width):
+            part = Frame(frame.lines, (height, width), outer=frame.outer, pointers=frame.pointers)
+            half = Frame(frame.lines, (height, width // 2), dict(chosen), outer=frame.outer, pointers=frame.pointers)
+            block.bind(part, block.held.columns, at=at)
+            block.bind(half, block.held.columns[:-1], per=2, at=at // 2)
+            half.reduce = frame.reduce
+            for whole, both in pairs.tables:
+                self._bind_late(part, half, whole, both)
+            self.parts.append(part)
+            self.halves.append(half)
 
-    def split_late(whole: UOp, both: tuple[UOp, UOp]) -> None:
+    def read(self, place: int) -> None:
+        """Asks for what one part needs."""
+        part, half = self.parts[place], self.halves[place]
+        for whole, _ in self.pairs.tables:
+            part.read(whole)
+        result = {load.src[0] for load, _ in self.pairs.result}
+        inside = {node for reduction in self._reductions for node in reduction.backward_slice}
+        for node in UOp.sink(*self.pairs.values).toposort():
+            if node.op is Ops.INDEX and node.src[0] not in result and node not in inside and node not in half.late:
+                half.read(node)
+
+    def reduce(self) -> None:
+        """Computes what is summed over columns, which is the same for all parts."""
+        first, *others = self.halves
+        totals = {node: first.value(node) for node in self._reductions}
+        for half in others:
+            half.bound |= totals
+
+    def store(self, place: int) -> None:
+        """Stores one part."""
+        part, half = self.parts[place], self.halves[place]
+        height, width = part.sizes
+        result, values = self.block.frame.bound[self.block.held.loads[0][0]], self.pairs.values
+        if self.pairs.scaled is not None:  # before it is split: its rows need not move to where the columns' are
+            factor, values = self.pairs.scaled
+            text = part.lines.name(f"{result.text} * {half.atom(half.value(factor))}")
+            result = replace(result, text=text)
+        if self.count > 1:
+            parts = part.lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
+            result = replace(result, text=f"{parts}[{place}]")
+        self._bind(half, self.pairs.result, result)
+        type_ = TYPES[self.branch.stored.store.buffer.dtype]
+        texts = [_whole(half, half.narrow(value, type_)) for value in values]
+        joined = part.lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
+        store_value(part, self.branch.stored, Block(joined, type_, BOTH))
+
+    @property
+    def _reductions(self) -> list[UOp]:
+        return [node for node in UOp.sink(*self.pairs.values).toposort() if node.op is Ops.REDUCE]
+
+    def _bind(self, half: Frame, nodes: Iterable[tuple[UOp, int]], whole: Block) -> None:
+        """Binds each of some loads to the even or the odd columns of a block."""
+        rows = half.sizes[0] if 0 in whole.axes else 1
+        both = half.lines.name(f"{whole.text}.reshape({rows}, {half.sizes[1]}, 2).split()", "halves")
+        for node, odd in nodes:
+            half.bound[node] = half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
+
+    def _bind_late(self, part: Frame, half: Frame, whole: UOp, both: tuple[UOp, UOp]) -> None:
         """Has a load written and split where the first of its halves is used."""
-        half.late |= dict.fromkeys(both, lambda: bind(zip(both, (0, 1), strict=True), frame.value(whole).text))
-
-    for node in UOp.sink(*pairs.values).toposort():  # while nothing else is held
-        if node.op is Ops.REDUCE:
-            half.value(node)
-    bind(pairs.result, frame.bound[held.loads[0][0]].text)
-    for whole, both in pairs.tables:
-        split_late(whole, both)
-    type_ = TYPES[branch.stored.store.buffer.dtype]
-    texts = [_whole(half, half.narrow(value, type_)) for value in pairs.values]
-    joined = lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
-    return Block(joined, type_, BOTH)
+        nodes = [(node, odd) for odd, node in enumerate(both)]
+        half.late |= dict.fromkeys(both, lambda: self._bind(half, nodes, part.value(whole)))
 
 
 def _whole(frame: Frame, value: Block) -> str:
@@ -136,7 +214,7 @@ def _reduce(node: UOp, frame: Frame, outer: Frame, parts: dict[UOp, int]) -> Non
     height, width = outer.sizes
     size = parts[axis]
     inside = outer.inner(outer.lines)
-    vector = outer.lines.name(f"tl.arange(0, {width})[None, :] % {size}", "i")
+    vector = outer.lines.name(f"tl.arange(0, {width})[None, :]" + (f" % {size}" if size < width else ""), "i")
     inside.bound[axis] = Block(vector, "int32", frozenset({1}))
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if term.axes != BOTH:

@@ -48,6 +48,8 @@ ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
 TAIL_ROWS = 16  # of a tile, that one program of it adds
 VECTOR_BYTES = 16  # that a thread loads at once
+_END_OF_TILE = 'tl.inline_asm_elementwise("", "=r,0", [{}], dtype=tl.int32, is_pure=False, pack=1)'
+"""No instruction: Triton 3.6 takes what a branch at the end of a flattened loop reads for the loop's results."""
 MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
@@ -430,27 +432,44 @@ def _write_contraction(
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     zeros = _in_the_sum(kernel)
-    for stored in stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts):
-        stored.frame.bound |= zeros
-        if parameters.split > 1:
-            _store_partials(stored.frame, kernel, part)
-            continue
-        for plain in kernel.plain:
-            by_tma = None  # a descriptor masks the tile only
-            if parameters.loads == TMA and not plain.gates and not root.scalar_masks:
-                by_tma = describe(plain.store, (axes[0], stored.columns), top)
-            store_tile(stored.frame, plain, by_tma, stored.starts)
+    # the ring is full while a tile is finished: by TMA the result would take more room than the moves of a branch do,
+    # which stores through pointers share
+    by_tma = parameters.loads == TMA and not parameters.warp_specialize
+    in_branches = bool(parameters.persistent) and kernel.is_branching and by_tma
+    blocks = stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts)
+    for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
+        for block in together:
+            block.frame.bound |= zeros
+        for block in together[1:]:
+            for plain in kernel.plain:  # asked for before anything is stored
+                block.frame.value(plain.value)
+        for block in together:
+            if parameters.split > 1:
+                _store_partials(block.frame, kernel, part)
+                continue
+            for plain in kernel.plain:
+                descriptor = None  # masks the tile only
+                if parameters.loads == TMA and not plain.gates and not root.scalar_masks and not in_branches:
+                    descriptor = describe(plain.store, (axes[0], block.columns), top)
+                store_tile(block.frame, plain, descriptor, block.starts)
         for branch in kernel.branches:
-            store_branch(stored, kernel, branch)
+            store_branch(together, kernel, branch)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
     if turns is not None:
-        # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
-        how = specialized or (", flatten=True" if not kernel.is_branching else "")
+        how = specialized or (", flatten=True" if in_branches or not kernel.is_branching else "")
+        if in_branches and not writer.interpreted:
+            root.lines.add(_END_OF_TILE.format(number))
         first = turns.first(top.lines, program)
         top.lines.extend(f"for {number} in tl.range({first}, {tiles}, {grid}{how}):", root.lines)
     return grid
+
+
+def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
+    """Whether what is made of pairs of a contraction's columns is made of whole tiles: a tile is of one store."""
+    held = [one for branch in kernel.branches for one in (branch.held.first, branch.held.count)]
+    return any(branch.pairs for branch in kernel.branches) and not any(count % columns.size for count in held)
 
 
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order

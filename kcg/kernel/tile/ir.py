@@ -168,6 +168,7 @@ class Pairs:
     values: tuple[UOp, UOp]  # of the even column, and of the odd one
     result: tuple[tuple[UOp, int], ...]  # INDEX of the contraction's result in these, and of which of the two it is
     tables: tuple[tuple[UOp, tuple[UOp, UOp]], ...]  # what is read for each column, and what it is in the two values
+    scaled: tuple[UOp, tuple[UOp, UOp]] | None = None  # a factor of the result for each unit, and the values without it
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,10 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
     joined = _joined_bytes(kernel, parameters)
-    if kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
+    if kernel.is_branching and parameters.persistent and not parameters.warp_specialize:
+        # all is stored through pointers; of few rows float32 sums move, of shared columns twice
+        itemsize = max(stored if rows >= 2 * WGMMA_ROWS else 4, 2 * joined)
+    elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
     elif kernel.held:  # by a descriptor, and one after another through pointers
         itemsize = joined + widest + (stored if kernel.plain else 0)
@@ -114,7 +117,8 @@ def shares_columns(p: TileParameters) -> bool:
 def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
     """About how many registers a thread takes while it makes something of pairs of a contraction's columns: for its
     sums, more for each that is in work, and addresses of what it copies for the loop; 0 where nothing is made of pairs.
-    Of 36 programs of Flux's query, key and value this says of 32 by Triton 3.9, and of 33 by 3.6, whether they spill.
+    Of 12 programs of Flux's query, key and value this says of 10 by Triton 3.9, and of 8 by 3.6, whether they spill; of
+    those through pointers it expects too much.
     """
     assert kernel.contraction is not None
     if kernel.others:

@@ -155,6 +155,29 @@ def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str 
     return vector
 
 
+def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[int, int]) -> None:
+    """As `bind_axis`, of a part (first element, elements) of a block that begins at a multiple of its size: of ranges
+    that fill the block the elements have the same numbers in each one, other ranges are scalars.
+    """
+    place = len(axis.ranges)
+    while place and math.prod(map(extent, axis.ranges[place:])) < axis.size:
+        place -= 1
+    inside = axis.ranges[place:]
+    at, size = part
+    if math.prod(map(extent, inside)) != axis.size or axis.total >= 1 << 31:
+        first = frame.lines.name(f"{start} + {at}", "start") if at else start
+        bind_axis(frame, replace(axis, size=size), number, first)
+        return
+    bind_axis(frame, Axis(inside, size), number, str(at))
+    step = axis.size
+    for outer in reversed(axis.ranges[:place]):
+        text = frame.lines.name(f"{start} // {step}")
+        step *= extent(outer)
+        if step < axis.total:
+            text = frame.lines.name(f"{text} % {extent(outer)}")
+        frame.bound[outer] = Block(text, "int32")
+
+
 def _product(frame: Frame, sizes: Sequence[str]) -> str:
     if all(size.isdigit() for size in sizes):
         return str(math.prod(map(int, sizes)))

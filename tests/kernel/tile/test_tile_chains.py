@@ -250,7 +250,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "no correction of the sum": (LOOP, r"acc(\d+) \* tl\.exp2\(.*\)\)\) \+", r"acc\1)) +"),
     "no correction at the end": (LOOP, r"(r\d+ = tl\.sum\().*?(acc\d+).*, 1, keep_dims", r"\1\2, 1, keep_dims"),
     "a part of the loop": (LOOP, r"range\(0, 33, 16\)", "range(0, 32, 16)"),
-    "pairs the other way": (PROJECTION, r"even(\d+), odd(\d+) =", r"odd\2, even\1 ="),
+    "pairs the other way": (PROJECTION, r"tl\.join\((v\d+), (v\d+)\)", r"tl.join(\2, \1)"),
     "pairs not joined": (PROJECTION, r"tl\.join\((v\d+), v\d+\)\.reshape", r"tl.join(\1, \1).reshape"),
     "pairs side by side": (PROJECTION, r"tl\.join\((v\d+, v\d+)\)\.reshape", r"tl.join(\1).permute(0, 2, 1).reshape"),
     "the norm of the query for the key": (PROJECTION, r"tl\.where\((is\d+), p8, p12\)", "p8"),

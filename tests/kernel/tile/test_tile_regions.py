@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
-from kcg.kernel.tile.legal import legal_values
-from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
+from kcg.kernel.tile.legal import is_legal, legal_values
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
+from kcg.kernel.tile.prior import shared_taken
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -80,10 +84,17 @@ def projection(
 
 
 def flux_projection(
-    dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 48, key_is_normed: bool = True
+    dtype: str,
+    *,
+    heads: int = 4,
+    size: int = 16,
+    rows: int = 40,
+    terms: int = 48,
+    key_is_normed: bool = True,
+    shifted: bool = False,
 ) -> tuple[Tensor, ...]:
     """As Flux has it: pairs are turned by a table for each pair and one for each column, the query is scaled, and the
-    projection, in which the value is, is stored as well."""
+    projection, in which the value is, is stored as well. With `shifted` a table is added before the norm divides."""
     x, w = empty(rows, terms, dtype=dtype), empty(3 * heads * size, terms, dtype=dtype)
     made = (x @ w.transpose() + empty(3 * heads * size, dtype=dtype)).cast(dtype).contiguous()
     cos, sin = empty(rows, 1, size // 2, 1), empty(rows, 1, size // 2, 2)
@@ -92,7 +103,8 @@ def flux_projection(
         part = made.reshape(rows, 3, heads, size)[:, place].float()
         inverse = (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() if key_is_normed or place == 0 else 1.0
         pairs = (part * empty(size, dtype=dtype).float()).reshape(rows, heads, size // 2, 2)
-        turned = (pairs * cos + pairs.flip(-1) * sin).reshape(rows, heads, size) * inverse * factor
+        turned = pairs * cos + pairs.flip(-1) * sin + (sin if shifted else 0)
+        turned = turned.reshape(rows, heads, size) * inverse * factor
         outputs.append(turned.permute(1, 0, 2).cast(dtype).contiguous())
     return (made, *outputs)
 
@@ -217,10 +229,61 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 if columns < 32 * parts:
                     continue
                 program = generate(region, TARGET, p, interpreted=True)
-                assert program.source.count("tl.join(") == parts
+                assert program.source.count("tl.join(") == parts**2, "halves of one store are stored in parts"
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_what_divides_a_head_is_multiplied_with_the_result_where_that_is_the_same(tmp_path: Path) -> None:
+    """Not where something else is added to what is made of the result; not where a block has several heads."""
+    cases = {}
+    for shifted in (False, True):
+        region = region_of(*flux_projection("float32", size=32, heads=2, shifted=shifted))
+        (branch,) = read_region(region).branches
+        assert branch.pairs is not None and (branch.pairs.scaled is None) == shifted
+        for columns in (32, 64):
+            p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16)
+            program = generate(region, TARGET, p, interpreted=True)
+            cases[f"{shifted} {columns}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_persistent_programs_finish_several_tiles_in_branches(tmp_path: Path) -> None:
+    """By TMA and through pointers; of each program some tiles are of the query or the key, others of neither."""
+    cases = {}
+    for dtype in ("bfloat16", "float32"):
+        region = region_of(*flux_projection(dtype, size=16, heads=4, rows=48, terms=64))
+        for loads in (TMA, POINTER):
+            for parts in (1, 2):
+                p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16, loads=loads, persistent=1, num_stages=2)
+                p = replace(p, epilogue_parts=parts)
+                program = generate(region, replace(TARGET, cores=4), p, interpreted=True)
+                assert program.launches[0].grid == 4 and ("flatten=True" in program.source) == (loads == TMA)
+                cases[f"{dtype} {loads} {parts}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+@pytest.mark.parametrize("stages", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent program on the widest tile, loads of the next tile beside the epilogue: nothing is spilled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
+    p = TileParameters(
+        CONTRACTION, ((0,), (1,)), (128, 256), 64, group=12, loads=TMA, persistent=1, epilogue_parts=2, num_warps=8,
+        num_stages=stages,
+    )  # fmt: skip
+    kernel = read_region(region)
+    assert is_legal(kernel, TARGET, p)
+    (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+    report = dict(launch.compiled.report)
+    assert report["wgmma"] and not report["spilled_bytes"], report
+    assert 0.9 * shared_taken(kernel, p) <= report["shared_bytes"] <= shared_taken(kernel, p)
 
 
 @interpreted
@@ -241,18 +304,23 @@ def test_stores_that_differ_in_more_than_buffers_and_constants_are_branches_of_t
     assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
 
-def test_each_table_of_a_rotation_is_read_once() -> None:
-    """A block of columns where it has a value for each column, a block of pairs where it has one for each pair."""
+@pytest.mark.parametrize(("columns", "parts"), [(64, 1), (128, 2)])
+def test_each_table_of_a_rotation_is_read_once(columns: int, parts: int) -> None:
+    """A block of columns where it has a value for each column, a block of pairs where it has one for each pair: also
+    for two heads of a tile, which are finished one after the other."""
     region = region_of(*flux_projection("bfloat16", size=64, heads=2))
     kernel = read_region(region)
     (branch,) = kernel.branches
-    assert branch.pairs is not None and len(branch.pairs.tables) == 1
+    assert branch.pairs is not None and len(branch.pairs.tables) == 2, "of rows and columns, and the norm's weight"
     tables = [
         b.slot for b in kernel.buffers if not b.written and b.size in (40 * 32, 40 * 64) and b.dtype.itemsize == 4
     ]
-    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 64), 16)
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16, epilogue_parts=parts)
     text = generate(region, TARGET, p).source
-    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [1, 1]
+    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [parts] * 2
+    (weight,) = [b.slot for b in kernel.buffers if b.size == 64 and b.slot in dict(branch.buffers)]
+    (chosen,) = re.findall(rf"(p\d+) = tl.where\(is\d+, p{weight}, ", text)
+    assert text.count(f"tl.load({chosen} +") == parts
 
 
 def test_a_reduction_that_differs_from_column_to_column_is_refused() -> None:
