@@ -15,7 +15,7 @@ from evaluation.flux import optimize
 from kcg.compat.device import clang_path
 from kcg.errors import UsageError
 from kcg.optimize.result import read_result, write_result
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 
 MODULE = "evaluation.flux.optimize"
 
@@ -44,6 +44,18 @@ def test_a_result_is_taken_in_beside_those_that_are_there(tmp_path: Path, keep: 
         assert (
             run["measurements"] == report.measurements and run["progress"][-1]["total_s"] == report.progress[-1].total_s
         )
+
+
+def test_a_plan_of_regions_is_kept_beside_a_run_without(tmp_path: Path, keep: Callable[..., None]) -> None:
+    out, path = tmp_path / "kept.json", tmp_path / "RESULT.json"
+    for result in (sample_result(), sample_plan()):
+        write_result(replace(result, workload="flux", preset="1024", revision="f00d", dirty=True), path)
+        keep(result=path, out=out)
+    without, planned = sorted(json.loads(out.read_text())["runs"].items())
+    assert planned[0] == f"{without[0]}_regions" and "plan" not in without[1]
+    assert planned[1]["of_revision"] == {"revision": "f00d", "dirty": True}, "of the run, not of who keeps it"
+    assert [region["calls"] for region in planned[1]["plan"]] == [57, 76]
+    assert [plan["step_s"] for plan in planned[1]["plans"]] == [0.0391, 0.0402, None, 0.0419]
 
 
 def test_without_a_preset_or_a_result_it_says_what_to_write(tmp_path: Path, keep: Callable[..., None]) -> None:
