@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -181,10 +182,23 @@ class Estimates:
             return True
         return bool(work.offers or work.candidates or work.tile_candidates)
 
-    def sides(self) -> list[tuple[RegionWork, Schedule]]:
-        """The baseline and the first candidate of everything that is to be judged."""
+    def likely(self) -> list[RegionWork]:
+        """What is likely to be judged: of what is due all kernels, and of regions of several kernels, of which those of
+        the best plans are, the ones that save most and leave each other their calls."""
         due = [work for work in self.works if self.is_due(work)]
-        return [(work, schedule) for work in due for schedule in work.firsts]
+        left = Counter({work.call.region.id: work.call.calls for work in self.works if not work.proposed})
+        found = [work for work in due if not work.proposed]
+        for work in sorted((work for work in due if work.proposed), key=lambda work: -work.saving_s):
+            taken = Counter(kernel.id for kernel in work.call.region.kernels)
+            taken = Counter({kernel: count * work.call.calls for kernel, count in taken.items()})
+            if taken <= left:
+                left -= taken
+                found.append(work)
+        return found
+
+    def sides(self) -> list[tuple[RegionWork, Schedule]]:
+        """The baseline and the first candidate of everything that is likely to be judged."""
+        return [(work, schedule) for work in self.likely() for schedule in work.firsts]
 
     def final_cost_s(self) -> float:
         """What judging what has a candidate, and then the whole model, is expected to take, in seconds.
@@ -198,8 +212,8 @@ class Estimates:
         return self.judging_s() + (self._model_s() if found else 0.0)
 
     def judging_s(self) -> float:
-        """What re-timing and verifying is expected to take, in seconds: all that is due, or else one kernel."""
-        due = [w for w in self.works if self.is_due(w)]
+        """What re-timing and verifying is expected to take, in seconds: all that is likely, or else one kernel."""
+        due = self.likely()
         if not due and self.budget.limit_s is None:
             return 0.0
         comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))

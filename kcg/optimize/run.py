@@ -97,7 +97,7 @@ def optimize(
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)
-            if due := sum(estimates.is_due(work) for work in estimates.works):
+            if due := len(estimates.likely()):
                 about = format_seconds(estimates.judging_s())
                 many = f"{due} kernel{'s' * (due > 1)}"
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")

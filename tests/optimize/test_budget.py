@@ -32,7 +32,7 @@ from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.search.problem import Observation
-from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
+from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, optimized
 from tests.sample_result import sample_result
 
@@ -715,3 +715,23 @@ def test_when_time_is_over_no_plan_is_made_again(
     monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
     rows = judge.run().rows
     assert made == [0] and [row.outcome for row in rows] == ["undecided", "not judged", "not judged"]
+
+
+def test_time_is_kept_for_regions_that_leave_each_other_their_calls(opened: Begun, expected: Estimates) -> None:
+    calls = 2
+    kernels = [replace(w, call=replace(w.call, calls=calls), known={}, of_tiles={}) for w in opened.works]
+    tile, (one, two, three) = Schedule("tile", "{}"), (work.call.region.kernel for work in kernels)
+
+    def region(saved: float, *members: Kernel) -> RegionWork:
+        call = replace(kernels[0].call, region=replace(opened.works[0].call.region, kernels=members), calls=calls)
+        work = replace(opened.works[0], call=call, proposed=True, known={}, of_tiles={})
+        own = work.space.baseline()
+        work.known[own] = Observation(own, Status.OK, 1.0, "own")
+        work.of_tiles[tile] = Observation(tile, Status.OK, 1.0 - saved / calls, "tile")
+        return work
+
+    best, inside, beside = region(0.5, one, two), region(0.3, two), region(0.1, three)
+    both = replace(expected, measured=replace(expected.measured, works=[*kernels, inside, beside, best]))
+    assert all(map(both.is_due, (best, inside, beside)))
+    likely = [work for work in both.likely() if work.proposed]
+    assert [id(work) for work in likely] == [id(best), id(beside)], "a kernel that runs in the best one is not free"
