@@ -50,26 +50,13 @@ Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
 """Which regions of several kernels the best plans have, by id, given what was judged so far."""
 
 
-def judge(
-    candidates: Candidates,
-    estimates: Estimates,
-    *,
-    device: Device,
-    log: RunLog,
-    judged: dict[str, RegionResult],
-    needed: Needed | None = None,
-) -> RegionResults:
-    """Judge every region that has a candidate, where most is to be gained first of those whose references are there,
-    while the budget lasts; what an earlier run kept is taken over. The others are as the search left them, and so are
-    those of several kernels that are not `needed`: where one fails that is, others may be.
+class Judge:
+    """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
+    there, while the budget lasts; what an earlier run kept is taken over. The others are as the search left them, and
+    so are those of several kernels that are not `needed`: where one fails that is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known: a run that is interrupted has these.
     """
-    return Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
-
-
-class Judge:
-    """Judges the regions of one run."""
 
     def __init__(
         self,
@@ -83,9 +70,7 @@ class Judge:
     ) -> None:
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed = judged, needed
-        self._of_best: Collection[str] = ()  # regions of the best plans, when so many were `_waiting` for their verdict
-        self._waiting = -1
-        self._is_over = False  # whether the budget left no time for a region: no plan is made again then
+        self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._comparisons = Comparisons(estimates, device)
         self._pace = Pace(estimates)
         self._undecided = 0
@@ -100,6 +85,7 @@ class Judge:
             if work not in order:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
+        self._plan(left)
         if any(self._allows(work) for work in order):
             self._comparisons.prepare(self._of_plans(order))
         try:
@@ -108,10 +94,12 @@ class Judge:
                 count += 1
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
-                    self._judged_s += 0.0 if work.proposed else work.saving_s
-                else:
+                    if work.proposed:
+                        self._plan(left)
+                    else:
+                        self._judged_s += work.saving_s
+                else:  # no other plan could be judged either
                     judged[work.id] = self._with_offers(work, self._too_late(work))
-                    self._is_over = self._is_over or work.proposed
                 self._log.show(
                     sum(judged.get(w.id, w).after_s for w in works if not w.proposed),
                     measurements=estimates.budget.ledger.measurements,
@@ -125,14 +113,15 @@ class Judge:
             self._warn_of_unjudged(count)
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
+    def _plan(self, left: Sequence[RegionWork]) -> None:
+        """Find which regions the best plans have, where some of several kernels are not judged."""
+        if self._needed is not None and any(work.proposed for work in left):
+            self._of_best = self._needed(self._judged)
+
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
         """Of what is due the kernels, and what the best plans have of regions of several kernels."""
         if self._needed is None:
             return list(left)
-        waiting = [work for work in left if work.proposed]
-        # plans change with what was judged of their regions
-        if waiting and len(waiting) != self._waiting and not self._is_over:
-            self._of_best, self._waiting = self._needed(self._judged), len(waiting)
         return [work for work in left if not work.proposed or work.call.region.id in self._of_best]
 
     def _judged_one(self, work: RegionWork) -> RegionResult:

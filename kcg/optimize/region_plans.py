@@ -223,6 +223,18 @@ def as_deployed(
     return sorted(found.values(), key=lambda plan: (not plan.programs, plan.seconds))
 
 
+def deployed_plans(
+    proposals: Proposals,
+    alone_s: Mapping[str, float],
+    savings: Mapping[Key, float],
+    *,
+    memory_bytes: float = float("inf"),
+) -> list[WorkloadPlan]:
+    """The plans of `plans_of` as programs get them."""
+    plans = plans_of(proposals, alone_s, savings, memory_bytes=memory_bytes)
+    return as_deployed(plans, proposals, alone_s, savings)
+
+
 def next_to_measure(
     plans: Sequence[WorkloadPlan], savings: Mapping[Key, float], measured: Mapping[Key, float]
 ) -> list[Key]:

@@ -25,8 +25,8 @@ from kcg.optimize.region_plans import (
     Proposals,
     WorkloadPlan,
     among,
-    as_deployed,
     best_parts,
+    deployed_plans,
     expected_saving_s,
     inside_of,
     key_of,
@@ -218,8 +218,7 @@ def needed_by_plans(
                 saved_s[work.call.region.id] = work.saving_s / work.call.calls
         candidates = proposed.proposals.candidates.values()
         savings = {key_of(c): saved for c in candidates if (saved := saved_s.get(c.region.id, 0.0)) > 0}
-        plans = plans_of(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
-        plans = as_deployed(plans, proposed.proposals, alone_s, savings)
+        plans = deployed_plans(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
         return frozenset(region.id for plan in plans for region in plan.regions)
 
     return needed
@@ -254,8 +253,7 @@ def plans_by(results: RegionResults, proposed: Proposed, *, memory_bytes: float 
     """The best plans by what was judged, as programs get them."""
     proposals, alone_s = proposed.proposals, {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
     savings = measured_savings(results.rows, proposals)
-    plans = plans_of(proposals, alone_s, savings, memory_bytes=memory_bytes)
-    return as_deployed(plans, proposals, alone_s, savings)
+    return deployed_plans(proposals, alone_s, savings, memory_bytes=memory_bytes)
 
 
 def measured_savings(rows: Sequence[RegionResult], proposals: Proposals) -> Mapping[Key, float]:

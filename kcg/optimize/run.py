@@ -22,7 +22,7 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import as_searched, judge
+from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_models
@@ -103,7 +103,7 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            results = judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
+            results = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
             if proposed is not None:
                 by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
                 results = by_plan[-1]  # every kernel alone, until whole steps were compared

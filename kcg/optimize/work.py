@@ -1,6 +1,6 @@
 """What a run knows of its regions, and what its steps hand on to the next:
 
-    capture -> Captured    baselines -> Measured    search -> Candidates    judge -> RegionResults
+    capture -> Captured    baselines -> Measured    search -> Candidates    Judge -> RegionResults
 
 `check_steps` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
 """

@@ -22,6 +22,7 @@ from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
+from kcg.optimize.finals import Judge
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
@@ -152,16 +153,16 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The model's child dies, and a child after it finds the device unusable."""
-    judge = run_module.judge
+    judge = Judge.run
 
-    def changed(*steps: Any, **rest: Any) -> RegionResults:
-        judged = judge(*steps, **rest)
+    def changed(judging: Judge) -> RegionResults:
+        judged = judge(judging)
         rows = tuple(replace(row, outcome="improved") for row in judged.rows)  # else there is nothing to check
         return replace(judged, rows=rows)
 
     monkeypatch.setattr(Estimates, "is_due", lambda estimates, work: True)
     monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
-    monkeypatch.setattr(run_module, "judge", changed)
+    monkeypatch.setattr(Judge, "run", changed)
     monkeypatch.setattr(whole_model, "check_models", partial(whole_model.check_models, module="tests.tiny_models"))
 
     assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
