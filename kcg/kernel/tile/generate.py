@@ -432,10 +432,7 @@ def _write_contraction(
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     zeros = _in_the_sum(kernel)
-    # the ring is full while a tile is finished: by TMA the result would take more room than the moves of a branch do,
-    # which stores through pointers share
-    by_tma = parameters.loads == TMA and not parameters.warp_specialize
-    in_branches = bool(parameters.persistent) and kernel.is_branching and by_tma
+    in_branches = flattens_branches(kernel, parameters)
     blocks = stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts)
     for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
         for block in together:
@@ -464,6 +461,14 @@ def _write_contraction(
         first = turns.first(top.lines, program)
         top.lines.extend(f"for {number} in tl.range({first}, {tiles}, {grid}{how}):", root.lines)
     return grid
+
+
+def flattens_branches(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a persistent program's loops are one although its tiles end in branches. The ring is full then while a
+    tile is finished, and all is stored through pointers: by TMA the plain result would take more room than the moves of
+    a branch do, which such stores share."""
+    by_tma = parameters.loads == TMA and not parameters.warp_specialize
+    return bool(parameters.persistent) and kernel.is_branching and by_tma
 
 
 def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.emit import keeps_tail
-from kcg.kernel.tile.generate import VECTOR_BYTES, can_describe, fits_held, may_split, row_axes
+from kcg.kernel.tile.generate import VECTOR_BYTES, can_describe, fits_held, flattens_branches, may_split, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
@@ -94,8 +94,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
     joined = _joined_bytes(kernel, parameters)
-    if kernel.is_branching and parameters.persistent and not parameters.warp_specialize:
-        # all is stored through pointers; of few rows float32 sums move, of shared columns twice
+    if flattens_branches(kernel, parameters):  # of few rows float32 sums move, of shared columns twice
         itemsize = max(stored if rows >= 2 * WGMMA_ROWS else 4, 2 * joined)
     elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
@@ -270,9 +269,8 @@ def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
 
 def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     """Tiles along each axis; of several contractions those of all their columns, or of all their rows."""
-    found = list(tiles_of(kernel, parameters))
+    found, place = list(tiles_of(kernel, parameters)), axis_of_others(kernel, parameters)
     for launched in launched_with(kernel, parameters)[1:]:
-        place = axis_of_others(kernel, parameters)
         found[place] += tiles_of(*launched)[place]
     return tuple(found)
 

@@ -37,6 +37,12 @@ class Case:
     inputs: Mapping[int, np.ndarray] = field(default_factory=dict)  # by slot, where they are not drawn
 
 
+def wrong_of(cases: Mapping[str, Case], folder: Path) -> dict[str, str]:
+    """Of named cases those whose programs store something wrong, and what."""
+    texts = compare(list(cases.values()), folder)
+    return {name: text for name, text in zip(cases, texts, strict=True) if text}
+
+
 def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> list[str]:
     """Of each case what is wrong with what its program stored; empty where nothing is."""
     jobs, given = [], []

@@ -17,7 +17,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import stream_axes
 from kcg.types import Region
 from tests.chains import region_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -76,8 +76,7 @@ def test_attention(loads: str, tmp_path: Path) -> None:
             program = generate(region, TARGET, parameters(region, loads), interpreted=True)
             assert ("make_tensor_descriptor" in program.source) == (loads == TMA)
             cases[f"{attention.__name__} {dtype}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted

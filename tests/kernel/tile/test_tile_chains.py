@@ -22,7 +22,7 @@ from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.random_chains import FAMILIES, random_chain, random_regions
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, split_sum
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -213,8 +213,7 @@ def test_what_is_hard_is_right(tmp_path: Path) -> None:
         kernel, rng = read_region(region), Random(name)
         for number in range(2):
             cases[f"{name} {number}"] = Case(region, drawn(kernel, rng), seed=number + 1)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 # ---- faults

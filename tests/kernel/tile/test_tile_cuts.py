@@ -24,7 +24,7 @@ from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_tak
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from tests.chains import region_of, sequence_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -151,8 +151,7 @@ def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...
             )
             cases[f"{dtype} {changes}"] = Case(region, program)
     assert len(cases) >= 2 + len(dtypes)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @with_triton
@@ -173,8 +172,7 @@ def test_programs_of_random_parameters_are_right(dtypes: tuple[str, ...], progra
                 if program.launches[0].grid <= MOST_PROGRAMS:
                     cases[f"{chain.__name__} {p}"] = Case(region, program)
     assert len(cases) >= len(CHAINS)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 def test_every_tile_of_each_stream_is_a_program() -> None:

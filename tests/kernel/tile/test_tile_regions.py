@@ -20,7 +20,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -148,8 +148,7 @@ def test_rows_of_several_kernels(tmp_path: Path) -> None:
             for name, parameters in programs(region).items():
                 program = generate(region, TARGET, parameters, interpreted=True)
                 cases[f"{chain.__name__} {dtype} {name}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted
@@ -165,8 +164,7 @@ def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) 
             program = generate(region, replace(TARGET, cores=3), replace(parameters, **changes), interpreted=True)
             assert len(program.launches) == 1
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted
@@ -182,8 +180,7 @@ def test_a_sum_of_contractions_shares_the_tiles_of_its_last_wave(tmp_path: Path)
             assert len(program.launches) == 2 and program.launches[0].grid == 3 + tail
             cases[f"{dtype} {tail}"] = Case(region, program)
     assert legal_values(kernel, replace(target, cores=2), replace(p, tile=(16, 64)), "tail") == (1,), "it is full"
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted
@@ -203,8 +200,7 @@ def test_loops_over_rows_that_begin_anywhere_read_whole_blocks(tmp_path: Path) -
                 program = generate(region, TARGET, parameters, interpreted=True)
                 assert (f"// {unit} * {unit}" in program.source) == (how == "in a loop"), (name, how)
                 cases[f"{name} {dtype} {how}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 SHAPES: dict[str, tuple[str, dict[str, int]]] = {
@@ -231,8 +227,7 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 program = generate(region, TARGET, p, interpreted=True)
                 assert program.source.count("tl.join(") == parts**2, "halves of one store are stored in parts"
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted
@@ -247,8 +242,7 @@ def test_what_divides_a_head_is_multiplied_with_the_result_where_that_is_the_sam
             p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16)
             program = generate(region, TARGET, p, interpreted=True)
             cases[f"{shifted} {columns}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted
@@ -264,8 +258,7 @@ def test_persistent_programs_finish_several_tiles_in_branches(tmp_path: Path) ->
                 program = generate(region, replace(TARGET, cores=4), p, interpreted=True)
                 assert program.launches[0].grid == 4 and ("flatten=True" in program.source) == (loads == TMA)
                 cases[f"{dtype} {loads} {parts}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @interpreted

@@ -30,7 +30,7 @@ from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_
 from kcg.types import Region
 from kcg.workloads.registry import spec_of
 from tests.chains import region_of, sequence_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -166,8 +166,7 @@ def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_pa
                 program = generate_kernel(kernel, FEW, p, interpreted=True)
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 @with_triton
@@ -199,8 +198,7 @@ def test_tiles_of_several_contractions_in_one_launch_are_right(
                     program = generate_kernel(kernel, replace(TARGET, cores=cores), p, interpreted=True)
                     assert program.launches[0].grid == cores
                     cases[f"{dtype} {sizes} {cores} programs {changes}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 def test_every_tile_of_each_contraction_is_a_program() -> None:
@@ -260,8 +258,7 @@ def test_programs_of_random_parameters_are_right(count: int, tmp_path: Path) -> 
             region = region_of(*chain(dtype, (33 + 7 * number, 64, 64)))
             program = drawn(read_region(region), Random(f"{chain.__name__} {number}"))
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
-    assert not {name: text for name, text in wrong.items() if text}
+    assert not wrong_of(cases, tmp_path)
 
 
 def drawn(kernel: TileKernel, rng: Random) -> TileSource:
