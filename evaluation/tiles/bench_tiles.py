@@ -33,7 +33,7 @@ from evaluation.tiles import options
 from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s
 from evaluation.tiles.cases import SECTIONS, Case, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
-from evaluation.tiles.summary import GROUPS, headline, seconds, share, tables
+from evaluation.tiles.summary import class_of, headline, seconds, share, tables
 from kcg.cli import guarded, record_results
 from kcg.compat.assembler import assembler
 from kcg.compat.device import choose_device, prepare
@@ -48,7 +48,7 @@ GENERATOR = "generator"
 
 def shown(case: Case, row: dict[str, Any]) -> str:
     """A row in one line."""
-    group = next(g for g in GROUPS if (g.section, g.group) == (case.section, case.group))
+    group = class_of({"section": case.section, "group": case.group})
     ratio = share(row, group) if seconds(row, group.contenders) else None
     return in_one_line(case, row, ratio)
 
@@ -155,13 +155,12 @@ def main(
 def slower(rows: Mapping[str, Row], below: float, revision: str) -> list[str]:
     """The rows whose share is below a limit, or that have none, made by code of another revision: so the same command
     goes on where it was."""
-    groups = {(group.section, group.group): group for group in GROUPS if group.group}
     return [
         key
         for key, row in rows.items()
         if below
         and (not revision or row.get("of_revision") != revision)
-        and ((ratio := share(row, groups[row["section"], row["group"]])) is None or ratio < below)
+        and ((ratio := share(row, class_of(row))) is None or ratio < below)
     ]
 
 

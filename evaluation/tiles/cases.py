@@ -66,12 +66,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution's shapes, channels first."""
+    """A convolution's shapes, channels first, and whether a residual as large as its output is added."""
 
     x: tuple[int, int, int, int]
     w: tuple[int, int, int, int]
     stride: int
     padding: int
+    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,14 +269,15 @@ def convolution_of(kernel: TileKernel) -> Convolution | None:
     channels, *windows = (extent(axis) for axis in kernel.reduce_ranges)
     window = windows[0] if windows else 1
     batch, filters = kernel.extents[:2]
-    sizes = [b.size for b in kernel.buffers if not b.written]
-    if filters * channels * window**2 not in sizes:
+    read, *beside = [b.size for b in kernel.buffers if not b.written]
+    if (weights := filters * channels * window**2) not in beside:
         return None
-    side, made = math.isqrt(sizes[0] // (batch * channels)), math.isqrt(math.prod(kernel.extents[2:]))
-    if batch * channels * side**2 != sizes[0]:
+    side, made = math.isqrt(read // (batch * channels)), math.isqrt(math.prod(kernel.extents[2:]))
+    if batch * channels * side**2 != read:
         return None
     x, w = (batch, channels, side, side), (filters, channels, window, window)
-    return Convolution(x, w, side // made, window // 2)
+    beside.remove(weights)
+    return Convolution(x, w, side // made, window // 2, residual=batch * filters * made**2 in beside)
 
 
 SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {

@@ -174,6 +174,7 @@ def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) ->
             return {
                 "cudnn": _convolution(of, dtype, device, torch.contiguous_format),
                 "cudnn channels last": _convolution(of, dtype, device, torch.channels_last),
+                **(_with_residual(of, dtype, device) if of.residual else {}),
             }
         case Sums() as sums:
             matrix = torch.rand(sums.rows, sums.columns, device=tensors[0].device).to(DTYPES[sums.dtype])
@@ -203,6 +204,25 @@ def _calling(function: Call, tensors: tuple[torch.Tensor, ...]) -> Call:
 def _convolution(of: Convolution, dtype: torch.dtype, device: torch.device, layout: torch.memory_format) -> Call:
     x, w = (torch.randn(shape, device=device).to(dtype).to(memory_format=layout) for shape in (of.x, of.w))
     return lambda: F.conv2d(x, w, stride=of.stride, padding=of.padding)
+
+
+def _with_residual(of: Convolution, dtype: torch.dtype, device: torch.device) -> dict[str, Call]:
+    """The convolution, a bias, the residual and relu: by cuDNN's one call for it, and by torch.compile."""
+    x, w = (torch.randn(shape, device=device).to(dtype) for shape in (of.x, of.w))
+    bias = torch.randn(of.w[0], device=device).to(dtype)
+    stride, padding = [of.stride] * 2, [of.padding] * 2
+    added = torch.randn_like(F.conv2d(x, w, bias, stride, padding))
+
+    def of_compile(*given: torch.Tensor) -> torch.Tensor:
+        x, w, added, bias = given
+        return torch.relu(F.conv2d(x, w, bias, stride, padding) + added)
+
+    return {
+        "cudnn with residual": lambda: torch.cudnn_convolution_add_relu(
+            x, w, added, 1.0, bias, stride, padding, [1, 1], 1
+        ),
+        "default with residual": _calling(compiled(of_compile, "default"), (x, w, added, bias)),
+    }
 
 
 # ---- timing

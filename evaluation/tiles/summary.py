@@ -33,6 +33,7 @@ class Group:
 
 
 MODES = ("default", "max-autotune-no-cudagraphs")
+RESIDUAL = ("cudnn with residual", "default with residual")
 COPIES = ("copy", "copy by a kernel")
 SUMS = ("sum", "sum of rows", "sum tile 0", "sum tile 1", "sum tile 2", "sum opts")
 GROUPS = (
@@ -44,6 +45,14 @@ GROUPS = (
     Group("gemv", "from 64 MB", "gemv_of_read_bandwidth", SUMS, (OURS,), None, 0.90, "matrix-vector, 64 MB on"),
     Group("gemv", "from 16 MB", "gemv16_of_read_bandwidth", SUMS, (OURS,), None, 0.75, "matrix-vector, 16 to 64 MB"),
     Group("conv", "1x1", "conv1_vs_cudnn", ("cudnn",), (OURS,), None, 0.6, "convolutions 1x1"),
+    Group(
+        "conv",
+        "1x1",
+        "conv1_vs_residual",
+        RESIDUAL,
+        (OURS,),
+        words="convolutions 1x1 with a residual, of cuDNN with it",
+    ),
     Group("conv", "3x3", "conv3_vs_cudnn", ("cudnn",), (OURS,), None, 0.35, "convolutions 3x3"),
     Group("conv", "7x7", "conv7_vs_cudnn", ("cudnn",), (OURS,), words="convolution 7x7"),
 )
@@ -67,6 +76,11 @@ def rows_of(rows: Mapping[str, Row], group: Group) -> dict[str, Row]:
     return {
         key: row for key, row in rows.items() if row["section"] == group.section and group.group in ("", row["group"])
     }
+
+
+def class_of(row: Row) -> Group:
+    """The class that a row is judged in."""
+    return next(group for group in GROUPS if (group.section, group.group) == (row["section"], row["group"]))
 
 
 def headline(rows: Mapping[str, Row], groups: Sequence[Group] = GROUPS) -> dict[str, Any]:
@@ -111,9 +125,9 @@ COLUMNS = {
     "matmul": (*MODES, "cublas"),
     "rows": ("copy of as many bytes",),
     "gemv": ("sum of as many bytes",),
-    "conv": ("cudnn", "cudnn channels last"),
+    "conv": ("cudnn", "cudnn channels last", "cudnn with residual"),
 }
-FASTEST_OF = {"copy of as many bytes": COPIES, "sum of as many bytes": SUMS}
+FASTEST_OF = {"copy of as many bytes": COPIES, "sum of as many bytes": SUMS, RESIDUAL[0]: RESIDUAL}
 
 
 def table(section: str, rows: Mapping[str, Row], *, most: int = 0) -> Iterator[str]:
@@ -121,9 +135,7 @@ def table(section: str, rows: Mapping[str, Row], *, most: int = 0) -> Iterator[s
     columns = COLUMNS[section]
     yield f"| {section}, µs | calls | tile | Opts (from) | {' | '.join(columns)} | of it | tile program |"
     yield "|" + "---|" * (len(columns) + 6)
-    groups = [group for group in GROUPS if group.section == section and group.group]
-    of = {key: next(g for g in groups if g.group == row["group"]) for key, row in rows.items()}
-    shares = {key: share(row, of[key]) for key, row in rows.items()}
+    shares = {key: share(row, class_of(row)) for key, row in rows.items()}
     for key in sorted(rows, key=lambda key: shares[key] or 0.0)[: most or None]:
         row = rows[key]
         times = [micro(seconds(row, (OURS,))), f"{micro(seconds(row, (OPTS,)))} ({row.get('opts_from', '–')})"]

@@ -79,6 +79,23 @@ def test_shapes_of_convolutions_are_read_off_kernels(window: int, stride: int) -
     assert convolution_of(kernel) == expected
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
+def test_a_residual_is_told_by_its_size_and_added_in_pytorch_too() -> None:
+    x, w = Tensor.empty(2, 4, 8, 8), Tensor.empty(6, 4, 1, 1)
+    made = x.conv2d(w)
+    assert convolution_of(read_kernel(region_of((made + Tensor.empty(2, 6, 8, 8)).relu()))).residual
+    of = convolution_of(read_kernel(region_of((made + Tensor.empty(1, 6, 1, 1)).relu())))
+    assert not of.residual
+    tensors = [torch.zeros(1)]
+    case = case_of(region_of(made), "conv", "1x1", replace(of, residual=True))
+    assert in_torch(case, tensors, Settings()).keys() - in_torch(
+        replace(case, against=of), tensors, Settings()
+    ).keys() == {
+        "cudnn with residual",
+        "default with residual",
+    }
+
+
 def test_every_case_has_a_class() -> None:
     found = of_sections(["gemv", "conv"], H100, "", 0)
     classes = {(group.section, group.group) for group in GROUPS}
