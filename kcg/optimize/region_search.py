@@ -37,7 +37,7 @@ from kcg.optimize.region_plans import (
 )
 from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import search
-from kcg.optimize.work import Candidates, RegionResults, RegionWork
+from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.search.problem import best
 from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, Status, TriedPlan, Workload
 
@@ -116,6 +116,9 @@ def search_regions(
         log.warn(f"{none}: there is no program for any of {many}")
         return None
     kernels = [work for work in found.works if not work.call.region.args]
+    if not estimates.budget.ledger.used_up:
+        late = _not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
+        _measure_starts(late, device, until=until)
     works = _works(proposals, kernels, device=device)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
     seek = functools.partial(device.find_starts, works)
@@ -132,6 +135,22 @@ def search_regions(
     searched = search(both, guide, device=device, log=log, works=timed)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
+
+
+def _not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[RegionWork]:
+    """Kernels that the first search did not come to, and that take more than `least_s`: milliseconds in all were
+    nothing beside seconds, and are now."""
+    return [w for w in kernels if w.baseline_s and w.tiles is not None and not w.of_tiles and w.before_s > least_s]
+
+
+def _measure_starts(kernels: Sequence[RegionWork], device: Device, *, until: float | None) -> None:
+    """Measure where each kernel's tile programs begin, `until` then: a search that has regions to think of comes to
+    small kernels last, and their start is most of what they gain."""
+    sent = [(work, device.measure(work, [work.tiles.start()])[0]) for work in kernels if work.tiles is not None]
+    done, _ = wait([future for _, future in sent], timeout=_left_s(until))
+    for work, future in sent:
+        if future in done:
+            work.keep(future.result())
 
 
 def _with_best_parts(

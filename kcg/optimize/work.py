@@ -278,7 +278,7 @@ def searched_of(works: Sequence[RegionWork]) -> Sequence[RegionWork]:
 def total_s(works: Sequence[RegionWork]) -> float | None:
     """What the workload takes by the best that is known; None where something is not known."""
     counted = [work for work in works if not work.proposed]
-    return sum(work.after_s for work in counted) if all(work.best_s for work in counted) else None
+    return sum(work.after_s for work in counted) if counted and all(work.best_s for work in counted) else None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -334,6 +335,25 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert last.planning is not None and not last.planning.regions and not last.planning.inside
         counts = sum(count for _, count in planning.passed_over)
         assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
+
+
+def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_are_searched() -> None:
+    kept, start = list[Observation](), Schedule(ScheduleKind.TILE, "the start")
+
+    def work(**changed: Any) -> Any:
+        tiles = SimpleNamespace(start=lambda: start)
+        usual = {"baseline_s": 1e-3, "before_s": 1e-3, "tiles": tiles, "of_tiles": {}, "keep": kept.append}
+        return SimpleNamespace(**(usual | changed))
+
+    kernels = [work(), work(tiles=None), work(of_tiles={start: None}), work(before_s=1e-6), work(baseline_s=None)]
+    late = region_search._not_come_to(kernels, least_s=1e-5)
+    assert late == kernels[:1]
+    waits, answers = Future[Observation](), Future[Observation]()
+    answers.set_result(seen := Observation(start, Status.OK, 1e-5, "binary"))
+    for future, expected in ((waits, []), (answers, [seen])):
+        device: Any = SimpleNamespace(measure=lambda of, batch, future=future: [future] if batch == [start] else [])
+        region_search._measure_starts(late, device, until=time.monotonic())
+        assert kept == expected, "what is not there in time is not waited for"
 
 
 def test_regions_that_did_not_run_as_their_best_parts_in_time_are_not_searched(flux: Workload) -> None:
