@@ -34,11 +34,12 @@ WHOLE = Part()
 
 @dataclass(frozen=True)
 class Steps:
-    """Some steps of a loop over rows, from one element (an expression) to another. Where they are `whole`, all of their
-    elements are of the row."""
+    """Some steps of a loop over rows, from one element (an expression) to another, of `size` elements. Where they are
+    `whole`, all of these are of the row."""
 
     begin: str
     end: str
+    size: int
     whole: bool
 
 
@@ -110,9 +111,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     *rows, width = frame.sizes
     vector = min(_neighbours(nodes, frame, axis, widened), max(1, width // lanes))
     lanes = min(lanes, width // vector)
-    parts = ", ".join(map(str, [*rows, width // (lanes * vector), lanes, vector]))
     kept = f"[{', '.join(map(str, [*rows, lanes]))}]"
-    place = f"[{':, ' * len(rows)}None, :, None]"
     every = frozenset(range(frame.rank))
     largest, new = frame.writer.fresh("largest"), frame.writer.fresh("new")
     totals = [frame.writer.fresh("acc") for _ in sums]
@@ -120,23 +119,20 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     for total in totals:
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
 
-    def grouped(text: str, how: str) -> str:
-        """A block of elements as one of what those of each thread come to: neighbours first."""
-        text = f"tl.broadcast_to({text}, {frame.shape(every)}).reshape({parts})"
-        return f"tl.{how}(tl.{how}({text}, {len(rows) + 2}), {len(rows)})"
-
-    for steps in _steps(frame, axis, widened):
+    for steps in _steps(frame, axis, widened, lanes * vector):
         body = Lines(frame.writer, frame.lines)
-        inside = frame.inner(body)
-        _bind(inside, axis, number, counter, widened, whole=steps.whole)
-        body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(masked_term(maximum, inside, number)), 'max')})")
-        spread = body.name(f"tl.broadcast_to({new}{place}, [{parts}]).reshape({frame.shape(every)})")
+        inside = replace(frame.inner(body), sizes=(*rows, steps.size))
+        _bind(inside, replace(axis, size=steps.size), number, counter, widened, whole=steps.whole)
+        held = _Held(inside, lanes, vector)
+        term = held.reduced(inside.atom(masked_term(maximum, inside, number)), "max")
+        body.add(f"{new} = tl.maximum({largest}, {term})")
+        spread = body.name(held.spread(new))
         for one, total, (stand_in, node) in zip(sums, totals, shifted, strict=True):
             inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
-            term = inside.atom(masked_term(node, inside, number))
-            body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {grouped(term, 'sum')}")
+            term = held.reduced(inside.atom(masked_term(node, inside, number)), "sum")
+            body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {term}")
         body.add(f"{largest} = {new}")
-        frame.lines.extend(f"for {counter} in range({steps.begin}, {steps.end}, {axis.size}):", body)
+        frame.lines.extend(f"for {counter} in range({steps.begin}, {steps.end}, {steps.size}):", body)
     found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
     axes = every - {number}
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
@@ -147,6 +143,35 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         )
         bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
         frame.bound[one.node] = frame.values[one.node] = bound
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A block of a frame as its threads hold it: `lanes` of them have a row, with `vector` neighbours of it each, and
+    then as many further on. So what one thread has is made one without an exchange."""
+
+    frame: Frame
+    lanes: int
+    vector: int
+
+    @property
+    def _parts(self) -> str:
+        *rows, width = self.frame.sizes
+        return ", ".join(map(str, [*rows, width // (self.lanes * self.vector), self.lanes, self.vector]))
+
+    @property
+    def _shape(self) -> str:
+        return self.frame.shape(frozenset(range(self.frame.rank)))
+
+    def reduced(self, text: str, how: str) -> str:
+        """What the elements of each thread come to: neighbours first."""
+        text = f"tl.broadcast_to({text}, {self._shape}).reshape({self._parts})"
+        return f"tl.{how}(tl.{how}({text}, {self.frame.rank + 1}), {self.frame.rank - 1})"
+
+    def spread(self, text: str) -> str:
+        """What each thread has one of, for each of its elements."""
+        place = f"[{':, ' * (self.frame.rank - 1)}None, :, None]"
+        return f"tl.broadcast_to({text}{place}, [{self._parts}]).reshape({self._shape})"
 
 
 def _corrected(frame: Frame, total: str, before: str, now: str, factor: float) -> str:
@@ -330,17 +355,19 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
     return _Widened(loads, unit, start, frame.new(f"{place.text} - {start.text}", "int32", place.axes))
 
 
-def _steps(frame: Frame, axis: Axis, widened: _Widened | None) -> list[Steps]:
+def _steps(frame: Frame, axis: Axis, widened: _Widened | None, least: int) -> list[Steps]:
     """The steps of a loop over rows: only the last ones have elements past the row, and where loads are widened the
-    first one has elements before it."""
+    first one has elements before it. These are half as long, if `least` is not more: masks take registers."""
     if axis.is_symbolic:
-        return [Steps("0", total_of(frame, axis.ranges)[0], whole=False)]
-    whole, end = axis.total // axis.size * axis.size, axis.total
-    first = 0
-    if widened is not None:
-        first, end = min(axis.size, whole), end + widened.unit - 1
-    found = [Steps("0", str(first), whole=False), Steps(str(first), str(whole), whole=True)]
-    found.append(Steps(str(whole), str(end), whole=False))
+        return [Steps("0", total_of(frame, axis.ranges)[0], axis.size, whole=False)]
+    edge = max(least, axis.size // 2)
+    first, end = (0, axis.total) if widened is None else (edge, axis.total + widened.unit - 1)
+    last = first + (axis.total - first) // axis.size * axis.size
+    found = [
+        Steps("0", str(first), edge, whole=False),
+        Steps(str(first), str(last), axis.size, whole=True),
+        Steps(str(last), str(end), edge, whole=False),
+    ]
     return [steps for steps in found if steps.begin != steps.end]
 
 
