@@ -16,7 +16,6 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
-from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import (
     REGISTERS,
@@ -26,6 +25,7 @@ from kcg.kernel.tile.prior import (
     launched_tiles,
     loaded_along,
     pair_registers,
+    row_loops,
     row_registers,
     shared_bytes,
     shared_taken,
@@ -423,7 +423,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
     slots = target.cores * together
     looped = rows.width > width
-    loops = (_levels(kernel) + any(along for _, along in rows.numbers)) if looped else 1
+    loops = row_loops(kernel) if looped else 1
     in_flight = slots * height * sum(reads.values()) / max(1, rows.count)
     again = 0.0 if in_flight * 2 < target.cache_bytes else loops - 1.0
     nbytes = sum(reads.values()) * (1 + again) + writes
@@ -437,20 +437,6 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
     stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
     return _either(stream_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
-
-
-def _levels(kernel: TileKernel) -> int:
-    """Loops that reductions take one after another: those that need another's result come after it."""
-    together = {one.node: of for of in kernel.reductions for one in shifted_sums(of, kernel.reductions)}
-    level: dict[UOp, int] = {}
-    assert kernel.rows is not None
-    for node in kernel.reductions:  # what is needed first comes first
-        if math.prod(map(extent, node.src[1:])) < kernel.rows.width:
-            continue  # it goes through little
-        inside = node.src[0].backward_slice_with_self
-        before = max((level[o] for o in level if o in inside and o is not together.get(node)), default=0)
-        level[node] = max(1 + before, level.get(together.get(node, node), 0))
-    return max(level.values(), default=0)
 
 
 # ---- attention

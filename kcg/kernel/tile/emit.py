@@ -18,6 +18,7 @@ from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.tile.online import is_running
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION
 from kcg.kernel.tile.program import TileRefusal
 
@@ -154,7 +155,7 @@ class Window:
 
     start: Block  # of the first block's element
     place: Block  # elements from there on
-    mask: str  # whether a block has an element of the row
+    mask: str  # whether a block has an element of the row; empty: all have
 
 
 @dataclass
@@ -459,15 +460,16 @@ class Frame:
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     def _power_of_difference(self, node: UOp) -> Block | None:
-        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two."""
+        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two. So
+        is a maximum so far (`online.py`), which is the same for all elements that a thread has of a row."""
         if node.op is not Ops.EXP2 or node.dtype is not dtypes.float32 or (product := node.src[0]).op is not Ops.MUL:
             return None
         total, factor = product.src
         if factor.op is not Ops.CONST or total.op is not Ops.ADD:
             return None
-        one, other = sorted(total.src, key=lambda source: -len(self.value(source).axes))
+        one, other = sorted(total.src, key=lambda source: (is_running(source), -len(self.value(source).axes)))
         x, y = self.value(one), self.value(other)
-        if not y.axes < x.axes:
+        if not (y.axes < x.axes or is_running(other)):
             return None
         c = _number(float(factor.arg))
         shift = self.home(other).new(f"{_term(y)} * {c}", "float32", y.axes)
@@ -651,8 +653,9 @@ class Frame:
             first = self.outer.lines.name(f"p{access.buffer.slot} + {_term(window.start)}", "q")
             axes = window.start.axes | window.place.axes
             others = self.outer.mask_of(axes, access.address.ranges)
-            mask = self.all_of([window.mask, *others])
-            return self.new(f"tl.load({first} + {window.place.text}, mask={mask}, other={zero}{how})", type_, axes)
+            conditions = [window.mask, *others] if window.mask else others
+            mask = f", mask={self.all_of(conditions)}, other={zero}" if conditions else ""
+            return self.new(f"tl.load({first} + {window.place.text}{mask}{how})", type_, axes)
         pointer, of_pointer, conditions, axes = self.access(access)
         if not conditions:
             return self.new(f"tl.load({pointer}{how})", type_, axes)

@@ -26,7 +26,7 @@ from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
-from kcg.kernel.tile.reduction import Part, Shares, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.stream import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -266,11 +266,7 @@ def _write_held_rows(
     if height * width > MAX_BLOCK:
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
     root = open_frame(kernel, writer, (height, width))
-    itemsize = max(b.dtype.itemsize for b in kernel.buffers)
-    vector = VECTOR_BYTES // itemsize if rows.width * itemsize % VECTOR_BYTES == 0 else 1  # neighbours of one thread
-    threads = 32 * parameters.num_warps
-    shares = Shares(max(1, threads // height), max(1, min(vector, height * width // threads)))
-    root.reduce = reducer(kernel, first_axis=1, shares=shares)
+    root.reduce = reducer(kernel, first_axis=1, lanes=max(1, 32 * parameters.num_warps // height))
     number = root.lines.name("tl.program_id(0)", "program")
     grid = -(-rows.count // height)
     for row, _ in rows.numbers:

@@ -93,3 +93,10 @@ def running(maximum: UOp, of: Shifted) -> tuple[UOp, UOp]:
     """What stands for the maximum so far, which changes in the loop, and the sum made with it."""
     stand_in = UOp(Ops.NOOP, maximum.dtype, src=(*maximum.src[1:], *maximum.ranges))
     return stand_in, of.node.replace(src=(of.node.src[0].substitute({maximum: stand_in}), *of.node.src[1:]))
+
+
+def is_running(node: UOp) -> bool:
+    """Whether a value is a maximum so far, maybe times a constant."""
+    while node.op is Ops.MUL and node.src[1].op is Ops.CONST:
+        node = node.src[0]
+    return node.op is Ops.NOOP

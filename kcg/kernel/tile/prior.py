@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kcg.compat.tiny import dtypes
+from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.generate import VECTOR_BYTES, can_describe, fits_held, flattens_branches, may_split, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
+from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
@@ -367,12 +368,13 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
 
 
 def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-    """Short rows are one warp's, so that nothing is exchanged between warps; long ones are gone through in steps of
-    which all multiprocessors' rows fit into L2."""
+    """Short rows are one warp's, so that nothing is exchanged between warps; long ones are gone through in steps, where
+    that happens twice by so few programs at a time that all of their rows fit into L2."""
     assert kernel.rows is not None
     step, count = power_of_two(kernel.rows.width), kernel.rows.count
     if step > HELD_ROW:
-        return TileParameters(ROWS, axes, (1,), reduce_tile=HELD_LOOP, num_warps=HELD_LOOP // EACH, num_stages=1)
+        step = ROWS_TILE if row_loops(kernel) == 1 else HELD_LOOP
+        return TileParameters(ROWS, axes, (1,), reduce_tile=step, num_warps=step // EACH, num_stages=1)
     each = 2 * WARP_ROW if step <= WARP_ROW else ROWS_TILE
     height = max(1, min(each // step, power_of_two(count)))
     warps = 1 if step <= WARP_ROW else next(w for w in (4, 8, 16, 32) if height * step <= WARP_ROW * w)
@@ -383,6 +385,21 @@ def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
     while warps < 4 and row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR:
         warps *= 2
     return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+
+
+def row_loops(kernel: TileKernel) -> int:
+    """Loops of a program that goes through rows in steps: reductions that need another's result come after it, and what
+    is stored of each element comes last."""
+    assert kernel.rows is not None
+    together = {one.node: of for of in kernel.reductions for one in shifted_sums(of, kernel.reductions)}
+    level: dict[UOp, int] = {}
+    for node in kernel.reductions:  # what is needed first comes first
+        if math.prod(map(extent, node.src[1:])) < kernel.rows.width:
+            continue  # it goes through little
+        inside = node.src[0].backward_slice_with_self
+        before = max((level[o] for o in level if o in inside and o is not together.get(node)), default=0)
+        level[node] = max(1 + before, level.get(together.get(node, node), 0))
+    return max(level.values(), default=0) + any(along for _, along in kernel.rows.numbers)
 
 
 def row_registers(kernel: TileKernel, elements: float) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type
+from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type, runs_of
 from kcg.kernel.tile.ir import Shifted, TileKernel, affine, is_invalid, is_symbolic
 from kcg.kernel.tile.online import running, shifted_sums
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
@@ -33,15 +33,14 @@ WHOLE = Part()
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How the elements of a row's block lie with the threads: so many neighbours with each, and so many threads. What
-    one thread has is made one without an exchange."""
+class Steps:
+    """Some steps of a loop over rows, from one element (an expression) to another, of `size` elements. Where they are
+    `whole`, all of these are of the row."""
 
-    lanes: int = 1
-    vector: int = 1
-
-
-NO_SHARES = Shares()
+    begin: str
+    end: str
+    size: int
+    whole: bool
 
 
 def depth_of(reductions: tuple[UOp, ...]) -> int:
@@ -59,10 +58,10 @@ def _inside(inner: UOp, outer: UOp) -> bool:
 
 
 def reducer(
-    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, shares: Shares = NO_SHARES, stages: int = 1
+    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, lanes: int = 1, stages: int = 1
 ) -> Callable[[UOp, Frame], None]:
-    """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on. Of a maximum and sums
-    that one loop makes, `shares` says what each thread keeps; loops load `stages` ahead."""
+    """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on. `lanes` threads have a
+    row of a maximum and sums that one loop makes; loops load `stages` ahead."""
 
     def reduce(node: UOp, frame: Frame) -> None:
         frame = frame.home(node)
@@ -71,7 +70,7 @@ def reducer(
         if own.count == 1 and number == frame.rank - 1 and not _at_once(node, frame, number, own):
             online = _online(node, frame, kernel.reductions)
         if online is not None:
-            _write_online(*online, frame, number, shares)
+            _write_online(*online, frame, number, lanes)
         else:
             group = _together(node, frame, kernel.reductions)
             _write(group, frame, number, own, 1 if frame.depth else stages)
@@ -102,43 +101,38 @@ def _online(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> tuple[UOp, 
     return None
 
 
-def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, shares: Shares) -> None:
+def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, lanes: int) -> None:
     """One loop for a maximum and sums shifted by it, see `online.py`."""
     axis = Axis(tuple(maximum.src[1:]), frame.sizes[number])
-    body = Lines(frame.writer, frame.lines)
-    inside = frame.inner(body)
     counter = frame.writer.fresh("k")
     shifted = [running(maximum, one) for one in sums]
-    widened = _widened([maximum, *(node for _, node in shifted)], frame, axis)
-    _bind(inside, axis, number, counter, widened)
+    nodes = [maximum, *(node for _, node in shifted)]
+    widened = _widened(nodes, frame, axis)
     *rows, width = frame.sizes
-    vector = min(shares.vector, width)
-    lanes = min(shares.lanes, width // vector)
-    parts = ", ".join(map(str, [*rows, width // (lanes * vector), lanes, vector]))
+    vector = min(_neighbours(nodes, frame, axis, widened), max(1, width // lanes))
+    lanes = min(lanes, width // vector)
     kept = f"[{', '.join(map(str, [*rows, lanes]))}]"
-    largest, new = frame.writer.fresh("largest"), frame.writer.fresh("new")
-    frame.lines.add(f"{largest} = tl.full({kept}, float('-inf'), tl.float32)")
-
-    def grouped(text: str, how: str) -> str:
-        """A block of elements as one of what those of each thread come to: neighbours first."""
-        text = f"tl.broadcast_to({text}, {frame.shape(every)}).reshape({parts})"
-        return f"tl.{how}(tl.{how}({text}, {len(rows) + 2}), {len(rows)})"
-
     every = frozenset(range(frame.rank))
-    body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(masked_term(maximum, inside, number)), 'max')})")
-    place = f"[{':, ' * len(rows)}None, :, None]"
-    spread = body.name(f"tl.broadcast_to({new}{place}, [{parts}]).reshape({frame.shape(every)})")
-    totals = []
-    for one, (stand_in, node) in zip(sums, shifted, strict=True):
-        inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
-        total = frame.writer.fresh("acc")
+    largest, new = frame.writer.fresh("largest"), frame.writer.fresh("new")
+    totals = [frame.writer.fresh("acc") for _ in sums]
+    frame.lines.add(f"{largest} = tl.full({kept}, float('-inf'), tl.float32)")
+    for total in totals:
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
-        term = inside.atom(masked_term(node, inside, number))
-        body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {grouped(term, 'sum')}")
-        totals.append(total)
-    body.add(f"{largest} = {new}")
-    end = total_of(frame, axis.ranges)[0] if widened is None else str(axis.total + widened.unit - 1)
-    frame.lines.extend(f"for {counter} in range(0, {end}, {axis.size}):", body)
+
+    for steps in _steps(frame, axis, widened, lanes * vector):
+        body = Lines(frame.writer, frame.lines)
+        inside = replace(frame.inner(body), sizes=(*rows, steps.size))
+        _bind(inside, replace(axis, size=steps.size), number, counter, widened, whole=steps.whole)
+        held = _Held(inside, lanes, vector)
+        term = held.reduced(inside.atom(masked_term(maximum, inside, number)), "max")
+        body.add(f"{new} = tl.maximum({largest}, {term})")
+        spread = body.name(held.spread(new))
+        for one, total, (stand_in, node) in zip(sums, totals, shifted, strict=True):
+            inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
+            term = held.reduced(inside.atom(masked_term(node, inside, number)), "sum")
+            body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {term}")
+        body.add(f"{largest} = {new}")
+        frame.lines.extend(f"for {counter} in range({steps.begin}, {steps.end}, {steps.size}):", body)
     found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
     axes = every - {number}
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
@@ -149,6 +143,35 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         )
         bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
         frame.bound[one.node] = frame.values[one.node] = bound
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A block of a frame as its threads hold it: `lanes` of them have a row, with `vector` neighbours of it each, and
+    then as many further on. So what one thread has is made one without an exchange."""
+
+    frame: Frame
+    lanes: int
+    vector: int
+
+    @property
+    def _parts(self) -> str:
+        *rows, width = self.frame.sizes
+        return ", ".join(map(str, [*rows, width // (self.lanes * self.vector), self.lanes, self.vector]))
+
+    @property
+    def _shape(self) -> str:
+        return self.frame.shape(frozenset(range(self.frame.rank)))
+
+    def reduced(self, text: str, how: str) -> str:
+        """What the elements of each thread come to: neighbours first."""
+        text = f"tl.broadcast_to({text}, {self._shape}).reshape({self._parts})"
+        return f"tl.{how}(tl.{how}({text}, {self.frame.rank + 1}), {self.frame.rank - 1})"
+
+    def spread(self, text: str) -> str:
+        """What each thread has one of, for each of its elements."""
+        place = f"[{':, ' * (self.frame.rank - 1)}None, :, None]"
+        return f"tl.broadcast_to({text}{place}, [{self._parts}]).reshape({self._shape})"
 
 
 def _corrected(frame: Frame, total: str, before: str, now: str, factor: float) -> str:
@@ -332,15 +355,50 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
     return _Widened(loads, unit, start, frame.new(f"{place.text} - {start.text}", "int32", place.axes))
 
 
+def _steps(frame: Frame, axis: Axis, widened: _Widened | None, least: int) -> list[Steps]:
+    """The steps of a loop over rows: only the last ones have elements past the row, and where loads are widened the
+    first one has elements before it. These are half as long, if `least` is not more: masks take registers."""
+    if axis.is_symbolic:
+        return [Steps("0", total_of(frame, axis.ranges)[0], axis.size, whole=False)]
+    edge = max(least, axis.size // 2)
+    first, end = (0, axis.total) if widened is None else (edge, axis.total + widened.unit - 1)
+    last = first + (axis.total - first) // axis.size * axis.size
+    found = [
+        Steps("0", str(first), edge, whole=False),
+        Steps(str(first), str(last), axis.size, whole=True),
+        Steps(str(last), str(end), edge, whole=False),
+    ]
+    return [steps for steps in found if steps.begin != steps.end]
+
+
+def _neighbours(nodes: list[UOp], frame: Frame, axis: Axis, widened: _Widened | None) -> int:
+    """How many elements of a row a thread loads at once: Triton gives all loads of a block the widest one's layout."""
+    widest = 1
+    for node in UOp.sink(*(node.src[0] for node in nodes)).toposort():
+        if node.op is not Ops.INDEX or set(axis.ranges).isdisjoint(node.ranges):
+            continue
+        if widened is not None and node in widened.loads:
+            widest = max(widest, _unit(node))
+        elif (steps := affine(frame.writer.accesses[node].address)) is not None and _is_run(axis, steps):
+            others = (step for at, step in steps.items() if at not in axis.ranges)
+            widest = max(widest, math.gcd(_unit(node), axis.total, *others))
+    return widest
+
+
+def _is_run(axis: Axis, steps: Mapping[UOp | None, int]) -> bool:
+    """Whether an address steps through an axis from each element to its neighbour."""
+    return steps.get(axis.ranges[-1]) == 1 and len(runs_of(axis.ranges, steps)) == 1
+
+
 def _unit(load: UOp) -> int:
     """Elements in 16 bytes."""
     return max(1, 16 // int(load.dtype.itemsize))
 
 
-def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened | None) -> None:
-    """Binds the ranges of a reduction that begins at element `start`, or so many before it."""
+def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened | None, *, whole: bool = False) -> None:
+    """Binds the ranges of a reduction that begins at element `start`, or so many before it; see `Steps.whole`."""
     if widened is None:
-        bind_axis(inside, axis, number, start)
+        bind_axis(inside, axis, number, start, whole=whole)
         return
     outer = inside.outer
     assert outer is not None
@@ -349,13 +407,16 @@ def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened 
     place = Block(inside.lines.name(inside.along(vector, number), "i") if inside.rank > 1 else vector, "int32")
     place = replace(place, axes=frozenset({number}))
     shift, unit = widened.shift, widened.unit
-    bound = outer.lines.name(f"({shift.text} + {axis.total + unit - 1}) // {unit} * {unit}", "bound")
-    inside.windows = dict.fromkeys(
-        widened.loads, Window(widened.start, place, inside.lines.name(f"{place.text} < {bound}", "mask"))
-    )
+    mask = ""
+    if not whole:
+        bound = outer.lines.name(f"({shift.text} + {axis.total + unit - 1}) // {unit} * {unit}", "bound")
+        mask = inside.lines.name(f"{place.text} < {bound}", "mask")
+    inside.windows = dict.fromkeys(widened.loads, Window(widened.start, place, mask))
     element = inside.new(f"{place.text} - {shift.text}", "int32", place.axes | shift.axes)
     inside.bound[axis.ranges[0]] = element
-    inside.masks[number] = inside.lines.name(f"({element.text} >= 0) & ({element.text} < {axis.total})", "mask")
+    if not whole:
+        exists = f"({element.text} >= 0) & ({element.text} < {axis.total})"
+        inside.masks[number] = inside.lines.name(exists, "mask")
 
 
 def combine(node: UOp, total: str, term: str) -> str:

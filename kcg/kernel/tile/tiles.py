@@ -120,10 +120,20 @@ def total_of(frame: Frame, ranges: Sequence[UOp]) -> tuple[str, bool]:
     return frame.lines.name(text, "total") if len(symbolic) > 1 or fixed != 1 else text, True
 
 
-def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str = "", ragged: bool = False) -> str:
+def bind_axis(
+    frame: Frame,
+    axis: Axis,
+    number: int,
+    start: str,
+    *,
+    vector: str = "",
+    ragged: bool = False,
+    whole: bool = False,
+) -> str:
     """Binds the ranges of an axis of the tile, which begins at element `start`. Returns the vector of its elements.
 
-    `ragged` says that elements past the end are possible where the axis alone does not tell: it is a part of a tile.
+    `ragged` says that elements past the end are possible where the axis alone does not tell: it is a part of a tile;
+    `whole` that there are none, whatever the axis tells: it is not the last block.
     """
     wide = axis.total + axis.size >= 1 << 31
     if not vector:
@@ -137,7 +147,7 @@ def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str 
     if axis.ranges and not axis.is_symbolic:
         frame.flattened[number] = Flattened(axis.ranges, Block(block, type_, frozenset({number})))
     total, symbolic = total_of(frame, axis.ranges)
-    if symbolic or ragged or axis.total % axis.size:
+    if not whole and (symbolic or ragged or axis.total % axis.size):
         frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")
     inner: list[str] = []
     for place, axis_range in reversed(list(enumerate(axis.ranges))):

@@ -259,6 +259,24 @@ def test_query_and_key_with_norms_and_rotations_need_no_more_registers_than_ther
     assert report["shared_bytes"] <= shared_bytes(target)
 
 
+@pytest.mark.parametrize("width", [50257, 50264], ids=["from anywhere", "aligned"])
+def test_loops_over_long_rows_exchange_nothing_and_take_few_registers(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads give each other what they have of a row only behind the loop: a maximum and a sum in each warp, then
+    among warps; and before it what a thread loads is what it keeps, 16 bytes at once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    logits, labels = empty(4096, width, dtype="bfloat16"), empty(4096, dtype="int32")
+    region = region_of(logits.float().sparse_categorical_crossentropy(labels, reduction="none"))
+    space = TileSpace(region, KNOWN_TARGETS["sm_90"], read_region(region))
+    p = space.parameters(space.start())
+    row = compiled({"loss": generate(region, KNOWN_TARGETS["sm_90"], p)}, "sm_90", tmp_path)["loss"]
+    assert "ld.global.v4.b32" in row["loads"] and row["shuffles"] <= 3 * (5 + 5)
+    (launch,) = space.compile(space.start()).launches
+    report = dict(launch.compiled.report)
+    assert report["registers"] <= 48 and report["spilled_bytes"] == report["stack_bytes"] == 0
+
+
 def test_pairs_are_stored_16_bytes_at_once(tmp_path: Path) -> None:
     region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
     program = generate(region, KNOWN_TARGETS["sm_90"], default_parameters(read_region(region), KNOWN_TARGETS["sm_90"]))

@@ -203,6 +203,31 @@ def test_loops_over_rows_that_begin_anywhere_read_whole_blocks(tmp_path: Path) -
     assert not wrong_of(cases, tmp_path)
 
 
+def rows_from(first: int, width: int, dtype: str) -> Tensor:
+    """Rows of a buffer that has some elements before them, and none after."""
+    return empty(first + 5 * width, dtype=dtype)[first:].reshape(5, width)
+
+
+@interpreted
+def test_steps_within_a_row_have_no_masks(tmp_path: Path) -> None:
+    """Rows of any length from anywhere in a buffer, first and last ones included; steps of several sizes; rows that
+    belong to no program's tile."""
+    cases = {}
+    for dtype in ("bfloat16", "float16", "float32"):
+        for first, width in ((0, 2), (0, 5), (3, 17), (0, 33), (5, 61), (8, 64), (1, 100), (7, 203)):
+            x, labels = rows_from(first, width, dtype), empty(5, dtype="int32")
+            loss = region_of(x.float().sparse_categorical_crossentropy(labels, reduction="none"))
+            kernel = read_region(loss)
+            for height, step, warps in ((1, 16, 1), (2, 32, 1), (4, 64, 2), (1, 128, 4)):
+                p = TileParameters(ROWS, row_axes(kernel), (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+                program = generate(loss, TARGET, p, interpreted=True)
+                if width == 203 and step < 128:
+                    loops = re.findall(r"range\(\d+, \d+, \d+\):\n((?: {8}.*\n)+)", program.source)
+                    assert [f"< {width}" in body for body in loops] == [True, False, True], program.source
+                cases[f"{dtype} {width} from {first} by {height}x{step}"] = Case(loss, program)
+    assert not wrong_of(cases, tmp_path)
+
+
 SHAPES: dict[str, tuple[str, dict[str, int]]] = {
     "heads of 16": ("float32", {}),
     "heads of 32, 17 rows": ("bfloat16", {"size": 32, "heads": 2, "rows": 17}),
