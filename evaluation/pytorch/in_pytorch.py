@@ -153,7 +153,7 @@ class TorchClock:
 
         def flush() -> None:
             if state == "cold":
-                self._flush.add_(1)  # a kernel that writes: a driver's memset may bypass the cache
+                self.flush()
                 self.synchronize()
 
         self.synchronize()
@@ -164,6 +164,10 @@ class TorchClock:
         call()
         self.synchronize()
         return time.perf_counter() - begin
+
+    def flush(self) -> None:
+        """Fill the cache with what nobody reads, by a kernel that writes: a driver's memset may bypass the cache."""
+        self._flush.add_(1)
 
     def canary(self) -> tuple[float, str]:
         """The median of some copies that compute, as `kcg.measure.canary` has them, and what of them is wrong."""
