@@ -104,7 +104,7 @@ def main(
                 rows.add(key, reported(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
                 shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
                 typer.echo(f"{key}: {shown}")
-        if result is not None or part == "beside":
+        if part == "beside" or (result is not None and part != "steps"):
             kernels = of_run(preset, dev) if result is None else of_result(result, preset, dev)
             put_beside(rows, kernels, preset, document)
         if part in ("all", "regions"):
