@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kcg.measure.pools import ServiceClosed
-
 POLL_S = 0.05
 END_S = 10.0  # how long the end of a process is waited for that was killed
 FOREIGN = ("BEAM", "IGNORE_BEAM_CACHE", "CACHELEVEL", "NOOPT", "JIT", "JITBEAM")
@@ -170,6 +168,8 @@ def _finished(process: subprocess.Popen[bytes], timeout_s: float, stop: threadin
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
         if stop is not None and stop.is_set():
+            from kcg.measure.pools import ServiceClosed  # loads tinygrad, which a child of this module may not
+
             raise ServiceClosed
         if time.monotonic() > deadline:
             return False

@@ -45,8 +45,10 @@ from kcg.measure.lifetime import PRELOADED, AnotherChild
 
 log = logging.getLogger(__name__)
 
-SET_BY_CHILDREN: Final = ("BEAM", "CACHEDB", "CC", "DEBUG", "DEV", "PYTEST_CURRENT_TEST")
-"""Variables that may differ: children set these themselves (`kcg.measure.lifetime`), or do not read them."""
+SET_BY_CHILDREN: Final = ("BEAM", "CACHEDB", "CC", "DEBUG", "DEV")
+"""Variables that may differ: children set these themselves (`kcg.measure.lifetime`)."""
+READ_BY_OTHERS: Final = ("PYGAME_HIDE_SUPPORT_PROMPT", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that may differ, since no child reads them: PyTorch and Gymnasium set theirs when they are imported."""
 
 START_S = 60.0
 """How long a fork server may take to fork, its own start included: half a second on a machine that has nothing else to
@@ -133,7 +135,8 @@ class _Forking(_KeptLocks, ForkServerContext):
 
 def _environment() -> dict[str, str]:
     """What of this process's environment a child would find as it is."""
-    return {name: value for name, value in os.environ.items() if name not in SET_BY_CHILDREN}
+    ignored = {*SET_BY_CHILDREN, *READ_BY_OTHERS}
+    return {name: value for name, value in os.environ.items() if name not in ignored}
 
 
 class _Server:

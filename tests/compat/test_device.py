@@ -40,6 +40,13 @@ def test_without_clang_the_cpu_runs_through_the_assembler_and_says_so(bare: Path
         device.choose_device("CPU:CLANG")
 
 
+def test_the_queue_mode_needs_clang_and_says_so(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEV", "CPU:X86")
+    monkeypatch.setenv("HCQ2", "1")
+    with pytest.raises(DeviceError, match="HCQ2=1 needs clang on the CPU"):
+        device.prepare("CPU:X86")
+
+
 def test_clang_of_the_machine_is_used(bare: Path) -> None:
     clang = _executable(bare / "bin" / "clang", "Debian clang version 14.0.6")
     assert device.clang_path() == str(clang)

@@ -1,7 +1,8 @@
 """Runs tile programs in Triton's interpreter: a process of its own, since one that interprets cannot compile.
 
-`python interpreter_child.py FOLDER`: reads FOLDER/jobs.json and the arrays beside it, and writes each buffer after the
-program ran as FOLDER/<job>.<name>.npy, or what the program raised as FOLDER/<job>.error.
+`python interpreter_child.py` takes folders, a line each, and answers each with a line once its jobs are done. It reads
+FOLDER/jobs.json and the arrays beside it, and writes each buffer after the program ran as FOLDER/<job>.<name>.npy, or
+what the program raised as FOLDER/<job>.error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +124,19 @@ def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    sys.dont_write_bytecode = True  # programs are new files, read once
     np.seterr(all="ignore")
     memory = interpreter._interpreter = Bounded(interpreter._interpreter)
-    for job in json.loads((folder / "jobs.json").read_text()):
-        try:
-            run(folder, job, memory)
-        except Exception as error:
-            (folder / f"{job['name']}.error").write_text(f"{type(error).__name__}: {error}")
+    # it would compute whether integers overflow, a third of its time, for assertions that it then leaves out
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    for folder in map(Path, map(str.strip, sys.stdin)):
+        for job in json.loads((folder / "jobs.json").read_text()):
+            try:
+                run(folder, job, memory)
+            except Exception as error:
+                (folder / f"{job['name']}.error").write_text(f"{type(error).__name__}: {error}")
+        print(folder, flush=True)
 
 
 if __name__ == "__main__":

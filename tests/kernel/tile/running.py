@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
 
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
-from kcg.kernel.reference import error_ratio
+from kcg.kernel.reference import StoreValues, error_ratio
 from kcg.kernel.tile.program import WORKSPACE, TileSource
-from kcg.measure.inputs import buffers_of_kernels, make_inputs_of_kernels, to_values
-from kcg.types import Region
+from kcg.measure.inputs import buffers_of_kernels, make_inputs_of_kernels, numpy_dtype, to_values
+from kcg.types import Region, Variables
 
 CHILD = Path(__file__).with_name("interpreter_child.py")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 WITHOUT = "Triton is not installed: pip install 'kcg[gpu]'"
 POINTS = 512
+POISON = 0x7E
 
 
 @dataclass(frozen=True)
@@ -45,47 +49,110 @@ def wrong_of(cases: Mapping[str, Case], folder: Path) -> dict[str, str]:
 
 def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> list[str]:
     """Of each case what is wrong with what its program stored; empty where nothing is."""
-    jobs, given = [], []
-    for number, case in enumerate(cases):
-        chain, name = Chain(case.region), f"case{number}"
-        bits = _buffers(chain, case, {**make_inputs_of_kernels(chain.asts, case.seed), **case.inputs})
-        given.append(bits)
-        for key, array in bits.items():
-            np.save(folder / f"{name}.{key}.npy", array.view(np.uint8))
+    jobs, questions = [], [_question(case) for case in cases]
+    for number, (case, question) in enumerate(zip(cases, questions, strict=True)):
+        name = f"case{number}"
+        for key, bits in {**question.given, **_workspace(case)}.items():
+            np.save(folder / f"{name}.{key}.npy", bits)
         (folder / f"{name}.py").write_text(case.program.source)
         launches = [asdict(launch) for launch in case.program.launches]
         jobs.append({"name": name, "launches": launches, "variables": dict(case.variables)})
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([sys.executable, str(CHILD), str(folder)], check=True, timeout=timeout_s)
-    return [_wrong(case, folder, f"case{number}", given[number]) for number, case in enumerate(cases)]
+    _interpret(folder, timeout_s)
+    return [
+        _wrong(case, folder, f"case{number}", question)
+        for number, (case, question) in enumerate(zip(cases, questions, strict=True))
+    ]
 
 
-def _buffers(chain: Chain, case: Case, inputs: dict[int, Any]) -> dict[str, np.ndarray]:
-    """Every buffer's bits before the run; what is only written is poisoned."""
-    made = {}
-    for info in buffers_of_kernels(chain.asts):
-        if info.slot in inputs:
-            made[f"p{info.slot}"] = np.asarray(inputs[info.slot][np.arange(info.size)])
-        else:
-            made[f"p{info.slot}"] = np.full(info.size * info.itemsize, 0x7E, np.uint8)
-    if any(a.slot == WORKSPACE for a in case.program.launches[0].arguments):
-        made["workspace"] = np.full(case.program.workspace_bytes, 0x7E, np.uint8)
-    return made
+# ---- the interpreter's process: one for all tests, since it takes longer to start than to run most programs
 
 
-def _wrong(case: Case, folder: Path, name: str, given: dict[str, np.ndarray]) -> str:
+@cache
+def _interpreter() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def _interpret(folder: Path, timeout_s: float) -> None:
+    """Run the jobs of a folder. Raises RuntimeError if that takes longer, or ends the process."""
+    process = _interpreter()
+    assert process.stdin is not None and process.stdout is not None
+    late = Timer(timeout_s, process.kill)
+    late.start()
+    try:
+        process.stdin.write(f"{folder}\n")
+        answer = process.stdout.readline()
+    finally:
+        late.cancel()
+    if answer != f"{folder}\n":
+        _interpreter.cache_clear()
+        raise RuntimeError(f"the interpreter ended, or took more than {timeout_s} s")
+
+
+# ---- what is given and what is right
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What the programs of a region are given, and what they should store."""
+
+    infos: dict[int, Any]
+    given: dict[str, np.ndarray]  # every buffer's bytes before the run; what is only written is poisoned
+    wanted: list[StoreValues]
+
+
+def _question(case: Case) -> _Question:
+    if case.inputs:
+        return _asked(case.region, case.variables, case.seed, case.inputs)
+    return _asked_of_drawn(case.region, case.variables, case.seed)
+
+
+@lru_cache(maxsize=8)
+def _asked_of_drawn(region: Region, variables: Variables, seed: int) -> _Question:
+    """Several programs of a region, one after another, have one reference."""
+    return _asked(region, variables, seed, {})
+
+
+def _asked(region: Region, variables: Variables, seed: int, inputs: Mapping[int, np.ndarray]) -> _Question:
+    chain = Chain(region)
+    infos = {info.slot: info for info in buffers_of_kernels(chain.asts)}
+    drawn = {**make_inputs_of_kernels(chain.asts, seed), **inputs}
+    bits = {
+        slot: np.asarray(drawn[slot][np.arange(info.size)]).view(np.uint8)
+        if slot in drawn
+        else np.full(info.size * info.itemsize, POISON, np.uint8)
+        for slot, info in infos.items()
+    }
+    before = {slot: to_values(bits[slot].view(numpy_dtype(info.dtype)), info.dtype) for slot, info in infos.items()}
+    points = chain.sample_points(POINTS, np.random.default_rng(seed), dict(variables))
+    wanted = chain.on(before, dict(variables)).at(points)
+    return _Question(infos, {f"p{slot}": values for slot, values in bits.items()}, wanted)
+
+
+def _workspace(case: Case) -> dict[str, np.ndarray]:
+    if all(a.slot != WORKSPACE for a in case.program.launches[0].arguments):
+        return {}
+    return {"workspace": np.full(case.program.workspace_bytes, POISON, np.uint8)}
+
+
+def _wrong(case: Case, folder: Path, name: str, question: _Question) -> str:
     if (error := folder / f"{name}.error").exists():
         return error.read_text()
-    chain, variables = Chain(case.region), dict(case.variables)
-    infos = {info.slot: info for info in buffers_of_kernels(chain.asts)}
-    before = {slot: to_values(given[f"p{slot}"].view(_bits(info)), info.dtype) for slot, info in infos.items()}
     taken = {a.slot for launch in case.program.launches for a in launch.arguments}
-    points = chain.sample_points(POINTS, np.random.default_rng(case.seed), variables)
     written = set()
-    for wanted in chain.on(before, variables).at(points):
-        info = infos[wanted.slot]
+    for wanted in question.wanted:
+        info = question.infos[wanted.slot]
         written.add(wanted.slot)
-        after = np.load(folder / f"{name}.p{wanted.slot}.npy").view(_bits(info))
+        after = np.load(folder / f"{name}.p{wanted.slot}.npy").view(numpy_dtype(info.dtype))
         got = np.asarray(to_values(after, info.dtype))[wanted.indices]
         ratio = error_ratio(wanted, got)
         if (ratio > CONFIDENT).any():
@@ -94,14 +161,7 @@ def _wrong(case: Case, folder: Path, name: str, given: dict[str, np.ndarray]) ->
                 f"{int((ratio > CONFIDENT).sum())} of {len(ratio)} are wrong: element {wanted.indices[worst]} of "
                 f"buffer {wanted.slot} is {got[worst]}, not {wanted.values[worst]} ± {wanted.error[worst]}"
             )
-    for slot in taken & set(infos) - written:
-        now = np.load(folder / f"{name}.p{slot}.npy")
-        if not np.array_equal(now, given[f"p{slot}"].view(np.uint8)):
+    for slot in taken & set(question.infos) - written:
+        if not np.array_equal(np.load(folder / f"{name}.p{slot}.npy"), question.given[f"p{slot}"]):
             return f"buffer {slot} was changed"
     return ""
-
-
-def _bits(info: Any) -> Any:
-    from kcg.measure.inputs import numpy_dtype
-
-    return numpy_dtype(info.dtype)

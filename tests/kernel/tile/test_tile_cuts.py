@@ -23,6 +23,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
+from kcg.types import Region
 from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernels import empty
@@ -116,12 +117,13 @@ CHAINS: dict[Made, int] = {
 IN_ORDER = (streams, equal_streams)  # heads are neighbouring columns
 
 
-def cut(chain: Made, dtype: str) -> TileKernel:
+def cut(chain: Made, dtype: str) -> tuple[Region, TileKernel]:
     """A chain, read; each program is of one contraction, without a choice or a condition that says of which."""
-    kernel = read_region(region_of(*chain(dtype)))
+    region = region_of(*chain(dtype))
+    kernel = read_region(region)
     assert len(kernel.others) == CHAINS[chain] and kernel.stacked == (chain is not along_columns)
     assert not any(load.gates for one in kernel.launched for load in one.loads)
-    return kernel
+    return region, kernel
 
 
 IN_FORMATS = [
@@ -136,7 +138,7 @@ IN_FORMATS = [
 def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for dtype in dtypes:
-        region, kernel = region_of(*chain(dtype)), cut(chain, dtype)
+        region, kernel = cut(chain, dtype)
         for changes in CHANGES:
             p = replace(PLAIN, **changes)
             if dtype == "float32" and changes:
@@ -164,7 +166,7 @@ def test_programs_of_random_parameters_are_right(dtypes: tuple[str, ...], progra
     cases = {}
     for chain in CHAINS:
         for dtype in dtypes:
-            region, kernel, rng = region_of(*chain(dtype)), cut(chain, dtype), Random(f"{chain.__name__} {dtype}")
+            (region, kernel), rng = cut(chain, dtype), Random(f"{chain.__name__} {dtype}")
             for _ in range(programs):
                 p = random_parameters(kernel, FEW, rng)
                 assert is_legal(kernel, FEW, p), p
@@ -249,22 +251,31 @@ def gated_residual(dtype: str = "bfloat16", rows: tuple[int, ...] = (512, 4096))
 
 
 @with_triton
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("dtype", "tiles"),
+    [
+        ("bfloat16", "the prior's"),
+        pytest.param("bfloat16", "square", marks=pytest.mark.slow),
+        *(pytest.param("float16", tiles, marks=pytest.mark.slow) for tiles in ("the prior's", "square")),
+    ],
+)
 @pytest.mark.parametrize("made", [of_flux, gated_residual])
-def test_streams_of_flux_spill_nothing(made: Made, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_flux_spill_nothing(
+    made: Made, dtype: str, tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By persistent programs, each with a loop for both, and by one for each tile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     region = region_of(*made(dtype))
     kernel = read_region(region)
     p = default_parameters(kernel, TARGET)
     assert (p.tile, p.loads, p.persistent, p.epilogue_parts, p.num_stages) == ((128, 256), TMA, 1, 2, 4)
-    for one in (p, replace(p, tile=(128, 128), epilogue_parts=1)):
-        for own in (one, replace(one, persistent=0)):
-            assert is_legal(kernel, TARGET, own)
-            (launch,) = compile_tile(region, schedule_of(own), TARGET).launches
-            report = dict(launch.compiled.report)
-            assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-            assert 0.9 * shared_taken(kernel, own) <= report["shared_bytes"] <= shared_taken(kernel, own)
+    p = replace(p, tile=(128, 128), epilogue_parts=1) if tiles == "square" else p
+    for own in (p, replace(p, persistent=0)):
+        assert is_legal(kernel, TARGET, own)
+        (launch,) = compile_tile(region, schedule_of(own), TARGET).launches
+        report = dict(launch.compiled.report)
+        assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
+        assert 0.9 * shared_taken(kernel, own) <= report["shared_bytes"] <= shared_taken(kernel, own)
 
 
 def test_persistent_programs_are_candidates_where_some_have_several_tiles() -> None:
