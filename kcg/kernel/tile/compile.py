@@ -161,12 +161,14 @@ def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | st
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, AMD_WARP)
     with tempfile.TemporaryDirectory(prefix="kcg-tile-") as folder, _settings(triton, folder):
         module = _imported(text, Path(folder))
-        source = ASTSource(
-            getattr(module, launch.entry),
+        function = getattr(module, launch.entry)
+        source = (GluonASTSource if isinstance(function, GluonJITFunction) else ASTSource)(
+            function,
             signature=launch.signature,
             constexprs={},
             attrs={(i,): [["tt.divisibility", ALIGNED]] for i, a in enumerate(launch.arguments) if a.slot is not None},

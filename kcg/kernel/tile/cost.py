@@ -16,7 +16,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
-from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import ATTENTION, CONTRACTION, REDUCTION, ROWS, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -119,7 +119,7 @@ def figures_of(target: Target) -> Figures:
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
     """What a program takes, launches included."""
     figures = figures or figures_of(target)
-    busy = {CONTRACTION: _contraction, ROWS: _held_rows, STREAM: _stream}.get(p.form, _rows)
+    busy = {CONTRACTION: _contraction, ROWS: _held_rows, **dict.fromkeys(ATTENTION, _stream)}.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
@@ -444,10 +444,11 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
 
 def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
-    something to do meanwhile."""
+    something to do meanwhile. Specialised warps have both products of a step in flight beside the exponentials."""
     stream = kernel.stream
     assert stream is not None
-    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    apart = p.form == SPECIALIZED
+    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps * (3 if apart else 1)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     rows = math.prod(kernel.extents[n] for n in p.axes[0])
     programs = math.prod(kernel.extents) // rows // math.prod(map(extent, stream.columns)) * -(-rows // height)
@@ -460,14 +461,14 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
-    registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
+    registers = REGISTERS // threads if apart else min(255, height * (step + width) // threads + BESIDE_SUMS)
     together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
                           REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))  # fmt: skip
-    groups = together * max(1, p.num_warps // 4) * (1.5 if p.warp_specialize else 1.0)
+    groups = together * max(1, p.num_warps // 4)
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
     shared_s = max(products_s, weights_s, load_s)
-    step_s = max(shared_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
+    step_s = (shared_s if apart else max(shared_s, alone_s / (1 + 0.5 * (groups - 1)))) + STREAM_STEP_S
     slots = target.cores * together
     turns = programs / slots
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)

@@ -10,15 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Frame
 from kcg.kernel.tile.ir import Access, extent
 from kcg.kernel.tile.tiles import Axis, total_of
 
+V = TypeVar("V")
 ALIGNED = 16  # bytes
 MOST_AXES = 5
 MOST_ALONG = 256  # elements of a block along one axis
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """How blocks of an access lie in memory, where TMA can move them."""
+
+    buffer: str  # where its first element is
+    leading: tuple[tuple[UOp, int], ...]  # ranges of one element each, and their steps
+    transposed: bool  # the first axis is the one whose elements lie side by side
+    sizes: tuple[int, int]  # elements of a block along the two axes
+    totals: tuple[str, str]  # elements along them
+    wide: int  # the step along the other axis
+
+    def ordered(self, of: tuple[V, V]) -> tuple[V, V]:
+        """What is said of the two axes, in the order of memory."""
+        return of[::-1] if self.transposed else of
 
 
 @dataclass(frozen=True)
@@ -52,8 +70,8 @@ class Described:
         return ", ".join([*(frame.value(r).text for r in self.leading), *ordered])
 
 
-def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described | None:
-    """Writes the descriptor of an access before all else; None where there can be none."""
+def boxes_of(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Boxes | None:
+    """How TMA can move the blocks of an access; None where it cannot."""
     steps = access.steps
     if steps is None or access.gates:
         return None
@@ -72,18 +90,26 @@ def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described
     inner = sizes[0] if transposed else sizes[1]
     if inner * itemsize < ALIGNED or max(sizes) > MOST_ALONG:
         return None
-    totals = [total_of(outer, axis.ranges)[0] for axis in axes]
-    order = (1, 0) if transposed else (0, 1)
-    shape = [*(str(extent(r)) for r in leading), *(totals[i] for i in order)]
-    strides = [*(str(steps[r]) for r in leading), str(wide), "1"]
-    block = [*("1" for _ in leading), *(str(sizes[i]) for i in order)]
+    first, second = (total_of(outer, axis.ranges)[0] for axis in axes)
     start = f"p{access.buffer.slot}" + (f" + {steps[None]}" if steps.get(None) else "")
+    assert wide is not None
+    return Boxes(start, tuple((r, steps[r]) for r in leading), transposed, sizes, (first, second), wide)
+
+
+def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described | None:
+    """Writes the descriptor of an access before all else; None where there can be none."""
+    boxes = boxes_of(access, axes, outer)
+    if boxes is None:
+        return None
+    shape = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.ordered(boxes.totals)]
+    strides = [*(str(step) for _, step in boxes.leading), str(boxes.wide), "1"]
+    block = [*("1" for _ in boxes.leading), *map(str, boxes.ordered(boxes.sizes))]
     name = outer.lines.name(
-        f"tl.make_tensor_descriptor({start}, shape=[{', '.join(shape)}], strides=[{', '.join(strides)}], "
+        f"tl.make_tensor_descriptor({boxes.buffer}, shape=[{', '.join(shape)}], strides=[{', '.join(strides)}], "
         f"block_shape=[{', '.join(block)}])",
         "block",
     )
-    return Described(name, leading, transposed, sizes)
+    return Described(name, tuple(r for r, _ in boxes.leading), boxes.transposed, boxes.sizes)
 
 
 def _step(steps: dict[UOp | None, int], ranges: Sequence[UOp]) -> int | None:

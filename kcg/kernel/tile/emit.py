@@ -142,6 +142,7 @@ class Writer:
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
+        self.gluon = False  # whether the program is written in Gluon
         self._count = 0
 
     def fresh(self, hint: str) -> str:
@@ -175,6 +176,7 @@ class Frame:
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
     late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
     pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
+    layout: str = ""  # how its blocks lie with the threads, where the program says so (Gluon)
 
     @property
     def writer(self) -> Writer:
@@ -182,7 +184,7 @@ class Frame:
 
     def inner(self, lines: Lines) -> Frame:
         """The frame of a reduction inside this one, with the same blocks."""
-        return Frame(lines, self.sizes, outer=self, depth=self.depth + 1, reduce=self.reduce)
+        return Frame(lines, self.sizes, outer=self, depth=self.depth + 1, reduce=self.reduce, layout=self.layout)
 
     @property
     def rank(self) -> int:
@@ -226,6 +228,11 @@ class Frame:
             found += [m for r, m in frame.scalar_masks.items() if r in wanted and m not in found]
             frame = frame.outer
         return found
+
+    def elements(self, count: int, axis: int) -> str:
+        """The expression of the vector 0, 1, ... of an axis."""
+        layout = f", gl.SliceLayout({1 - axis}, {self.layout})" if self.layout else ""
+        return f"tl.arange(0, {count}{layout})"
 
     def along(self, vector: str, axis: int) -> str:
         """A vector as a block that extends along one axis."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,9 +25,21 @@ from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, c
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    ATTENTION,
+    CONTRACTION,
+    ELEMENTWISE,
+    POINTER,
+    REDUCTION,
+    ROWS,
+    SPECIALIZED,
+    STREAM,
+    TMA,
+    TileParameters,
+)
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.specialized import HEADER, write_specialized
 from kcg.kernel.tile.stream import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -65,7 +78,7 @@ def generate_kernel(
     _check(kernel, parameters)
     writes = {
         ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
-        STREAM: _write_stream,
+        STREAM: _write_stream, SPECIALIZED: _write_specialized,
     }  # fmt: skip
     write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
@@ -97,16 +110,24 @@ def generate_kernel(
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
         itemsize = 8 if "64" in _workspace_type(kernel) else 4
         workspace_bytes = parameters.split * len(kernel.reductions) * math.prod(kernel.extents) * itemsize
-    header = "import triton\nimport triton.language as tl\n"
-    text = header + "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
+    functions = "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
+    if writer.gluon:
+        text = HEADER + _in_gluon(functions)
+    else:
+        text = "import triton\nimport triton.language as tl\n" + functions
     return TileSource(text, tuple(launches), workspace_bytes)
+
+
+def _in_gluon(text: str) -> str:
+    """Functions in Triton's words as Gluon has them: the same, where layouts are said."""
+    return re.sub(r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit"))
 
 
 def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form == CONTRACTION and kernel.contraction is None:
         raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
-    if (parameters.form == STREAM) != (kernel.stream is not None):
+    if (parameters.form in ATTENTION) != (kernel.stream is not None):
         raise TileRefusal("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
     if (parameters.form == ROWS) != (kernel.rows is not None):
         raise TileRefusal("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
@@ -122,7 +143,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_have_tail(kernel)
     ):
         raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
-    if parameters.form not in (CONTRACTION, STREAM) and (parameters.loads != POINTER or parameters.warp_specialize):
+    if parameters.form not in (CONTRACTION, *ATTENTION) and (parameters.loads != POINTER or parameters.warp_specialize):
         raise TileRefusal("loads", "only contractions have descriptors")
     if parameters.form != CONTRACTION and (parameters.persistent or parameters.epilogue_parts > 1):
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
@@ -293,6 +314,12 @@ def _write_held_rows(
 
 def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     return write_stream(kernel, parameters, writer)
+
+
+def _write_specialized(
+    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
+    return write_specialized(kernel, parameters, writer)
 
 
 def row_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.parameters import STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import ATTENTION, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing
 from kcg.kernel.tile.words import described, labels
@@ -73,7 +73,7 @@ def is_delicate(schedule: Schedule) -> bool:
     if schedule.kind != ScheduleKind.TILE:
         return False
     p = TileParameters.from_json(schedule.body)
-    return p.loads == TMA or p.warp_specialize or p.form == STREAM
+    return p.loads == TMA or p.warp_specialize or p.form in ATTENTION
 
 
 KIND = TileKind()

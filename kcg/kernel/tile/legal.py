@@ -14,7 +14,18 @@ from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    ATTENTION,
+    CONTRACTION,
+    ELEMENTWISE,
+    POINTER,
+    REDUCTION,
+    ROWS,
+    SPECIALIZED,
+    STREAM,
+    TMA,
+    TileParameters,
+)
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -35,6 +46,7 @@ from kcg.kernel.tile.prior import (
     whole_row,
 )
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import can_stream_by_tma, padded
 from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
 from kcg.types import Target
@@ -59,6 +71,11 @@ NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "f
 
 ALONE = ("warp_specialize", "read_early", "evict_first", "evict_last")
 """What programs have that are all of one kernel."""
+
+SPECIALIZEDS: dict[str, tuple[Any, ...]] = {
+    "tile": ((PROGRAM_ROWS,),), "num_warps": (4,), "loads": (TMA,), "num_stages": tuple(range(2, MOST_SLOTS + 1)),
+}  # fmt: skip
+"""What attention by specialised warps has alone."""
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
@@ -97,6 +114,8 @@ def _asking_least(parameters: TileParameters, field: str) -> TileParameters:
     """With what asks for least of a target in all fields after one."""
     later = FIELDS[FIELDS.index(field) + 1 :]
     least = {name: LEAST[name] for name in later if name in LEAST}
+    if parameters.form == SPECIALIZED:
+        least |= {name: SPECIALIZEDS[name][0] for name in least if name in SPECIALIZEDS}
     if "epilogue_parts" in least and parameters.form == CONTRACTION and parameters.tile[1] >= 64:
         least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
     return replace(parameters, **least)
@@ -125,7 +144,9 @@ def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> 
 def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
     """The prior's choice for each form and each arrangement of axes, the best guess of all first."""
     return tuple(
-        parameters_of(kernel, target, form, axes) for form in forms(kernel) for axes in arrangements(kernel, form)
+        parameters_of(kernel, target, form, axes)
+        for form in forms(kernel, target)
+        for axes in arrangements(kernel, form)
     )
 
 
@@ -143,6 +164,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         return (NVIDIAS[field],)
     if field in ALONE and kernel.others:
         return (LEAST[field],)
+    if parameters.form == SPECIALIZED and field in SPECIALIZEDS:
+        return SPECIALIZEDS[field]
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))
@@ -175,7 +198,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "read_early":
             alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
             return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
-        case "evict_first" | "evict_last" if parameters.form in (ROWS, STREAM):
+        case "evict_first" | "evict_last" if parameters.form in (ROWS, *ATTENTION):
             return ((),)  # what several values are made of is read once
         case "evict_first":
             return streamed(kernel, target, parameters)
@@ -221,9 +244,10 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
     if parameters.form == ELEMENTWISE:
         return (0,)
     whole = power_of_two(kernel.rows.width if kernel.rows else kernel.reduce_extent)
-    if parameters.form == STREAM:
+    if parameters.form in ATTENTION:
         assert kernel.stream is not None
-        return tuple(size for size in (16, 32, 64, 128) if size <= max(16, power_of_two(extent(kernel.stream.keys))))
+        sizes = STEPS if parameters.form == SPECIALIZED else (16, 32, 64, 128)
+        return tuple(size for size in sizes if size <= max(16, power_of_two(extent(kernel.stream.keys))))
     if parameters.form == ROWS:
         return tuple(1 << i for i in range(17) if min(whole, LEAST_STEP) <= 1 << i <= whole)
     if parameters.form == CONTRACTION:
@@ -239,7 +263,7 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
     itself may take more: a thread has much of the tile to hold."""
     threads = 32 * p.num_warps
     held = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1) // threads
-    if p.form == STREAM or held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
+    if p.form in ATTENTION or held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
     if p.form == CONTRACTION:
@@ -261,7 +285,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
     held = {n for numbers in p.axes for n in numbers}
     if p.form == ROWS:
         return math.prod(tiles_of(kernel, p))
-    if p.form == STREAM:
+    if p.form in ATTENTION:
         assert kernel.stream is not None
         columns = math.prod(map(extent, kernel.stream.columns))
         rows = math.prod(kernel.extents[n] for n in p.axes[0])
@@ -281,6 +305,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.form == STREAM:
         return _fits_stream(kernel, target, p)
+    if p.form == SPECIALIZED:
+        return stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False

@@ -11,7 +11,10 @@ from kcg.types import canonical_json
 
 FORMAT = 1
 ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, STREAM = "elementwise", "reduction", "contraction", "rows", "stream"
-FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, STREAM)
+SPECIALIZED = "specialized"
+ATTENTION = (STREAM, SPECIALIZED)
+"""Forms of attention: by warps that all do the same, and by warps that load and warps that compute."""
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, *ATTENTION)
 POINTER, TMA = "pointer", "tma"
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
@@ -35,8 +38,8 @@ class TileParameters:
     `axes` says which output ranges each axis of the tile holds, by their number in `TileKernel.outputs`, flattened
     with the last one changing fastest; of a contraction these are the rows (M) and the columns (N). Ranges that no
     axis holds are a program each. Of several kernels over the same rows (`rows`) the only axis has the ranges that
-    number the rows, and `reduce_tile` is how much of a row is held at once. Of attention (`stream`) the only axis has
-    the queries, and `reduce_tile` is how many keys are taken in one step.
+    number the rows, and `reduce_tile` is how much of a row is held at once. Of attention (`stream`, `specialized`) the
+    only axis has the queries, and `reduce_tile` is how many keys are taken in one step.
     """
 
     form: str  # one of FORMS

@@ -17,10 +17,22 @@ from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.generate import VECTOR_BYTES, can_describe, fits_held, flattens_branches, may_split, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    ATTENTION,
+    CONTRACTION,
+    ELEMENTWISE,
+    REDUCTION,
+    ROWS,
+    SPECIALIZED,
+    STREAM,
+    TMA,
+    TileParameters,
+)
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import LEAST, padded, stream_axes
+from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import launched_with
 from kcg.types import Target
 
@@ -189,7 +201,7 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
     if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
         raise TileRefusal("data type fp8e4m3", "tile programs have it from sm_89 on")
-    form = forms(kernel)[-1]
+    form = forms(kernel, target)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
@@ -206,9 +218,10 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
         CONTRACTION: _contraction,
         ROWS: _held_rows,
         STREAM: _stream,
+        SPECIALIZED: _specialized,
     }[form]
     made = make(kernel, target, axes)
-    if form == STREAM:
+    if form in ATTENTION:
         return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
     if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored):
@@ -216,10 +229,10 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 
-def forms(kernel: TileKernel) -> tuple[str, ...]:
+def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
     """The forms that a kernel's program may have."""
     if kernel.stream is not None:
-        return (STREAM,)
+        return ATTENTION if _may_specialize(kernel, target) else (STREAM,)
     if kernel.rows is not None:
         return (ROWS,)
     if kernel.held or kernel.others:
@@ -234,7 +247,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     numbers = tuple(range(len(kernel.outputs)))
     if form == ROWS:
         return (row_axes(kernel),)
-    if form == STREAM:
+    if form in ATTENTION:
         return (stream_axes(kernel),)
     if form == CONTRACTION:
         assert kernel.contraction is not None
@@ -435,6 +448,24 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     while made.num_stages > 1 and stream_bytes(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made
+
+
+def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """128 keys a step, as in FlashAttention-3 the largest that leaves room for two slots of each ring."""
+    made = TileParameters(
+        SPECIALIZED, axes, (PROGRAM_ROWS,), reduce_tile=STEPS[-1], loads=TMA, num_warps=4, num_stages=2
+    )
+    assert kernel.stream is not None
+    few = power_of_two(extent(kernel.stream.keys))
+    return made if few >= STEPS[-1] else replace(made, reduce_tile=STEPS[0])
+
+
+def _may_specialize(kernel: TileKernel, target: Target) -> bool:
+    """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
+    assert kernel.stream is not None
+    if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
+        return False
+    return can_specialize(kernel, _specialized(kernel, target, stream_axes(kernel)))
 
 
 def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:

@@ -94,10 +94,10 @@ def stream_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
 
 def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
-    return _Writing(kernel, parameters, writer).written()
+    return StreamWriting(kernel, parameters, writer).written()
 
 
-class _Writing:
+class StreamWriting:
     """A program that is being written: its queries, the loop over the keys, and the result.
 
     Above the loop `top` has what is carried through it, each with a row for each query: the largest score so far, the
@@ -125,16 +125,29 @@ class _Writing:
         query, key, value = self._described()
         grid, start = self._opened()
         keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
-        self.top.lines.add(f'{self.largest} = tl.full([{self.height}, 1], float("-inf"), tl.float32)')
+        sums = self._begun()
         scores = self._scores(query, key, start, keys)
         shift = self._shift(scores)
-        sums = [self._sum(one, scores, shift) for one in self.stream.sums]
+        for one, total in zip(self.stream.sums, sums, strict=True):
+            self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
         end, _ = total_of(self.top, (self.stream.keys,))
         self.top.lines.extend(f"for {self.key} in range(0, {end}, {self.step}):", self.body)
         self._stored(start, sums)
         return self.top.lines, grid
+
+    def _begun(self, scores: str = "", values: str = "") -> list[str]:
+        """What is carried through the loop, before it; the names of the sums. The layouts of what has a score's and
+        of what has a value's rows are said where the program has any."""
+        lines, rows = self.top.lines, f"[{self.height}, 1]"
+        of_scores, of_values = (f", {layout}" if layout else "" for layout in (scores, values))
+        lines.add(f'{self.largest} = tl.full({rows}, float("-inf"), tl.float32{of_scores})')
+        sums = [self.writer.fresh("acc") for _ in self.stream.sums]
+        for total in sums:
+            lines.add(f"{total} = tl.full({rows}, 0.0, tl.float32{of_scores})")
+        lines.add(f"{self.product} = tl.full([{self.height}, {self.width}], 0.0, tl.float32{of_values})")
+        return sums
 
     def _described(self) -> tuple[Described | None, ...]:
         """The descriptors of queries, keys and values; None of what pointers load."""
@@ -193,25 +206,26 @@ class _Writing:
         exponent = f"({shift} - {self.largest}) * ({one.factor!r})"
         return stand_in, node, self.body.name(scores.exp2(exponent), "factor")
 
-    def _sum(self, one: Shifted, scores: Frame, shift: str) -> str:
-        """A sum of shifted terms along each row; its name."""
+    def _sum(self, one: Shifted, total: str, scores: Frame, shift: str) -> None:
+        """Adds to a sum of shifted terms along each row."""
         _, node, factor = self._corrected(one, scores, shift)
-        total = self.writer.fresh("acc")
-        self.top.lines.add(f"{total} = tl.zeros([{self.height}, 1], tl.float32)")
         term = scores.atom(masked_term(node, scores, 1))
         self.body.add(f"{total} = {total} * {factor} + tl.sum({term}, 1, keep_dims=True)")
-        return total
 
-    def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
-        """The sum of values, weighted."""
+    def _weights(self, scores: Frame, shift: str) -> tuple[str, str]:
+        """The weights of values as a tensor core takes them, and the factor by which their sum so far changes."""
         stream = self.stream
         stand_in, _, factor = self._corrected(stream.product, scores, shift)
-        weight = _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores)
+        return _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores), factor
+
+    def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
+        """Adds to the sum of values, weighted."""
+        stream = self.stream
+        weight, factor = self._weights(scores, shift)
         of_values = Frame(self.body, (self.step, self.width), outer=self.top)
         bind_axis(of_values, self.keys, 0, self.key, vector=keys)
         bind_axis(of_values, self.columns, 1, "0")
         loaded = _block(stream.values, of_values, value, (self.key, "0"), 0, frozenset({stream.keys}))
-        self.top.lines.add(f"{self.product} = tl.zeros([{self.height}, {self.width}], tl.float32)")
         dot = (
             f"tl.dot({weight}, {loaded.text}, {self.product} * {factor}{self._precision(loaded)}, out_dtype=tl.float32)"
         )

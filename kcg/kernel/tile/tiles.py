@@ -139,9 +139,8 @@ def bind_axis(
     if not vector:
         if wide and start != "0":
             start = f"{start}.to(tl.int64)" if start.isidentifier() else f"({start}).to(tl.int64)"
-        vector = frame.lines.name(
-            f"{start} + tl.arange(0, {axis.size})" if start != "0" else f"tl.arange(0, {axis.size})", "i"
-        )
+        elements = frame.elements(axis.size, number)
+        vector = frame.lines.name(f"{start} + {elements}" if start != "0" else elements, "i")
     block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
     type_ = "int64" if wide else "int32"
     if axis.ranges and not axis.is_symbolic:

@@ -1,0 +1,299 @@
+"""Attention by specialised warps, in Gluon, which says where everything lies and who waits for whom.
+
+One group of warps loads keys and values into two rings of shared memory; two groups have half of the queries each.
+Each of these sends the product of its queries with the next keys to the tensor core, behind it that of its weights with
+the values before, and makes weights of the new scores while the second one runs. (Shah et al., FlashAttention-3, 2024:
+specialised warps, and two products in flight.) A slot of a ring is free once both groups have read it.
+
+What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from kcg.compat.tiny import DType
+from kcg.kernel.tile.descriptors import Boxes, boxes_of
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.epilogue import store_tile
+from kcg.kernel.tile.ir import Operand, TileKernel, extent
+from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.stream import BOTH, StreamWriting
+from kcg.kernel.tile.tiles import (
+    Axis,
+    bind_axis,
+    bind_scalar,
+    open_frame,
+    split_number,
+    start_of,
+    total_of,
+    variable_name,
+)
+
+GROUPS = 2  # of warps that compute
+GROUP_ROWS = 64  # queries of a group: what one instruction of a tensor core takes
+PROGRAM_ROWS = GROUPS * GROUP_ROWS
+STEPS = (64, 128)  # keys of a step
+MOST_SLOTS = 4  # of a ring
+LOADING_WARPS = 4  # registers are shared out by fours of warps
+LOADING_REGISTERS, COMPUTING_REGISTERS = 24, 240
+WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
+COMPUTE, LOAD = "compute", "load"
+HEADER = """\
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
+)
+
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name before Triton 3.7
+"""
+BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
+BUFFERS = ("queries", "keys", "values")
+
+
+def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
+    the one that is launched, and how many programs there are. Raises TileRefusal."""
+    return _Specialized(kernel, parameters, writer).written()
+
+
+def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether there is such a program of an attention."""
+    try:
+        write_specialized(kernel, parameters, Writer(kernel, ptx=True))
+    except TileRefusal:
+        return False
+    return True
+
+
+class _Specialized(StreamWriting):
+    """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own."""
+
+    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
+        super().__init__(kernel, parameters, writer)
+        if writer.interpreted:
+            raise TileRefusal("form", "Triton's interpreter has no specialised warps")
+        if parameters.loads != TMA or parameters.num_warps != 4 or self.height != PROGRAM_ROWS:
+            raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
+        if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
+            raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
+        writer.gluon = True
+        self.tile = Axis(self.rows.ranges, self.height)  # of a program
+        self.height = GROUP_ROWS
+        self.rows = Axis(self.rows.ranges, GROUP_ROWS)
+        self.stages = parameters.num_stages
+        self.key_total, _ = total_of(self.top, (self.stream.keys,))
+
+    def written(self) -> tuple[Lines, int]:
+        main = open_frame(self.kernel, self.writer, ())
+        grid, _ = self._digits(main)
+        boxes = [self._boxes(*one, main) for one in self._operands()]
+        layouts = [self._layout(one, dtype) for one, dtype in zip(boxes, self.types, strict=True)]
+        for name, box, layout in zip(BUFFERS, boxes, layouts, strict=True):
+            start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
+            sizes, totals = box.ordered(box.sizes), box.ordered(box.totals)
+            main.lines.add(
+                f"{name}_in_memory = tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], "
+                f"strides=[{box.wide}, 1], block_shape=[{sizes[0]}, {sizes[1]}], layout={layout})"
+            )
+        self._allocated(main.lines, boxes, layouts)
+        self._function(COMPUTE, (*BUFFERS, *BARRIERS), self._computing(boxes), group=True)
+        memory = tuple(f"{name}_in_memory" for name in BUFFERS)
+        self._function(LOAD, (*memory, *BUFFERS, *BARRIERS), self._loading(boxes))
+        given = ", ".join((*self._arguments(), *BUFFERS, *BARRIERS))
+        loading = ", ".join((*self._arguments(), *memory, *BUFFERS, *BARRIERS))
+        groups = ", ".join(f"({COMPUTE}, ({given}, {number}))" for number in range(GROUPS))
+        warps = [4] * (GROUPS - 1) + [LOADING_WARPS]
+        registers = [COMPUTING_REGISTERS] * (GROUPS - 1) + [LOADING_REGISTERS]
+        main.lines.add(f"gl.warp_specialize([{groups}, ({LOAD}, ({loading}))], {warps}, {registers})")
+        return main.lines, grid
+
+    # ---- the launched function
+
+    def _operands(self) -> list[tuple[Operand, tuple[Axis, Axis]]]:
+        """Queries, keys and values, each with the axes of its block."""
+        queries, keys = self.stream.scores.sides
+        return [
+            (queries, (self.rows, self.terms)),
+            (keys, (self.terms, self.keys)),
+            (self.stream.values, (self.keys, self.columns)),
+        ]
+
+    def _boxes(self, side: Operand, axes: tuple[Axis, Axis], main: Frame) -> Boxes:
+        (factor, *others) = side.factors
+        found = None
+        if not others and factor.node in self.writer.accesses and factor.node.dtype is side.dtype:
+            found = boxes_of(self.writer.accesses[factor.node], axes, main)
+        if found is None:
+            raise TileRefusal("form", "specialised warps take operands that TMA loads")
+        return found
+
+    def _layout(self, boxes: Boxes, dtype: DType) -> str:
+        sizes = boxes.ordered(boxes.sizes)
+        return f"gl.NVMMASharedLayout.get_default_for([{sizes[0]}, {sizes[1]}], gl.{TYPES[dtype]})"
+
+    def _allocated(self, lines: Lines, boxes: Sequence[Boxes], layouts: Sequence[str]) -> None:
+        """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
+        for name, box, dtype, layout in zip(BUFFERS, boxes, self.types, layouts, strict=True):
+            slots = GROUPS if name == "queries" else self.stages
+            sizes = box.ordered(box.sizes)
+            lines.add(
+                f"{name} = gl.allocate_shared_memory(gl.{TYPES[dtype]}, [{slots}, {sizes[0]}, {sizes[1]}], {layout})"
+            )
+        for name in BARRIERS:
+            slots = 1 if name == "queries_full" else self.stages
+            lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{slots}, 1], mbarrier.MBarrierLayout())")
+            for slot in range(slots):
+                lines.add(f"mbarrier.init({name}.index({slot}), count={GROUPS if name.endswith('empty') else 1})")
+        lines.add("fence_async_shared()")
+
+    def _arguments(self) -> tuple[str, ...]:
+        """What every function is given: buffers and variables."""
+        return (*(f"p{b.slot}" for b in self.kernel.buffers), *(variable_name(v) for v in self.kernel.variables))
+
+    def _function(self, name: str, given: Sequence[str], lines: Lines, *, group: bool = False) -> None:
+        names = [*self._arguments(), *given, *(["group: gl.constexpr"] if group else [])]
+        text = f"@gluon.jit\ndef {name}({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines.text)
+        self.writer.helpers[name] = f"\n{text}"
+
+    def _digits(self, frame: Frame) -> tuple[int, str]:
+        """How many programs there are, and at which query this one begins."""
+        rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
+        counts = [*(extent(r) for r in rest), self.tile.tiles]
+        if (grid := math.prod(counts)) >= 1 << 31:
+            raise TileRefusal("grid", "2^31 programs or more")
+        digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
+        for axis, digit in zip(rest, digits[:-1], strict=True):
+            bind_scalar(frame, axis, digit)
+        return grid, start_of(frame, digits[-1], self.tile)
+
+    # ---- the group that loads
+
+    def _loading(self, boxes: Sequence[Boxes]) -> Lines:
+        frame = open_frame(self.kernel, self.writer, ())
+        _, start = self._digits(frame)
+        lines, body = frame.lines, Lines(self.writer, frame.lines)
+        queries, keys, values = boxes
+        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * GROUPS * math.prod(queries.sizes)})")
+        for group in range(GROUPS):
+            corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
+            lines.add(_fetched("queries", corner, "queries_full.index(0)", str(group)))
+        total, _ = total_of(frame, (self.stream.keys,))
+        body.add(f"slot = number % {self.stages}")
+        body.add(f"turn = (number // {self.stages}) & 1")
+        corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
+        body.add(f"key = number * {self.step}")
+        for name, box in (("keys", keys), ("values", values)):
+            body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
+            body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
+            body.add(_fetched(name, corners[name], f"{name}_full.index(slot)", "slot"))
+        lines.extend(f"for number in range({self._blocks(total)}):", body)
+        return lines
+
+    def _blocks(self, total: str) -> str:
+        """How many blocks of keys there are."""
+        return str(-(-int(total) // self.step)) if total.isdigit() else f"({total} + {self.step - 1}) // {self.step}"
+
+    # ---- a group that computes
+
+    def _computing(self, boxes: Sequence[Boxes]) -> Lines:
+        scores, values = (
+            f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {width}, 16])"
+            for width in (self.step, self.width)
+        )
+        lines = self.top.lines
+        lines.add(f"of_scores: gl.constexpr = {scores}")
+        lines.add(f"of_values: gl.constexpr = {values}")
+        lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
+        _, first = self._digits(self.top)
+        start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
+        sums = self._begun("of_scores", "of_values")
+        lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
+        query, key, value = (_operand(box) for box in boxes)
+        sent = (
+            f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
+        )
+        weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
+        done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
+
+        lines.add("mbarrier.wait(queries_full.index(0), 0)")
+        lines.add("mbarrier.wait(keys_full.index(0), 0)")
+        lines.add(f"sent = {sent.format(slot=0)}")
+        lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
+        lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
+        self._turn(lines, "first_score", "0", start, sums)
+
+        body = Lines(self.writer, lines)
+        body.add(f"slot = number % {self.stages}")
+        body.add(f"before = (number - 1) % {self.stages}")
+        body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
+        body.add(f"sent = {sent.format(slot='slot')}")
+        body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
+        body.add(f"weighed = {weighed.format(slot='before')}")
+        body.add("score = warpgroup_mma_wait(1, deps=[sent])")
+        body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        key_at = body.name(f"number * {self.step}", "key")
+        factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
+        body.add(done)
+        body.add("mbarrier.arrive(values_empty.index(before), count=1)")
+        body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
+        body.add("weights = next_weights")
+        blocks = self._blocks(self.key_total)
+        lines.extend(f"for number in range(1, {blocks}):", body)
+
+        lines.add(f"last = {blocks} - 1")
+        lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
+        lines.add(f"weighed = {weighed.format(slot=f'last % {self.stages}')}")
+        lines.add(done)
+        self._finished(start, sums)
+        return lines
+
+    def _turn(
+        self, body: Lines, score: str, key: str, start: str, sums: Sequence[str], *, weights: str = "weights"
+    ) -> str:
+        """From the scores of one block of keys to weights, sums and the new maximum; the factor of the sum of values
+        so far."""
+        self.body, self.key = body, key
+        node = self.stream.scores.reduce
+        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
+        bind_axis(outer, self.rows, 0, start)
+        scores = outer.inner(body)
+        bind_axis(scores, self.keys, 1, key)
+        scores.bound[node] = scores.cast(Block(score, "float32", BOTH), compute_type(node))
+        self.new = self.writer.fresh("new")
+        shift = self._shift(scores)
+        for one, total in zip(self.stream.sums, sums, strict=True):
+            self._sum(one, total, scores, shift)
+        made, factor = self._weights(scores, shift)
+        body.add(f"{weights} = gl.convert_layout({made}, of_weights)")
+        body.add(f"{self.largest} = {self.new}")
+        return factor
+
+    def _finished(self, start: str, sums: Sequence[str]) -> None:
+        """The result of each query."""
+        lines = self.top.lines
+        out = Frame(lines, (self.height, self.width), outer=self.top, layout="of_values")
+        bind_axis(out, self.rows, 0, start)
+        bind_axis(out, self.columns, 1, "0")
+        row, product = frozenset({0}), self.stream.product.node
+        moved = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
+        out.bound[self.stream.maximum] = Block(moved[0], compute_type(self.stream.maximum), row)
+        for one, total in zip(self.stream.sums, moved[1:], strict=True):
+            out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
+        out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
+        store_tile(out, self.kernel.stored[0])
+
+
+def _fetched(name: str, corner: tuple[str, str], barrier: str, slot: str) -> str:
+    return f"fetch({name}_in_memory, [{', '.join(corner)}], {barrier}, {name}.index({slot}))"
+
+
+def _operand(boxes: Boxes) -> Callable[[str, str], str]:
+    """From a buffer's name and slot to a block with its axes in order."""
+    turned = ".permute((1, 0))" if boxes.transposed else ""
+    return lambda name, slot: f"{name}.index({slot}){turned}"
