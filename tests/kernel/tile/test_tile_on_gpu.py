@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,19 @@ from tinygrad import Tensor, TinyJit
 from kcg.compat.device import prepare
 from kcg.compat.tiny import dtypes
 from kcg.kernel.installing import install
+from kcg.kernel.kinds import space_of
 from kcg.kernel.program import Program
 from kcg.kernel.sequences import partition_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.device_info import detect
-from kcg.types import Region, Target
+from kcg.measure.service import MeasureService, Request
+from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty
@@ -276,3 +279,54 @@ def test_persistent_programs_of_two_products(loads: str) -> None:
     assert report.counts[region.id] == len(found), report
     assert len({a.tobytes() for a in found}) == 1
     assert np.abs(np.asarray(found[0], np.float32) - plain).max() < 0.02 * np.abs(plain).max()
+
+
+# ---- attention by specialised warps
+
+
+def heads(rows: int, size: int, dtype: str = "bfloat16") -> Tensor:
+    return empty(3, rows, size, dtype=dtype)
+
+
+ATTENTIONS: dict[str, Callable[[], Tensor]] = {
+    "whole blocks": lambda: heads(512, 128).scaled_dot_product_attention(heads(512, 128), heads(512, 128)),
+    "heads of 64": lambda: heads(384, 64).scaled_dot_product_attention(heads(640, 64), heads(640, 64)),
+    "odd rows": lambda: heads(200, 128).scaled_dot_product_attention(heads(300, 128), heads(300, 128)),
+    "odd heads": lambda: heads(150, 80, "float16").scaled_dot_product_attention(
+        heads(333, 80, "float16"), heads(333, 96, "float16")
+    ),
+    "causal": lambda: heads(384, 128).scaled_dot_product_attention(heads(384, 128), heads(384, 128), is_causal=True),
+    "a bias": lambda: heads(256, 128).scaled_dot_product_attention(
+        heads(512, 128), heads(512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
+    ),
+}
+
+
+def specialized(name: str, target: Target) -> list[Schedule]:
+    """The prior's program by specialised warps, and those with one parameter changed."""
+    region = region_of(ATTENTIONS[name]())
+    space = space_of(region, target, ScheduleKind.TILE)
+    found = [space.start(), *space.neighbours(space.start())]
+    return [s for s in found if TileParameters.from_json(s.body).form == SPECIALIZED]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    schedules = specialized(name, target)
+    assert len(schedules) >= 3
+    region = region_of(ATTENTIONS[name]())
+    for schedule in schedules[:1] if name != "whole blocks" else schedules:
+        report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
+        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (12, 1, 0)
+
+
+@pytest.mark.gpu
+def test_attention_by_specialised_warps_is_right() -> None:
+    with MeasureService("CUDA", run_id="test") as service:
+        for name in ATTENTIONS:
+            region = region_of(ATTENTIONS[name]())
+            requests = [Request(region, one) for one in specialized(name, service.target)]
+            rows = [future.result() for future in service.measure(requests)]
+            assert {row.status for row in rows} == {Status.OK}, (name, [row.reason for row in rows])
