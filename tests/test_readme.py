@@ -266,6 +266,13 @@ def test_the_steps_of_the_readme_are_those_of_the_results() -> None:
     assert shown("kcg, every kernel alone") == [f"{plan[False] * 1e3:.0f} ms" for plan in plans]
     assert shown("kcg, with regions of several kernels") == [f"{plan[True] * 1e3:.0f} ms" for plan in plans]
     assert shown("from start to result") == [f"{run['search_s']:.0f} s" for run in runs]
+    of_torch = json.loads((ROOT / "evaluation/results/flux_torch_h100.json").read_text(encoding="utf-8"))["runs"]
+    for name, mode in (
+        ("torch.compile, default mode", "default"),
+        ("kcg, with regions of several kernels, each step", "kcg"),
+    ):
+        rows = [of_torch[f"{preset}_cuda"]["rows"][f"step {mode}"] for preset in ("1024", "768")]
+        assert shown(name) == [f"{row['cold_s'] * 1e3:.1f} ms" for row in rows]
 
 
 def test_every_experiment_is_in_the_index_with_its_question_and_answer() -> None:
