@@ -17,17 +17,14 @@ from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
-from kcg.kernel.tile.ir import Operand, TileKernel, extent
+from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import BOTH, StreamWriting
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
-    bind_scalar,
     open_frame,
-    split_number,
-    start_of,
     total_of,
     variable_name,
 )
@@ -49,7 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
 )
 
-fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name before Triton 3.7
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 names it
 """
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
 BUFFERS = ("queries", "keys", "values")
@@ -91,7 +88,7 @@ class _Specialized(StreamWriting):
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
-        grid, _ = self._digits(main)
+        grid, _ = self._opened(main, self.tile)
         boxes = [self._boxes(*one, main) for one in self._operands()]
         layouts = [self._layout(one, dtype) for one, dtype in zip(boxes, self.types, strict=True)]
         for name, box, layout in zip(BUFFERS, boxes, layouts, strict=True):
@@ -161,22 +158,11 @@ class _Specialized(StreamWriting):
         text = f"@gluon.jit\ndef {name}({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines.text)
         self.writer.helpers[name] = f"\n{text}"
 
-    def _digits(self, frame: Frame) -> tuple[int, str]:
-        """How many programs there are, and at which query this one begins."""
-        rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
-        counts = [*(extent(r) for r in rest), self.tile.tiles]
-        if (grid := math.prod(counts)) >= 1 << 31:
-            raise TileRefusal("grid", "2^31 programs or more")
-        digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
-        for axis, digit in zip(rest, digits[:-1], strict=True):
-            bind_scalar(frame, axis, digit)
-        return grid, start_of(frame, digits[-1], self.tile)
-
     # ---- the group that loads
 
     def _loading(self, boxes: Sequence[Boxes]) -> Lines:
         frame = open_frame(self.kernel, self.writer, ())
-        _, start = self._digits(frame)
+        _, start = self._opened(frame, self.tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
         lines.add(f"mbarrier.expect(queries_full.index(0), {2 * GROUPS * math.prod(queries.sizes)})")
@@ -210,7 +196,7 @@ class _Specialized(StreamWriting):
         lines.add(f"of_scores: gl.constexpr = {scores}")
         lines.add(f"of_values: gl.constexpr = {values}")
         lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
-        _, first = self._digits(self.top)
+        _, first = self._opened(self.top, self.tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")

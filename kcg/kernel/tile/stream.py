@@ -123,7 +123,7 @@ class StreamWriting:
 
     def written(self) -> tuple[Lines, int]:
         query, key, value = self._described()
-        grid, start = self._opened()
+        grid, start = self._opened(self.top, self.rows)
         keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
         sums = self._begun()
         scores = self._scores(query, key, start, keys)
@@ -161,16 +161,17 @@ class StreamWriting:
             raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
         return query, key, value
 
-    def _opened(self) -> tuple[int, str]:
-        """How many programs there are, and at which query this one begins."""
+    def _opened(self, frame: Frame, tile: Axis) -> tuple[int, str]:
+        """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a
+        program each."""
         rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
-        counts = [*(extent(r) for r in rest), self.rows.tiles]
+        counts = [*(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        digits = split_number(self.top, self.top.lines.name("tl.program_id(0)", "program"), counts)
+        digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
         for axis, digit in zip(rest, digits[:-1], strict=True):
-            bind_scalar(self.top, axis, digit)
-        return grid, start_of(self.top, digits[-1], self.rows)
+            bind_scalar(frame, axis, digit)
+        return grid, start_of(frame, digits[-1], tile)
 
     def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
         """The frame of one block of scores, in which they are bound; the queries are loaded above the loop."""
