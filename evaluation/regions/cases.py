@@ -2,6 +2,7 @@
 
 - norms: softmax and LayerNorm as in the layers table of docs/flux.md, RMSNorm and cross-entropy beside them.
 - qkv: Flux's projections of query, key and value with norms of heads and rotations, at 1024 and 768.
+- attention: of Flux, and causal, as one program; beside PyTorch's on each of its backends.
 - small: what stands between Flux's contractions: modulated norms, and norms of heads with rotations alone.
 
 Regions of Flux are found by what follows from what: statistics of rows of an intermediate, and all that is made of them
@@ -23,10 +24,13 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.analysis import arithmetic, least_bytes_of_region
 from kcg.kernel.chain import Chain
 from kcg.kernel.codec import ast_of
+from kcg.kernel.regions import Form
 from kcg.kernel.sequences import sequences_of_captured
-from kcg.kernel.tile.ir import TileKernel, affine, read_kernel
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.ir import Operand, TileKernel, affine, extent, read_kernel
 from kcg.kernel.tile.program import TileRefusal
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels
+from kcg.optimize.region_plans import propose
 from kcg.types import Region, Target
 from kcg.types import Sequence as Calls
 from kcg.workloads.registry import spec_of
@@ -76,8 +80,8 @@ def whole_of(region: Region) -> Cut:
 def _plain(slot: int, *size: int, offset: int = 0) -> View:
     """A part of a buffer that lies in memory row after row."""
     steps = [1]
-    for extent in reversed(size[1:]):
-        steps.append(steps[-1] * extent)
+    for count in reversed(size[1:]):
+        steps.append(steps[-1] * count)
     return View(slot, size, tuple(reversed(steps)), offset)
 
 
@@ -397,5 +401,73 @@ class _Numbers:
         return buffers_of_kernels(Chain(self.region).asts)
 
 
-SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {"norms": _norms, "qkv": _qkv, "small": _small}
+# ---- attention
+
+CAUSAL = ((32, 4096, 64), (16, 4096, 128))  # heads, tokens, width
+
+
+def _attention(target: Target) -> Iterator[Case]:
+    for preset in FLUX:
+        yield from attentions_of_flux(preset)
+    for heads, tokens, width in CAUSAL:
+        region = causally_attended(heads, tokens, width)
+        yield attention_case("causal", f"causal {heads}x{tokens}x{width}", region, "causal_attention")
+
+
+def attentions_of_flux(preset: str) -> Iterator[Case]:
+    """Flux's attention: of the double and of the single blocks, whose values lie otherwise in memory."""
+    proposals = propose(spec_of("flux").capture(preset))
+    for key, candidate in proposals.candidates.items():
+        if candidate.form == Form.CHAINED:
+            case = attention_case(preset, "", candidate.region, "attention_of_scaled", calls=int(proposals.calls[key]))
+            assert isinstance(case.against, Function)
+            (*_, value) = case.against.takes
+            yield replace(case, name=f"flux {preset}, values {value.stride[1]} apart")
+
+
+def causally_attended(heads: int, tokens: int, width: int, dtype: str = "bfloat16") -> Region:
+    """Causal attention as tinygrad cuts it into kernels."""
+    from tinygrad import Tensor
+
+    query, key, value = (Tensor.empty(heads, tokens, width, dtype=getattr(dtypes, dtype)) for _ in range(3))
+    captured = sequences_of(query.scaled_dot_product_attention(key, value, is_causal=True))
+    (sequence,) = sequences_of_captured([(one, (((), 1),)) for one in captured])
+    return sequence.region(*range(len(sequence.calls)))
+
+
+def attention_case(group: str, name: str, region: Region, function: str, *, calls: int = 1) -> Case:
+    """A case of what is read as attention. Raises ValueError where it is not."""
+    kernel = read_region(region)
+    stream = kernel.stream
+    if stream is None:
+        raise ValueError(f"{name}: it is not read as attention")
+    rest = tuple(r for r in kernel.outputs if r not in (*stream.rows, *stream.columns))
+    over = stream.scores.reduce.src[1:]
+
+    def part(address: Any, slot: int, *axes: Any) -> View:
+        ranges, steps = (*rest, *axes), affine(address) or {}
+        return View(slot, tuple(map(extent, ranges)), tuple(steps.get(r, 0) for r in ranges), steps.get(None, 0))
+
+    def taken(side: Operand, *axes: Any) -> View:
+        (factor,) = side.factors
+        load = next(one for one in kernel.loads if one.node in factor.node.toposort())
+        return part(load.address, load.buffer.slot, *axes)
+
+    queries, keys = stream.scores.sides
+    takes = (
+        taken(queries, *stream.rows, *over),
+        taken(keys, stream.keys, *over),
+        taken(stream.values, stream.keys, *stream.columns),
+    )
+    store = kernel.stored[0].store
+    gives = part(store.address, store.buffer.slot, *stream.rows, *stream.columns)
+    return _case("attention", group, name, region, calls, Function(function, takes, (gives,)))
+
+
+SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {
+    "norms": _norms,
+    "qkv": _qkv,
+    "small": _small,
+    "attention": _attention,
+}
 """Section -> its cases."""

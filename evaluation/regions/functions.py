@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LAYER_EPSILON = 1e-5  # of `evaluation.pytorch.layers`
 EPSILON = 1e-6  # of Flux, and of the zoo's RMSNorm
@@ -108,6 +109,37 @@ def joined_projections(
     return joined_rotations(*made, *rest)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+    """Of each head: query (heads, queries, width), key and value (heads, keys, width)."""
+    return F.scaled_dot_product_attention(query[None], key[None], value[None], **how)[0]
+
+
+def attention_of_scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same, whose query is scaled already."""
+    return attention(query, key, value, scale=1.0)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same, of keys up to the query's place."""
+    return attention(query, key, value, is_causal=True)
+
+
+ATTENTIONS = ("attention", "attention_of_scaled", "causal_attention")
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}  # fmt: skip
+"""What PyTorch's attention may run on, by our names."""
+
+
+def by_backend(name: str, backend: str) -> Callable[..., Any]:
+    """One of `ATTENTIONS` on one of `BACKENDS`. Calling it raises where PyTorch has none for it."""
+
+    def run(*tensors: Tensor) -> Any:
+        with sdpa_kernel(BACKENDS[backend]):
+            return FUNCTIONS[name](*tensors)
+
+    return run
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -120,6 +152,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         joined_rotations,
         projected,
         joined_projections,
+        attention,
+        attention_of_scaled,
+        causal_attention,
     )
 }
 """By name, as `Function.name` has it."""

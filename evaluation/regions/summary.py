@@ -10,7 +10,8 @@ from evaluation.tiles.summary import COPIES, MODES, OURS, Group, classes, micro,
 from evaluation.tiles.summary import headline as figures_of
 
 PARTS = "parts"  # the best known schedules of a region's kernels as one program
-NORMS, QKV, SMALL = "norms", "qkv", "small"
+NORMS, QKV, SMALL, ATTENTION = "norms", "qkv", "small", "attention"
+BACKENDS = ("flash", "cudnn", "efficient")  # of PyTorch's attention
 SMALL_FIGURE, MOST_OF_TIME = "small_parts_vs_compile", 0.5
 GROUPS = (
     Group(NORMS, "", "norms_vs_compile", MODES, (OURS,), None, 1.0, "softmax, norms, cross-entropy"),
@@ -19,6 +20,9 @@ GROUPS = (
     Group(NORMS, "", "norms_vs_parts", (PARTS,), (OURS,), words="beside their parts as one program"),
     Group(QKV, "", "qkv_vs_compile", MODES, (OURS,), None, 1.3, "projection, norms of heads, rotations"),
     Group(QKV, "", "qkv_vs_parts", (PARTS,), (OURS,), words="beside their parts as one program"),
+    Group(ATTENTION, "1024", "flux_attention_1024_vs_sdpa", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 1024"),
+    Group(ATTENTION, "768", "flux_attention_768_vs_sdpa", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 768"),
+    Group(ATTENTION, "causal", "causal_attention_vs_sdpa", BACKENDS, (OURS,), None, 0.88, "causal attention"),
     Group(SMALL, "", "small_vs_parts", (PARTS,), (OURS,), words="small parts beside theirs as one program"),
 )
 SMALL_KINDS = (OURS, PARTS)  # whichever is faster is what a plan takes
@@ -57,7 +61,7 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
                 f"| small parts of a step at {preset}, of torch.compile's time: {ours * 1e3:.2f} of {theirs * 1e3:.2f} "
                 f"ms | | {ours / theirs:.2f} | | at most {MOST_OF_TIME:g} |"
             )
-    for section in (NORMS, QKV, SMALL):
+    for section in (NORMS, QKV, SMALL, ATTENTION):
         of_section = {key: row for key, row in rows.items() if row["section"] == section}
         if of_section:
             yield ""
@@ -65,17 +69,21 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
 
 
 COLUMNS = ("region", "its parts", *MODES, "copy of as many bytes")
-_COMPILED = Group("", "", "", MODES, (OURS,))
-_COPIED = Group("", "", "", COPIES, (OURS,))
+OF_ATTENTION = ("region", "its parts", *BACKENDS)
+_BESIDE = {ATTENTION: BACKENDS}  # section -> who is to be beaten, where that is not torch.compile
 
 
 def table(section: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """The cases of a section, µs, the worst beside torch.compile first."""
-    yield f"| {section}, µs | calls | {' | '.join(COLUMNS)} | of torch.compile | of the copy | program |"
-    yield "|" + "---|" * (len(COLUMNS) + 5)
-    for key, row in sorted(rows.items(), key=lambda item: share(item[1], _COMPILED) or 0.0):
-        times = [(OURS,), (PARTS,), *((mode,) for mode in MODES), COPIES]
-        cells = [micro(seconds(row, names)) for names in times]
-        cells += [f"{ratio:.2f}" if (ratio := share(row, of)) else "–" for of in (_COMPILED, _COPIED)]
+    """The cases of a section, µs, the worst beside who is to be beaten first."""
+    others = _BESIDE.get(section, MODES)
+    columns = OF_ATTENTION if section == ATTENTION else COLUMNS
+    beaten, copied = Group("", "", "", others, (OURS,)), Group("", "", "", COPIES, (OURS,))
+    names = [(OURS,), (PARTS,), *((one,) for one in others), *([COPIES] if columns is COLUMNS else [])]
+    shares = ["of PyTorch"] if section == ATTENTION else ["of torch.compile", "of the copy"]
+    yield f"| {section}, µs | calls | {' | '.join([*columns, *shares])} | program |"
+    yield "|" + "---|" * (len(columns) + len(shares) + 3)
+    for key, row in sorted(rows.items(), key=lambda item: share(item[1], beaten) or 0.0):
+        cells = [micro(seconds(row, of)) for of in names]
+        cells += [f"{ratio:.2f}" if (ratio := share(row, of)) else "–" for of in (beaten, copied)[: len(shares)]]
         cells.append(row.get("tile_program", "–"))
         yield f"| {key.removeprefix(section).strip()} | {row['calls']} | {' | '.join(cells)} |"

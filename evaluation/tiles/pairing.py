@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from evaluation.pytorch.in_pytorch import TorchClock, compiled
 from evaluation.pytorch.serving import host_seconds
-from evaluation.regions.functions import FUNCTIONS
+from evaluation.regions.functions import ATTENTIONS, BACKENDS, FUNCTIONS, by_backend
 from evaluation.rows import FAR, figures, rounded
 from evaluation.tiles.cases import Case, Convolution, Function, Linear, Sums, View
 from evaluation.tiles.loading import Driver, Loaded
@@ -179,6 +179,9 @@ def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) ->
         case Sums() as sums:
             matrix = torch.rand(sums.rows, sums.columns, device=tensors[0].device).to(DTYPES[sums.dtype])
             return {"sum": lambda: matrix.sum(), "sum of rows": lambda: matrix.sum(1)}
+        case Function() as of if of.name in ATTENTIONS:
+            own = given(of, tensors)
+            return {backend: _calling(by_backend(of.name, backend), own) for backend in BACKENDS}
         case Function() as of:
             own = given(of, tensors)
             found = {mode: _calling(compiled(FUNCTIONS[of.name], mode), own) for mode in settings.modes}
@@ -319,7 +322,7 @@ class Table:
                     made = call()
                 self.clock.synchronize()
                 found[name] = {}
-                if expected is not None and name in order.settings.modes:
+                if expected is not None and name in (*order.settings.modes, *BACKENDS):
                     made = made if isinstance(made, tuple) else (made,)
                     found[name]["error"] = rounded(far := max(map(apart, made, expected)))
                     if not far <= FAR["bfloat16"]:

@@ -24,13 +24,25 @@ from evaluation.regions.bench_regions import (
     planned,
     shown,
 )
-from evaluation.regions.cases import SHAPES, Case, cases, layer, projections, small_parts, whole_of
-from evaluation.regions.summary import COLUMNS, headline, small_seconds, table, tables
+from evaluation.regions.cases import (
+    SHAPES,
+    Case,
+    attention_case,
+    attentions_of_flux,
+    cases,
+    causally_attended,
+    layer,
+    projections,
+    small_parts,
+    whole_of,
+)
+from evaluation.regions.functions import BACKENDS
+from evaluation.regions.summary import COLUMNS, OF_ATTENTION, headline, small_seconds, table, tables
 from evaluation.rows import Rows
 from evaluation.tiles.bench import Contenders, Effort
 from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.cases import FLUX
-from evaluation.tiles.pairing import Order, Settings, Table, reference, stored, tensors_of
+from evaluation.tiles.pairing import Order, Settings, Table, in_torch, reference, stored, tensors_of
 from evaluation.tiles.searching import Found, Searches
 from kcg.compat.assembler import assembler
 from kcg.kernel.chain import Chain
@@ -105,6 +117,15 @@ def test_torch_is_given_what_the_regions_of_flux_compute(parts_of_flux: list[Cas
     }  # fmt: skip
     for case in parts_of_flux:
         assert as_pytorch_computes(case) < 1e-3, case.key
+
+
+def test_torch_is_given_the_attentions() -> None:
+    of_flux = list(attentions_of_flux("mini"))
+    assert {case.calls for case in of_flux} == {2, 4} and len({case.key for case in of_flux}) == 2
+    causal = attention_case("causal", "small", causally_attended(2, 40, 16, "float32"), "causal_attention")
+    for case in (*of_flux, causal):
+        assert as_pytorch_computes(case) < 1e-3, case.key
+        assert in_torch(case, tensors_of(case, "cpu"), Settings()).keys() == BACKENDS.keys()
 
 
 def test_regions_are_found_by_wiring(parts_of_flux: list[Case]) -> None:
@@ -239,6 +260,10 @@ def test_figures_are_torchs_time_over_ours_and_of_small_parts_a_share() -> None:
     assert "| softmax, norms, cross-entropy | 2 of 3 | 1.41 | 1.00 | worst 1 |" in lines
     widths = {line.count("|") for line in table("qkv", {"qkv a": rows["qkv a"]})}
     assert widths == {len(COLUMNS) + 6}
+    attention = {"attention a": row("attention", "1024", **{"tile 1": 2e-4, "cudnn": 1.9e-4, "flash": 3e-4})}
+    assert headline(attention)["flux_attention_1024_vs_sdpa_min"] == pytest.approx(0.95)
+    header, _, line = table("attention", attention)
+    assert header.count("|") == line.count("|") == len(OF_ATTENTION) + 5 and "| 0.95 |" in line
 
 
 def test_the_tables_are_of_what_this_script_timed(capsys: pytest.CaptureFixture[str]) -> None:
