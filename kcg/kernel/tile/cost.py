@@ -33,7 +33,7 @@ from kcg.kernel.tile.prior import (
     sums_of,
     tiles_of,
 )
-from kcg.kernel.tile.stream import padded
+from kcg.kernel.tile.stream import padded, reach_of
 from kcg.types import Target
 
 UNTRIED = 0.005
@@ -452,7 +452,9 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     rows = math.prod(kernel.extents[n] for n in p.axes[0])
     programs = math.prod(kernel.extents) // rows // math.prod(map(extent, stream.columns)) * -(-rows // height)
-    steps = -(-extent(stream.keys) // step)
+    steps: float = -(-extent(stream.keys) // step)
+    if reach_of(stream) is not None:
+        steps = (steps + 1) / 2  # those that a mask leaves out are not visited
     itemsize = stream.values.dtype.itemsize
     whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
     tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)

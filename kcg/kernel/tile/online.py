@@ -61,31 +61,31 @@ def _is_zero(node: UOp) -> bool:
 
 def _slope(node: UOp, maximum: UOp) -> float | None:
     """The q of an exponent q (m - x) + c, where m is the maximum of x; None of any other."""
-    found = _linear(node)
+    found = linear(node)
     slope = found.pop(maximum, 0.0)
-    of = _linear(maximum.src[0])
+    of = linear(maximum.src[0])
     places = (set(found) | set(of)) - {None}
     same = all(math.isclose(found.get(n, 0.0), -slope * of.get(n, 0.0), rel_tol=1e-5) for n in places)
     return slope if same else None
 
 
-def _linear(node: UOp) -> dict[UOp | None, float]:
+def linear(node: UOp) -> dict[UOp | None, float]:
     """A value as a sum of others times constants; at None the constant."""
     match node.op:
         case Ops.CONST if not is_invalid(node):
             return {None: float(node.arg)}
         case Ops.CAST if dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
-            return _linear(node.src[0])
+            return linear(node.src[0])
         case Ops.ADD:
             total: dict[UOp | None, float] = {}
-            for part in map(_linear, node.src):
+            for part in map(linear, node.src):
                 for place, factor in part.items():
                     total[place] = total.get(place, 0.0) + factor
             return total
         case Ops.MUL:
             for one, other in (node.src, node.src[::-1]):
                 if other.op is Ops.CONST and not is_invalid(other):
-                    return {place: factor * float(other.arg) for place, factor in _linear(one).items()}
+                    return {place: factor * float(other.arg) for place, factor in linear(one).items()}
     return {node: 1.0}
 
 

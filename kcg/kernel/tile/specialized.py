@@ -25,7 +25,6 @@ from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
     open_frame,
-    total_of,
     variable_name,
 )
 
@@ -84,7 +83,6 @@ class _Specialized(StreamWriting):
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
-        self.key_total, _ = total_of(self.top, (self.stream.keys,))
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
@@ -169,7 +167,7 @@ class _Specialized(StreamWriting):
         for group in range(GROUPS):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
             lines.add(_fetched("queries", corner, "queries_full.index(0)", str(group)))
-        total, _ = total_of(frame, (self.stream.keys,))
+        blocks = self._blocks(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
         corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
@@ -178,12 +176,15 @@ class _Specialized(StreamWriting):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
             body.add(_fetched(name, corners[name], f"{name}_full.index(slot)", "slot"))
-        lines.extend(f"for number in range({self._blocks(total)}):", body)
+        lines.extend(f"for number in range({blocks}):", body)
         return lines
 
-    def _blocks(self, total: str) -> str:
-        """How many blocks of keys there are."""
-        return str(-(-int(total) // self.step)) if total.isdigit() else f"({total} + {self.step - 1}) // {self.step}"
+    def _blocks(self, frame: Frame, first: str) -> str:
+        """How many blocks of keys a program visits, at least one; `first` is its first query."""
+        end = self._end(frame, first, self.tile)
+        if end.isdigit():
+            return str(-(-int(end) // self.step))
+        return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
 
     # ---- a group that computes
 
@@ -198,6 +199,7 @@ class _Specialized(StreamWriting):
         lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
         _, first = self._opened(self.top, self.tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
+        blocks = self._blocks(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (_operand(box) for box in boxes)
@@ -229,7 +231,6 @@ class _Specialized(StreamWriting):
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
-        blocks = self._blocks(self.key_total)
         lines.extend(f"for number in range(1, {blocks}):", body)
 
         lines.add(f"last = {blocks} - 1")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kcg.compat.tiny import Ops, UOp
+from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
@@ -22,12 +22,13 @@ from kcg.kernel.tile.ir import (
     Shifted,
     Stream,
     TileKernel,
+    affine,
     contraction_of,
     extent,
     factors_of,
     product_dtype,
 )
-from kcg.kernel.tile.online import running, shifted_sums
+from kcg.kernel.tile.online import linear, running, shifted_sums
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import masked_term
@@ -76,6 +77,41 @@ def stream_of(kernel: TileKernel) -> Stream:
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
 
 
+def reach_of(stream: Stream) -> int | None:
+    """How far keys go that a query can have a weight for: for query n to key n + reach, exclusive. None where no mask
+    bounds them so.
+
+    A mask is a term of the scores that is -inf where keys are not below a number that grows with the query's. What is
+    shifted by the maximum of the scores is 0 there (`online.py`).
+    """
+    (row, *more) = stream.rows
+    for node, factor in linear(stream.maximum.src[0]).items():
+        if more or node is None or node.op is not Ops.WHERE or factor <= 0 or node.src[0].op is not Ops.CMPLT:
+            continue
+        left, right = (_steps(side) for side in node.src[0].src)
+        if left is None or right is None:
+            continue
+        difference = {axis: left.get(axis, 0) - right.get(axis, 0) for axis in {*left, *right}}
+        constant = difference.pop(None, 0)
+        steps = {axis: step for axis, step in difference.items() if step}
+        if _is_out(node.src[2]) and steps == {stream.keys: 1, row: -1}:
+            return -constant  # key - query + constant < 0
+        if _is_out(node.src[1]) and steps == {stream.keys: -1, row: 1}:
+            return constant + 1  # query - key + constant >= 0
+    return None
+
+
+def _is_out(score: UOp) -> bool:
+    """Whether a score is that of a key that is left out."""
+    return linear(score) == {None: -math.inf}
+
+
+def _steps(node: UOp) -> dict[UOp | None, int] | None:
+    """As `affine`, of numbers of any integer type."""
+    casts = {one: one.src[0] for one in node.toposort() if one.op is Ops.CAST and dtypes.is_int(one.dtype)}
+    return affine(node.substitute(casts)) if casts else affine(node)
+
+
 def _loads(node: UOp) -> list[UOp]:
     """What a value is made of."""
     return [one for one in node.toposort() if one.op is Ops.INDEX]
@@ -120,6 +156,7 @@ class StreamWriting:
         self.body, self.key = Lines(writer, self.top.lines), writer.fresh("k")
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
+        self.reach = reach_of(self.stream)
 
     def written(self) -> tuple[Lines, int]:
         query, key, value = self._described()
@@ -132,7 +169,7 @@ class StreamWriting:
             self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
-        end, _ = total_of(self.top, (self.stream.keys,))
+        end = self._end(self.top, start, self.rows)
         self.top.lines.extend(f"for {self.key} in range(0, {end}, {self.step}):", self.body)
         self._stored(start, sums)
         return self.top.lines, grid
@@ -171,7 +208,17 @@ class StreamWriting:
         digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
         for axis, digit in zip(rest, digits[:-1], strict=True):
             bind_scalar(frame, axis, digit)
-        return grid, start_of(frame, digits[-1], tile)
+        number = digits[-1]
+        if self.reach is not None and tile.tiles > 1:  # the last queries have most keys: they are first
+            number = frame.lines.name(f"{tile.tiles - 1} - {number}")
+        return grid, start_of(frame, number, tile)
+
+    def _end(self, frame: Frame, start: str, tile: Axis) -> str:
+        """How many keys a tile of queries that begins at `start` has weights for, or some more."""
+        total, _ = total_of(frame, (self.stream.keys,))
+        if self.reach is None:
+            return total
+        return frame.lines.name(f"tl.minimum({total}, {start} + {tile.size - 1 + self.reach})", "end")
 
     def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
         """The frame of one block of scores, in which they are bound; the queries are loaded above the loop."""

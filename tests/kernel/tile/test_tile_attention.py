@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,39 @@ def test_attention(loads: str, tmp_path: Path) -> None:
             program = generate(region, TARGET, parameters(region, loads), interpreted=True)
             assert ("make_tensor_descriptor" in program.source) == (loads == TMA)
             cases[f"{attention.__name__} {dtype}"] = Case(region, program)
+    assert not wrong_of(cases, tmp_path)
+
+
+def masked(rows: int, keys: int, allowed: Callable[[Tensor, Tensor], Tensor]) -> Region:
+    """Attention of which a key takes part where `allowed` says so of the numbers of queries and keys."""
+    q, k, v = empty(2, rows, SIZE), empty(2, keys, SIZE), empty(2, keys, SIZE)
+    mask = allowed(Tensor.arange(rows).reshape(rows, 1), Tensor.arange(keys).reshape(1, keys))
+    scores = (q @ k.transpose(-1, -2)) * 0.25
+    return region_of((mask.where(scores, scores.full_like(0) - math.inf)).softmax(-1) @ v)
+
+
+@interpreted
+def test_blocks_of_keys_that_a_mask_leaves_out_are_not_visited(tmp_path: Path) -> None:
+    """Keys up to a number that grows with the query's: a program ends there, and those with most keys are first."""
+    bounded = {
+        "up to the query": (40, 40, lambda q, k: k <= q),
+        "before some more": (24, 60, lambda q, k: k < q + 17),
+        "the added form": (24, 24, None),
+    }
+    cases = {}
+    for name, (rows, keys, allowed) in bounded.items():
+        region = region_of(causal("float32")) if allowed is None else masked(rows, keys, allowed)
+        program = generate(region, TARGET, parameters(region), interpreted=True)
+        assert f"tl.minimum({keys}, " in program.source, name
+        cases[name] = Case(region, program)
+    for name, allowed in {
+        "from the query on": lambda q, k: k >= q,
+        "every other": lambda q, k: (k + q) % 2 < 1,
+    }.items():
+        region = masked(40, 40, allowed)
+        program = generate(region, TARGET, parameters(region), interpreted=True)
+        assert "tl.minimum" not in program.source, name
+        cases[name] = Case(region, program)
     assert not wrong_of(cases, tmp_path)
 
 
