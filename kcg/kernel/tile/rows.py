@@ -107,7 +107,10 @@ def _first_rows(stored: Stored, width: int) -> tuple[tuple[UOp, ...], tuple[UOp,
 
 
 def _apart(kernel: TileKernel, rows: Rows) -> tuple[tuple[Ranges, Ranges], ...]:
-    """See `Rows.apart`; nothing where no tables are shared, or the stores do not have such rows alike."""
+    """See `Rows.apart`; nothing where no tables are shared, or the stores do not have such rows alike, or rows do not
+    fill a block."""
+    if rows.width & (rows.width - 1):
+        return ()
     wanted = next((found for found in map(_shared_by, kernel.stored, rows.numbers) if found is not None), None)
     if wanted is None:
         return ()

@@ -13,7 +13,8 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.generate import generate_kernel, row_axes
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.held_rows import row_axes
 from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
