@@ -49,14 +49,14 @@ def write_held_rows(kernel: TileKernel, parameters: TileParameters, writer: Writ
     top = Lines(writer)
     if parameters.axes == row_axes(kernel) or not kernel.rows.sides:
         return top, HeldRows(kernel, parameters, writer, top).write()
-    first = 0
+    number, first = top.name("tl.program_id(0)", "program"), 0
     for side in kernel.rows.sides:
         lines = Lines(writer, top)
-        programs = HeldRows(side, parameters, writer, lines, first).write()
-        conditions = [f"({top.name('tl.program_id(0)', 'program')} {sign} {end})" for sign, end in
-                      ((">=", first), ("<", first + programs)) if end]  # fmt: skip
-        first += programs
+        end = first + HeldRows(side, parameters, writer, lines, first).write()
+        conditions = [f"({number} >= {first})"] if first else []
+        conditions += [f"({number} < {end})"] if side is not kernel.rows.sides[-1] else []
         top.extend(f"if {' & '.join(conditions)}:", lines)
+        first = end
     return top, first
 
 

@@ -290,8 +290,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
-        if p.form == ROWS and len(p.axes) > 1 and p.tile[1] < rows_of_threads(kernel, p.num_warps):
-            return False
+        if p.form == ROWS and len(p.axes) > 1:
+            own = power_of_two(math.prod(kernel.extents[n] for n in p.axes[1]))
+            if p.tile[1] < min(own, rows_of_threads(kernel, p.num_warps)):
+                return False
         if p.num_stages > 1 and (
             p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
         ):

@@ -403,7 +403,7 @@ def _rows_apart(kernel: TileKernel, target: Target, axes: Axes) -> TileParameter
         rows_of_threads(kernel, warps) > own or kernel.rows.count < rows_of_threads(kernel, warps) * target.cores * 4
     ):
         warps //= 2
-    height = rows_of_threads(kernel, warps)
+    height = min(rows_of_threads(kernel, warps), power_of_two(own))
     together = min(SHARING_ROWS, power_of_two(shared))
     while together > 1 and (
         shared % together
@@ -415,8 +415,8 @@ def _rows_apart(kernel: TileKernel, target: Target, axes: Axes) -> TileParameter
 
 
 def rows_of_threads(kernel: TileKernel, warps: int) -> int:
-    """Rows that so many warps hold with 16 bytes of a thread: fewer of them, and a table lies with the threads otherwise
-    than the rows do."""
+    """Rows that so many warps hold with 16 bytes of a thread. Of fewer, tables lie with the threads otherwise than rows
+    do."""
     assert kernel.rows is not None
     return max(1, warps * WARP_BYTES // (itemsize_of_rows(kernel) * power_of_two(kernel.rows.width)))
 

@@ -45,6 +45,7 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "reciprocal": "rcp.approx.ftz.f32" in text,
         "tf32": "tf32" in text,
         "conversions": sorted({line.split()[0] for line in text.splitlines() if line.strip().startswith("cvt.")}),
+        "loads": sorted(set(re.findall(r"ld\.global\S*", text))),
         "stores": sorted(set(re.findall(r"st\.global\S*", text))),
     }
 
