@@ -441,8 +441,20 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     if rows.sides and not apart:
         compute_s *= BY_ELEMENT
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
-    stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
-    return _either(stream_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+    moved += padded * _table_bytes(kernel) / (p.tile[0] if apart else 1)
+    moved_s = moved / (f.l2_bytes * min(programs, target.cores))
+    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+
+
+def _table_bytes(kernel: TileKernel) -> float:
+    """Bytes of tables, for each element of a row, that rows may share."""
+    assert kernel.rows is not None
+    rows, found = kernel.rows, dict[int, float]()
+    for shared, own in rows.apart:
+        for load in kernel.loads:
+            if set(own) & set(load.address.ranges) and not set(shared) & set(load.address.ranges):
+                found[load.buffer.slot] = load.buffer.size * load.buffer.dtype.itemsize / math.prod(map(extent, own))
+    return sum(found.values()) / rows.width
 
 
 def _levels(kernel: TileKernel) -> int:

@@ -146,9 +146,9 @@ class _Store:
 
     def read(self) -> None:
         """Asks for all that is read beside reductions, so that it is on its way while these are made."""
-        frame, values = self.inside, (self.stored.value,)
+        frame, values = self.inside, [self.stored.value]
         if self.pairs is not None and self.half is not None:
-            frame, values = self.half, self.pairs.values
+            frame, values = self.half, list(self.pairs.values)
             for whole, _ in self.pairs.tables:
                 self.inside.read(whole)
         nodes = UOp.sink(*values).toposort(gate=lambda node: node.op is not Ops.REDUCE)
