@@ -48,16 +48,32 @@ def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
         return branch
     moves, values, result = dict(held.loads), [], dict[UOp, int]()
     for place in range(2):
-        of_place = UOp.sink(branch.stored.value, *moves)
-        at = {pair: pair.const_like(place)}
-        value, *loads = decided(moved(of_place, at)).src
+        value, *loads = _of_column(UOp.sink(branch.stored.value, *moves), pair, place).src
         values.append(value)
         for old, new in zip(moves, loads, strict=True):
             if not any(axis in dict(held.parts) for axis in old.ranges):
                 result[new] = {SAME: place, EVEN: 0, ODD: 1}.get(moves[old], 1 - place)
     both = (values[0], values[1])
-    pairs = Pairs(both, tuple(result.items()), _tables(both, held, buffers), _scaled(both, held, result))
-    return replace(branch, pairs=pairs)
+    known = {load.src[0] for load, _ in held.loads}
+    tables = _tables(both, held.rows, held.columns, buffers, known)
+    return replace(branch, pairs=Pairs(both, tuple(result.items()), tables, _scaled(both, held, result)))
+
+
+def pairs_of(
+    value: UOp, rows: tuple[UOp, ...], columns: tuple[UOp, ...], buffers: dict[UOp, BufferSlot]
+) -> Pairs | None:
+    """A value of rows that memory has, for both columns of each pair; None where its columns have no pairs, or nothing
+    is read side by side."""
+    if not columns or extent(columns[-1]) != 2:
+        return None
+    even, odd = (_of_column(value, columns[-1], place) for place in range(2))
+    tables = _tables((even, odd), rows, columns, buffers)
+    return Pairs((even, odd), (), tables) if tables else None
+
+
+def _of_column(value: UOp, pair: UOp, place: int) -> UOp:
+    """A value at the even or at the odd column of each pair."""
+    return decided(moved(value, {pair: pair.const_like(place)}))
 
 
 def _inside(held: Held) -> set[UOp]:
@@ -104,21 +120,23 @@ def _is_linear(value: UOp, result: Collection[UOp]) -> bool:
 
 
 def _tables(
-    values: tuple[UOp, UOp], held: Held, buffers: dict[UOp, BufferSlot]
+    values: tuple[UOp, UOp],
+    rows: tuple[UOp, ...],
+    columns: tuple[UOp, ...],
+    buffers: dict[UOp, BufferSlot],
+    known: Collection[UOp] = (),
 ) -> tuple[tuple[UOp, tuple[UOp, UOp]], ...]:
-    """What the two values read side by side for each pair, as one load of both columns and what it is split into."""
-    assert held.pair is not None
-    rows, columns = set(held.rows), set(held.columns)
+    """What the two values read side by side for each pair, as one load of both columns and what it is split into;
+    nothing of the buffers that are `known`."""
     found: dict[tuple[int, frozenset[tuple[UOp, int]]], dict[int, UOp]] = {}
-    results = {load.src[0] for load, _ in held.loads}
     nodes = UOp.sink(*values).toposort()
     reduced = {node for reduction in nodes if reduction.op is Ops.REDUCE for node in reduction.src[0].toposort()}
     for node in nodes:
-        if node.op is not Ops.INDEX or node.src[0] in results or node in reduced or len(node.src) != 2:
+        if node.op is not Ops.INDEX or node.src[0] in known or node in reduced or len(node.src) != 2:
             continue
         access = access_of(node, buffers)
         ranges = set(node.ranges)
-        if access.steps is None or access.gates or not ranges & columns or ranges - rows - columns:
+        if access.steps is None or access.gates or ranges.isdisjoint(columns) or ranges - {*rows, *columns}:
             continue
         steps = dict(access.steps)
         first = steps.pop(None, 0)
@@ -129,7 +147,7 @@ def _tables(
         for first in sorted(at):
             if first in at and first + 1 in at:
                 even, odd = at.pop(first), at.pop(first + 1)
-                tables.append((even.replace(src=(even.src[0], even.src[1] + held.pair)), (even, odd)))
+                tables.append((even.replace(src=(even.src[0], even.src[1] + columns[-1])), (even, odd)))
     return tuple(tables)
 
 

@@ -25,6 +25,7 @@ from kcg.kernel.tile.prior import (
     launched_tiles,
     loaded_along,
     pair_registers,
+    reads_beside_rows,
     row_loops,
     row_registers,
     shared_bytes,
@@ -53,6 +54,7 @@ LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
+BY_ELEMENT = 3  # times the work of rows whose pairs are loaded element by element: 38 instead of 13 instructions
 SPILLED = 32  # registers too few of a thread for which a program takes twice as long
 SECTOR = 32  # bytes that memory moves at least
 
@@ -410,7 +412,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     """Rows that are read and written once where a program holds them whole; else once for each loop, from L2 where
     those that are worked on at once fit into it."""
     assert kernel.rows is not None
-    rows, height, width = kernel.rows, p.tile[0], p.reduce_tile
+    rows, height, width = kernel.rows, math.prod(p.tile), p.reduce_tile
     reads: dict[int, float] = {}
     for load in kernel.loads:
         spans = min(_spans(kernel, load), load.buffer.size) * load.buffer.dtype.itemsize
@@ -418,7 +420,8 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
     programs = -(-rows.count // height)
     threads, elements = 32 * p.num_warps, height * width
-    wanted = row_registers(kernel, max(1.0, elements / threads))
+    apart = len(p.axes) > 1
+    wanted = row_registers(kernel, max(1.0, elements / threads), apart=apart)
     registers = int(min(255, p.maxnreg or wanted))
     together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
     slots = target.cores * together
@@ -430,13 +433,28 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     steps = -(-rows.width // width)
     turns = programs / slots
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
-    chain_s = waves * (f.opening_s + f.cold_s + loops * steps * f.flight_s)
+    late = not (apart or p.read_early or looped) and reads_beside_rows(kernel)
+    chain_s = waves * (f.opening_s + f.cold_s + (loops * steps + late) * f.flight_s)
     work = sum(8 if n.op in SPECIAL else 1 for n in UOp.sink(*(s.value for s in kernel.stored)).toposort())
     padded = programs * height * steps * width
     compute_s = padded * work * loops / (f.plain_ops * min(programs, target.cores)) / 2
+    if rows.sides and not apart:
+        compute_s *= BY_ELEMENT
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
-    stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
-    return _either(stream_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+    moved += padded * _table_bytes(kernel) / (p.tile[0] if apart else 1)
+    moved_s = moved / (f.l2_bytes * min(programs, target.cores))
+    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+
+
+def _table_bytes(kernel: TileKernel) -> float:
+    """Bytes of tables, for each element of a row, that rows may share."""
+    assert kernel.rows is not None
+    rows, found = kernel.rows, dict[int, float]()
+    for shared, own in rows.apart:
+        for load in kernel.loads:
+            if set(own) & set(load.address.ranges) and not set(shared) & set(load.address.ranges):
+                found[load.buffer.slot] = load.buffer.size * load.buffer.dtype.itemsize / math.prod(map(extent, own))
+    return sum(found.values()) / rows.width
 
 
 # ---- attention

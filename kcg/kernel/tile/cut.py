@@ -26,13 +26,13 @@ def parts_of(stored: Stored, results: Collection[int], buffers: Buffers) -> list
     used, wrong = _used(stored, results, buffers), list[int]()
     if len(used) == 1:
         return [(used.pop(), stored)]
-    for axis, bounds in _bounds(stored).items():
-        slots = [_used(part, results, buffers) for part in _between(stored, axis, bounds, buffers)]
+    for axis, bounds in bounds_of(stored).items():
+        slots = [_used(part, results, buffers) for part in between(stored, axis, bounds, buffers)]
         if all(len(one) == 1 for one in slots):
             ends = [
                 bound for bound, (one, other) in zip(bounds, itertools.pairwise(slots), strict=True) if one != other
             ]
-            parts = _between(stored, axis, ends, buffers)
+            parts = between(stored, axis, ends, buffers)
             return [(_used(part, results, buffers).pop(), part) for part in parts]
         wrong += [len(one) for one in slots if len(one) != 1 and min(map(len, slots)) < len(used)]
     if wrong:
@@ -46,7 +46,7 @@ def _used(stored: Stored, results: Collection[int], buffers: Buffers) -> set[int
     return {buffers[buffer_of(node)].slot for node in loads} & set(results)
 
 
-def _bounds(stored: Stored) -> dict[UOp, list[int]]:
+def bounds_of(stored: Stored) -> dict[UOp, list[int]]:
     """Of ranges the elements from which on a comparison of it, or of a quotient of it, with a constant is another."""
     found: dict[UOp, set[int]] = {}
     for node in stored.value.toposort():
@@ -61,7 +61,7 @@ def _bounds(stored: Stored) -> dict[UOp, list[int]]:
     return {axis: sorted(bounds) for axis, bounds in found.items() if bounds}
 
 
-def _between(stored: Stored, axis: UOp, bounds: Sequence[int], buffers: Buffers) -> list[Stored]:
+def between(stored: Stored, axis: UOp, bounds: Sequence[int], buffers: Buffers) -> list[Stored]:
     """A store in parts, each over a range of its own in the place of one that has bounds; over none where that is of
     one element."""
     found = []

@@ -19,7 +19,7 @@ from typing import Any
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.online import is_running
-from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION
+from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -177,6 +177,7 @@ class Frame:
     late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
     pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
     layout: str = ""  # how its blocks lie with the threads, where the program says so (Gluon)
+    spread: frozenset[int] = frozenset()  # axes along which loads are written out, though they are the same for all
 
     @property
     def writer(self) -> Writer:
@@ -643,11 +644,25 @@ class Frame:
         while frame is not None:
             flattened = {**frame.flattened, **flattened}
             frame = frame.outer
-        axis = nearest_axis(access, {n: flattened[n] for n in sorted(place.axes & flattened.keys())})
+        axes = {n: flattened[n] for n in sorted(place.axes & flattened.keys())}
+        axis = nearest_axis(access, axes)
+        if axis is None and self.writer.form == ROWS and place.axes == frozenset({0, 1, 2}):
+            return self._hinted_order(access, place, axes[2])
         if axis is None:
             return place.text
         ones, pairs = ["1"] * self.rank, ["2" if number == axis else "1" for number in range(self.rank)]
         return f"tl.max_contiguous(tl.multiple_of({place.text}, [{', '.join(ones)}]), [{', '.join(pairs)}])"
+
+    def _hinted_order(self, access: Access, place: Block, along: Flattened) -> str:
+        """An address of rows that share tables, with the hint that neighbouring threads go along the second axis after
+        they went along the last one: of equal axes Triton 3.6 takes the first. Then a thread holds elements of several
+        rows that share what it holds of a table."""
+        steps = affine(access.address)
+        if steps is None or runs_of(along.ranges, steps) != [(0, len(along.ranges) - 1)] or self.sizes[1] < 2:
+            return place.text
+        return (
+            f"tl.max_contiguous({place.text}, [1, 2, {self.sizes[2]}])" if steps[along.ranges[-1]] == 1 else place.text
+        )
 
     def _load(self, node: UOp) -> Block:
         access = self.writer.accesses[node]
@@ -664,6 +679,10 @@ class Frame:
             mask = f", mask={self.all_of(conditions)}, other={zero}" if conditions else ""
             return self.new(f"tl.load({first} + {window.place.text}{mask}{how})", type_, axes)
         pointer, of_pointer, conditions, axes = self.access(access)
+        if of_pointer and (more := self.spread - of_pointer):
+            of_pointer |= more
+            axes |= more
+            pointer = f"{pointer} + tl.zeros({self.shape(of_pointer)}, tl.int32)"
         if not conditions:
             return self.new(f"tl.load({pointer}{how})", type_, axes)
         if axes != of_pointer:  # a mask may not extend a pointer: the pointer must have its shape

@@ -29,7 +29,6 @@ from kcg.kernel.tile.ir import (
     BufferSlot,
     Contraction,
     Held,
-    Rows,
     Stored,
     TileKernel,
     access_of,
@@ -46,7 +45,7 @@ from kcg.kernel.tile.ir import (
     with_reductions_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.rows import in_rows, with_rows
 from kcg.kernel.tile.stream import stream_of
 from kcg.types import Region
 
@@ -130,7 +129,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
         elif not holding:
             kernel = replace(kernel, stream=stream_of(kernel))
         elif kernel.reductions:
-            kernel = _with_rows(wanted, kernel, buffers)
+            kernel = with_rows(wanted, kernel, buffers)
         elif kernel.also:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
@@ -303,7 +302,7 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
     if first.gates:
         raise TileRefusal("intermediate that is stored in part")
     width = _columns_of(product)
-    also = [_in_rows(stored, width, _used(stored, first, buffers), buffers) for stored in also]
+    also = [in_rows(stored, width, _used(stored, first, buffers), buffers) for stored in also]
     held = tuple(_held(stored, first, width, buffers) for stored in also)
     branches = branches_of(also, held, buffers)
     nodes = UOp.sink(first.value, *first.store.node.src[1:], *(n for b in branches for n in b.loads)).toposort()
@@ -543,74 +542,3 @@ def _over_ranges_of_first(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) 
         gates = tuple(gate.substitute(at) for gate in stored.gates)
         found.append(Stored(store, moved(stored.value, at), gates, first.outputs))
     return found
-
-
-# ---- rows
-
-
-def _with_rows(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """The kernel with its rows; ranges in which several rows end are taken apart where nothing else helps."""
-    try:
-        return replace(kernel, rows=rows_of(kernel))
-    except TileRefusal:
-        width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
-        kernel = kernel_of([_in_rows(s, width, s.store.address, buffers) for s in wanted], buffers)
-        return replace(kernel, rows=rows_of(kernel))
-
-
-def _in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
-    """A store with a range in whose course rows of so many elements end, as over the rows and what is along them: by an
-    address of one of its elements."""
-    steps = affine(address) or {}
-    for axis in stored.outputs:
-        step = steps.get(axis, 0)
-        if step and step < width < step * extent(axis) and not width % step and not extent(axis) % (width // step):
-            inner = width // step
-            row, along = (
-                UOp(Ops.RANGE, axis.dtype, (axis.src[0].const_like(size),), (axis.arg[0], place, AxisType.LOOP))
-                for place, size in enumerate((extent(axis) // inner, inner))
-            )
-            at = {axis: row * inner + along}
-            node = moved(stored.store.node, at)
-            outputs = [new for old in stored.outputs for new in ((row, along) if old is axis else (old,))]
-            gates = tuple(gate.substitute(at).simplify() for gate in stored.gates)
-            return Stored(access_of(node, buffers), moved(stored.value, at), gates, tuple(outputs))
-    return stored
-
-
-def rows_of(kernel: TileKernel) -> Rows:
-    """How the values share rows: each reduction is of a row or of less, and each store of a value per row or of each
-    element.
-
-    Raises TileRefusal where they do not.
-    """
-    width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
-    if depth_of(kernel.reductions) > 1:
-        raise TileRefusal("rows", "reductions inside reductions")
-    if any(is_symbolic(axis) for s in kernel.stored for axis in s.outputs):
-        raise TileRefusal("rows", "their number is known only when the program runs")
-    if any(is_symbolic(axis) for r in kernel.reductions for axis in r.src[1:]):
-        raise TileRefusal("rows", "their length is known only when the program runs")
-    numbers, counts = [], set()
-    for stored in kernel.stored:
-        inside = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
-        over = {axis for node in inside for axis in node.ranges}
-        row = tuple(axis for axis in stored.outputs if axis in over)
-        along = tuple(axis for axis in stored.outputs if axis not in over)
-        if math.prod(map(extent, along)) != width:
-            row, along = (stored.outputs, ()) if math.prod(map(extent, along)) == 1 else _first_rows(stored, width)
-        if over & set(along):
-            raise TileRefusal("rows", "a reduction is not of the whole row that it is used in")
-        numbers.append((row, along))
-        counts.add(math.prod(map(extent, row)))
-    if len(counts) != 1:
-        raise TileRefusal("rows", "stores of different numbers of rows")
-    return Rows(counts.pop(), width, tuple(numbers))
-
-
-def _first_rows(stored: Stored, width: int) -> tuple[tuple[UOp, ...], tuple[UOp, ...]]:
-    """The last ranges that come to a row, of a value that does not say by itself which these are."""
-    for place in range(len(stored.outputs)):
-        if math.prod(map(extent, stored.outputs[place:])) == width:
-            return stored.outputs[:place], stored.outputs[place:]
-    raise TileRefusal("rows", "what is stored is neither a value nor a tile per row")

@@ -24,7 +24,8 @@ from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
+from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -60,10 +61,8 @@ from kcg.types import Region, Target
 ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
 TAIL_ROWS = 16  # of a tile, that one program of it adds
-VECTOR_BYTES = 16  # that a thread loads at once
 _END_OF_TILE = 'tl.inline_asm_elementwise("", "=r,0", [{}], dtype=tl.int32, is_pure=False, pack=1)'
 """No instruction: Triton 3.6 takes what a branch at the end of a flattened loop reads for the loop's results."""
-MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
@@ -157,8 +156,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
         raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
-    if parameters.read_early and (parameters.form != CONTRACTION or parameters.split > 1 or parameters.tail > 1):
-        raise TileRefusal("read_early", "programs finish a contraction's tiles themselves")
+    if parameters.read_early and (
+        parameters.form not in (CONTRACTION, ROWS) or parameters.split > 1 or parameters.tail > 1
+    ):
+        raise TileRefusal("read_early", "programs finish a contraction's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
         raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
 
@@ -278,38 +279,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
 def _write_held_rows(
     kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    """Several kernels over the same rows: each program has some rows, and of these all in one block, or goes through
-    them in a loop for each reduction and in one more for what is stored of each element."""
-    assert kernel.rows is not None
-    rows, (height,), width = kernel.rows, parameters.tile, parameters.reduce_tile
-    if parameters.axes != row_axes(kernel):
-        raise TileRefusal("axes", "the tile's only axis has the ranges that number the rows")
-    if height * width > MAX_BLOCK:
-        raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
-    root = open_frame(kernel, writer, (height, width))
-    root.reduce = reducer(kernel, first_axis=1, lanes=max(1, 32 * parameters.num_warps // height))
-    number = root.lines.name("tl.program_id(0)", "program")
-    grid = -(-rows.count // height)
-    for row, _ in rows.numbers:
-        axis = Axis(row, height)
-        bind_axis(root, axis, 0, start_of(root, number if grid > 1 else "0", axis))
-    in_loop, body, counter = list[tuple[Stored, Frame]](), Lines(writer, root.lines), writer.fresh("k")
-    for stored, (_, along) in zip(kernel.stored, rows.numbers, strict=True):
-        if not along:
-            store_tile(root, stored)
-        elif rows.width <= width:
-            inside = root.inner(root.lines)
-            bind_axis(inside, Axis(along, width), 1, "0")
-            store_tile(inside, stored)
-        else:
-            inside = root.inner(body)
-            bind_axis(inside, Axis(along, width), 1, counter)
-            in_loop.append((stored, inside))
-    for stored, inside in in_loop:
-        store_tile(inside, stored)
-    if in_loop:
-        root.lines.extend(f"for {counter} in range(0, {rows.width}, {width}):", body)
-    return root.lines, grid
+    return write_held_rows(kernel, parameters, writer)
 
 
 def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
@@ -320,13 +290,6 @@ def _write_specialized(
     kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
     return write_specialized(kernel, parameters, writer)
-
-
-def row_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
-    """The only axis of a tile of rows: the ranges that number them in what the kernel stores first."""
-    assert kernel.rows is not None
-    row, _ = kernel.rows.numbers[0]
-    return (tuple(kernel.outputs.index(axis) for axis in row),)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:

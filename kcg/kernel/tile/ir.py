@@ -123,11 +123,21 @@ class Stored:
 
 @dataclass(frozen=True)
 class Rows:
-    """How several kernels share rows: of each store the ranges that number the rows, and those along a row."""
+    """How several kernels share rows: of each store the ranges that number the rows, and those along a row.
+
+    `apart` is there where rows read the same of a table, as heads of one token do of a rotation's: of each store the
+    ranges that number these rows, and those by which they read something else, each of as many elements in all stores.
+    Where values change from one bound of the second kind on, as of two streams that are joined, `sides` are the kernels
+    between bounds.
+    """
 
     count: int  # rows
     width: int  # elements of a row, as many as each reduction is of
     numbers: tuple[tuple[tuple[UOp, ...], tuple[UOp, ...]], ...]  # by store; of a value per row nothing along it
+    pairs: tuple[Pairs | None, ...] = ()  # by store
+    loads: tuple[Access, ...] = ()  # that `pairs` have
+    apart: tuple[tuple[tuple[UOp, ...], tuple[UOp, ...]], ...] = ()  # by store
+    sides: tuple[TileKernel, ...] = ()
 
 
 SAME, EVEN, ODD, SWAPPED = "same", "even", "odd", "swapped"

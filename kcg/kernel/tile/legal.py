@@ -38,6 +38,8 @@ from kcg.kernel.tile.prior import (
     parameters_of,
     power_of_two,
     reads_beside,
+    reads_beside_rows,
+    rows_of_threads,
     shared_bytes,
     shared_taken,
     stream_bytes,
@@ -195,6 +197,10 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             if parameters.form == REDUCTION and copied_bytes(kernel, parameters):
                 return ROW_STAGES
             return STAGES if parameters.form in (CONTRACTION, STREAM) else (1,)
+        case "read_early" if parameters.form == ROWS:
+            assert kernel.rows is not None
+            whole = kernel.rows.width <= parameters.reduce_tile and len(parameters.axes) == 1
+            return (False, True) if whole and reads_beside_rows(kernel) else (False,)
         case "read_early":
             alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
             return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
@@ -310,6 +316,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
+        if p.form == ROWS and len(p.axes) > 1:
+            own = power_of_two(math.prod(kernel.extents[n] for n in p.axes[1]))
+            if p.tile[1] < min(own, rows_of_threads(kernel, p.num_warps)):
+                return False
         if p.num_stages > 1 and (
             p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
         ):

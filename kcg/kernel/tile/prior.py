@@ -14,7 +14,8 @@ from dataclasses import replace
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.emit import keeps_tail
-from kcg.kernel.tile.generate import VECTOR_BYTES, can_describe, fits_held, flattens_branches, may_split, row_axes
+from kcg.kernel.tile.generate import can_describe, fits_held, flattens_branches, may_split
+from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import (
@@ -67,6 +68,9 @@ HELD_ROW = 32_768  # elements of a row that a program holds while several kernel
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
 HELD_LOOP = 16_384  # of a longer one in each step
 WARP_ROW = 1_024  # elements of a row that one warp holds
+WARP_BYTES = 32 * VECTOR_BYTES  # that a warp loads at once
+SHARING_ROWS = 4  # of a program, that share tables
+FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for each other
 
 
 def has_tma(target: Target) -> bool:
@@ -246,7 +250,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     """Which output ranges may be which axis of the tile, the prior's choice first."""
     numbers = tuple(range(len(kernel.outputs)))
     if form == ROWS:
-        return (row_axes(kernel),)
+        return tuple(axes for axes in (axes_apart(kernel), row_axes(kernel)) if axes)
     if form in ATTENTION:
         return (stream_axes(kernel),)
     if form == CONTRACTION:
@@ -385,9 +389,11 @@ def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
     that happens twice by so few programs at a time that all of their rows fit into L2."""
     assert kernel.rows is not None
     step, count = power_of_two(kernel.rows.width), kernel.rows.count
+    if axes == axes_apart(kernel) and step <= HELD_ROW:
+        return _rows_apart(kernel, target, axes)
     if step > HELD_ROW:
         step = ROWS_TILE if row_loops(kernel) == 1 else HELD_LOOP
-        return TileParameters(ROWS, axes, (1,), reduce_tile=step, num_warps=step // EACH, num_stages=1)
+        return TileParameters(ROWS, axes, (1,) * len(axes), reduce_tile=step, num_warps=step // EACH, num_stages=1)
     each = 2 * WARP_ROW if step <= WARP_ROW else ROWS_TILE
     height = max(1, min(each // step, power_of_two(count)))
     warps = 1 if step <= WARP_ROW else next(w for w in (4, 8, 16, 32) if height * step <= WARP_ROW * w)
@@ -397,7 +403,8 @@ def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
         height //= 2
     while warps < 4 and row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR:
         warps *= 2
-    return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+    early = reads_beside_rows(kernel) and -(-count // height) <= FEW_PROGRAMS * target.cores
+    return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1, read_early=early)
 
 
 def row_loops(kernel: TileKernel) -> int:
@@ -415,10 +422,46 @@ def row_loops(kernel: TileKernel) -> int:
     return max(level.values(), default=0) + any(along for _, along in kernel.rows.numbers)
 
 
-def row_registers(kernel: TileKernel, elements: float) -> float:
-    """About how many registers a thread takes that has so many elements of rows: the more, the more of them are loaded
-    from other places. Of LayerNorm, softmax and rotations the compiler took 1.0 to 8.4 for each element."""
+def _rows_apart(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """Of the rows that read other tables as many as the threads hold at 16 bytes each, and a few that share a table."""
     assert kernel.rows is not None
+    step, (shared, own) = kernel.rows.width, (_count(kernel, numbers) for numbers in axes)
+    warps = max(4, step * itemsize_of_rows(kernel) // WARP_BYTES)
+    while warps > 1 and (
+        rows_of_threads(kernel, warps) > own or kernel.rows.count < rows_of_threads(kernel, warps) * target.cores * 4
+    ):
+        warps //= 2
+    height = min(rows_of_threads(kernel, warps), power_of_two(own))
+    together = min(SHARING_ROWS, power_of_two(shared))
+    while together > 1 and (
+        shared % together
+        or kernel.rows.count < height * together * target.cores * 4
+        or row_registers(kernel, together * height * step / (32 * warps), apart=True) > MOST_OF_PRIOR
+    ):
+        together //= 2
+    return TileParameters(ROWS, axes, (together, height), reduce_tile=step, num_warps=warps, num_stages=1)
+
+
+def rows_of_threads(kernel: TileKernel, warps: int) -> int:
+    """Rows that so many warps hold with 16 bytes of a thread. Of fewer, tables lie with the threads otherwise than rows
+    do."""
+    assert kernel.rows is not None
+    return max(1, warps * WARP_BYTES // (itemsize_of_rows(kernel) * power_of_two(kernel.rows.width)))
+
+
+def reads_beside_rows(kernel: TileKernel) -> bool:
+    """Whether something is read for each element that no reduction is of."""
+    inside = {node for reduction in kernel.reductions for node in reduction.backward_slice}
+    return any(load.node not in inside and load.address.ranges for load in kernel.loads)
+
+
+def row_registers(kernel: TileKernel, elements: float, *, apart: bool = False) -> float:
+    """About how many registers a thread takes that has so many elements of rows: the more, the more of them are loaded
+    from other places. Of LayerNorm, softmax and rotations the compiler took 1.0 to 8.4 for each element. Of rows that
+    share tables on an axis of their own it took 40 to 52 of 8 elements, 72 to 80 of 32 and 147 of 64."""
+    assert kernel.rows is not None
+    if apart:
+        return 32 + 0.9 * len(kernel.stored) * elements
     rows = {axis for row, _ in kernel.rows.numbers for axis in row}
     places = set()
     for load in kernel.loads:

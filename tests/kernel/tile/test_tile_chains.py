@@ -13,7 +13,8 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.generate import generate_kernel, row_axes
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.held_rows import axes_apart, row_axes
 from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
@@ -218,7 +219,8 @@ def test_what_is_hard_is_right(tmp_path: Path) -> None:
 
 # ---- faults
 
-SOFTMAX, LOOP, HEADS, PROJECTION, SUM = "softmax", "softmax in a loop", "heads", "projection", "sum of two products"
+SOFTMAX, LOOP, HEADS, APART = "softmax", "softmax in a loop", "heads", "heads apart from tokens"
+PROJECTION, SUM = "projection", "sum of two products"
 
 
 def faultless() -> dict[str, tuple[Region, TileSource]]:
@@ -229,12 +231,14 @@ def faultless() -> dict[str, tuple[Region, TileSource]]:
         (SOFTMAX, (empty(7, 33).softmax(-1),), 64),
         (LOOP, (empty(7, 33).softmax(-1),), 16),
         (HEADS, (heads_and_rotation("float32"),), 16),
+        (APART, (heads_and_rotation("float32"),), 16),
         (PROJECTION, projection("float32"), 0),
         (SUM, split_sum("float32"), 0),
     ):
         region = region_of(*tensors)
         kernel = read_region(region)
-        p = TileParameters(ROWS, row_axes(kernel), (4,), reduce_tile=width) if width else product_of
+        axes, tile = (axes_apart(kernel), (2, 4)) if name == APART else (row_axes(kernel) if width else (), (4,))
+        p = TileParameters(ROWS, axes, tile, reduce_tile=width) if width else product_of
         found[name] = region, generate_kernel(kernel, TARGET, p, interpreted=True)
     return found
 
@@ -267,7 +271,16 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "the second loop is left out": (SUM, r"range\(0, 48, 16\)", "range(0, 0, 16)"),
     "an epilogue without its bias": (SUM, r"v36 = tl\.load\(p6 \+ i10\)", "v36 = 0.0"),
     "a residual of another place": (SUM, r"tl\.load\(p4 \+ v33", "tl.load(p4 + v33 // 2"),
-    "no reduction of a head's norm": (HEADS, r"tl\.sum\((\w+), 1, keep_dims=True\)", r"\1"),
+    "another reduction of a head's norm": (
+        HEADS,
+        r"tl\.sum\((\w+), 1, keep_dims=True\)",
+        r"tl.max(\1, 1, keep_dims=True)",
+    ),
+    "pairs of rows the other way": (HEADS, r"tl\.join\((v\d+), (v\d+)\)", r"tl.join(\2, \1)"),
+    "the same of each pair": (HEADS, r"(halves\d+)\[1\]", r"\1[0]"),
+    "other heads": (APART, r"(start\d+) = (v\d+) \* 2", r"\1 = \2 * 3"),
+    "no mask of the tokens": (APART, r"(tl\.store\(.*), mask=\w+\)", r"\1)"),
+    "tables of other tokens": (APART, r"= i9 \* 8", "= i9 * 4"),
 }
 """In which program which text becomes which other."""
 

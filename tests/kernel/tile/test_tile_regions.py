@@ -12,7 +12,8 @@ from tinygrad import Tensor
 
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.generate import generate, row_axes
+from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.held_rows import row_axes
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import shared_taken
