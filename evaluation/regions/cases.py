@@ -105,11 +105,15 @@ def tinygrad_layer(name: str, rows: int, width: int, dtype: str = "bfloat16") ->
     return x.float().sparse_categorical_crossentropy(labels, reduction="none")
 
 
+def _region_of(made: Any) -> Region:
+    """All kernels into which tinygrad cuts what is made, a tensor."""
+    (sequence,) = sequences_of_captured([(one, (((), 1),)) for one in sequences_of(made)])
+    return sequence.region(*range(len(sequence.calls)))
+
+
 def layer(name: str, rows: int, width: int, dtype: str = "bfloat16") -> tuple[Region, Function]:
     """A layer as tinygrad cuts it into kernels, and the same function in PyTorch."""
-    captured = sequences_of(tinygrad_layer(name, rows, width, dtype))
-    (sequence,) = sequences_of_captured([(one, (((), 1),)) for one in captured])
-    region = sequence.region(*range(len(sequence.calls)))
+    region = _region_of(tinygrad_layer(name, rows, width, dtype))
     read = [b for b in buffers_of_kernels(Chain(region).asts) if b.is_input]
     takes = sorted(read, key=lambda b: (b.size < rows * width, b.slot))  # what is normalised, then what it is scaled by
     views = [_plain(b.slot, rows, width) if b.size == rows * width else _plain(b.slot, b.size) for b in takes]
@@ -430,9 +434,7 @@ def causally_attended(heads: int, tokens: int, width: int, dtype: str = "bfloat1
     from tinygrad import Tensor
 
     query, key, value = (Tensor.empty(heads, tokens, width, dtype=getattr(dtypes, dtype)) for _ in range(3))
-    captured = sequences_of(query.scaled_dot_product_attention(key, value, is_causal=True))
-    (sequence,) = sequences_of_captured([(one, (((), 1),)) for one in captured])
-    return sequence.region(*range(len(sequence.calls)))
+    return _region_of(query.scaled_dot_product_attention(key, value, is_causal=True))
 
 
 def attention_case(group: str, name: str, region: Region, function: str, *, calls: int = 1) -> Case:

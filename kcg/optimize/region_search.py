@@ -11,7 +11,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
-from kcg.search.problem import best
+from kcg.search.problem import Observation, best
 from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, Status, TriedPlan, Workload
 
 if TYPE_CHECKING:
@@ -147,10 +147,18 @@ def _measure_starts(kernels: Sequence[RegionWork], device: Device, *, until: flo
     """Measure where each kernel's tile programs begin, `until` then: a search that has regions to think of comes to
     small kernels last, and their start is most of what they gain."""
     sent = [(work, device.measure(work, [work.tiles.start()])[0]) for work in kernels if work.tiles is not None]
+    _kept(sent, until=until)
+
+
+def _kept(
+    sent: Sequence[tuple[RegionWork, Future[Observation]]], *, until: float | None
+) -> list[tuple[RegionWork, Observation]]:
+    """What came back until then; the regions keep it."""
     done, _ = wait([future for _, future in sent], timeout=_left_s(until))
-    for work, future in sent:
-        if future in done:
-            work.keep(future.result())
+    found = [(work, future.result()) for work, future in sent if future in done]
+    for work, seen in found:
+        work.keep(seen)
+    return found
 
 
 def _with_best_parts(
@@ -158,18 +166,12 @@ def _with_best_parts(
 ) -> list[RegionWork]:
     """Those of some regions that ran as the best known schedules of their kernels, `until` then: what a program of the
     region is compared with."""
-    known, ran = best_schedules(kernels), []
-    alone_s = _alone_s(kernels)
+    known, alone_s = best_schedules(kernels), _alone_s(kernels)
     sent = [
-        (work, device.measure(work, [best_parts(work.call.region, known)], known_s=_sum_s(work, alone_s)))
+        (work, device.measure(work, [best_parts(work.call.region, known)], known_s=_sum_s(work, alone_s))[0])
         for work in works
     ]
-    done, _ = wait([future for _, futures in sent for future in futures], timeout=_left_s(until))
-    for work, (future,) in sent:
-        if future in done:
-            work.keep(seen := future.result())
-            ran += [work] if seen.status == Status.OK else []
-    return ran
+    return [work for work, seen in _kept(sent, until=until) if seen.status == Status.OK]
 
 
 def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:

@@ -142,7 +142,6 @@ class Writer:
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
-        self.gluon = False  # whether the program is written in Gluon
         self._count = 0
 
     def fresh(self, hint: str) -> str:

@@ -179,32 +179,41 @@ class Halves:
         if self.count > 1:
             parts = part.lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
             result = replace(result, text=f"{parts}[{place}]")
-        self._bind(half, self.pairs.result, result)
-        type_ = TYPES[self.branch.stored.store.buffer.dtype]
-        texts = [_whole(half, half.narrow(value, type_)) for value in values]
-        joined = part.lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
-        store_value(part, self.branch.stored, Block(joined, type_, BOTH))
+        bind_split(half, self.pairs.result, result)
+        store_joined(part, half, self.branch.stored, values)
 
     @property
     def _reductions(self) -> list[UOp]:
         return [node for node in UOp.sink(*self.pairs.values).toposort() if node.op is Ops.REDUCE]
 
-    def _bind(self, half: Frame, nodes: Iterable[tuple[UOp, int]], whole: Block) -> None:
-        """Binds each of some loads to the even or the odd columns of a block."""
-        rows = half.sizes[0] if 0 in whole.axes else 1
-        both = half.lines.name(f"{whole.text}.reshape({rows}, {half.sizes[1]}, 2).split()", "halves")
-        for node, odd in nodes:
-            half.bound[node] = half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
-
     def _bind_late(self, part: Frame, half: Frame, whole: UOp, both: tuple[UOp, UOp]) -> None:
         """Has a load written and split where the first of its halves is used."""
         nodes = [(node, odd) for odd, node in enumerate(both)]
-        half.late |= dict.fromkeys(both, lambda: self._bind(half, nodes, part.value(whole)))
+        half.late |= dict.fromkeys(both, lambda: bind_split(half, nodes, part.value(whole)))
+
+
+def bind_split(half: Frame, nodes: Iterable[tuple[UOp, int]], whole: Block) -> None:
+    """Binds each of some loads to the even or the odd columns of a block, in the frame of half of its columns."""
+    *rows, width = half.sizes
+    sizes = [str(size if axis in whole.axes else 1) for axis, size in enumerate(rows)]
+    both = half.lines.name(f"{whole.text}.reshape({', '.join(sizes)}, {width}, 2).split()", "halves")
+    for node, odd in nodes:
+        half.bound[node] = half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
+
+
+def store_joined(part: Frame, half: Frame, stored: Stored, values: Sequence[UOp]) -> None:
+    """Stores what is computed of the even and of the odd columns apart."""
+    type_ = TYPES[stored.store.buffer.dtype]
+    texts = [_whole(half, half.narrow(value, type_)) for value in values]
+    shape = ", ".join(map(str, part.sizes))
+    joined = part.lines.name(f"tl.join({', '.join(texts)}).reshape({shape})", "joined")
+    store_value(part, stored, Block(joined, type_, frozenset(range(part.rank))))
 
 
 def _whole(frame: Frame, value: Block) -> str:
-    """A value as a block that extends along both axes."""
-    return value.text if value.axes == BOTH else f"tl.broadcast_to({frame.atom(value)}, {frame.shape(BOTH)})"
+    """A value as a block that extends along all axes."""
+    every = frozenset(range(frame.rank))
+    return value.text if value.axes == every else f"tl.broadcast_to({frame.atom(value)}, {frame.shape(every)})"
 
 
 def _reduce(node: UOp, frame: Frame, outer: Frame, parts: dict[UOp, int]) -> None:

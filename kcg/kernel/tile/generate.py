@@ -110,7 +110,7 @@ def generate_kernel(
         itemsize = 8 if "64" in _workspace_type(kernel) else 4
         workspace_bytes = parameters.split * len(kernel.reductions) * math.prod(kernel.extents) * itemsize
     functions = "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
-    if writer.gluon:
+    if parameters.form == SPECIALIZED:
         text = HEADER + _in_gluon(functions)
     else:
         text = "import triton\nimport triton.language as tl\n" + functions

@@ -11,8 +11,8 @@ import functools
 import math
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.epilogue import store_tile, store_value
+from kcg.kernel.tile.emit import Frame, Lines, Writer
+from kcg.kernel.tile.epilogue import bind_split, store_joined, store_tile
 from kcg.kernel.tile.ir import Pairs, Stored, TileKernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
@@ -154,23 +154,10 @@ class _Store:
         if self.pairs is None or self.half is None:
             store_tile(self.inside, self.stored)
             return
-        half, every = self.half, frozenset(range(self.inside.rank))
-        type_ = TYPES[self.stored.store.buffer.dtype]
-        texts = []
-        for value in self.pairs.values:
-            block = half.narrow(value, type_)
-            texts.append(
-                block.text if block.axes == every else f"tl.broadcast_to({half.atom(block)}, {half.shape(every)})"
-            )
-        shape = ", ".join(map(str, self.inside.sizes))
-        joined = self.inside.lines.name(f"tl.join({', '.join(texts)}).reshape({shape})", "joined")
-        store_value(self.inside, self.stored, Block(joined, type_, every))
+        store_joined(self.inside, self.half, self.stored, self.pairs.values)
 
     def _split(self, whole: UOp, both: tuple[UOp, UOp]) -> None:
         """Binds the even and the odd elements of a load."""
         assert self.half is not None
-        block, half = self.inside.value(whole), self.half
-        rows = [str(size if axis in block.axes else 1) for axis, size in enumerate(half.sizes[:-1])]
-        text = half.lines.name(f"{block.text}.reshape({', '.join(rows)}, {half.sizes[-1]}, 2).split()", "halves")
-        for odd, node in enumerate(both):
-            half.bound[node] = Block(f"{text}[{odd}]", compute_type(node), block.axes)
+        nodes = [(node, odd) for odd, node in enumerate(both)]
+        bind_split(self.half, nodes, self.inside.value(whole))

@@ -78,7 +78,6 @@ class _Specialized(StreamWriting):
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
-        writer.gluon = True
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
