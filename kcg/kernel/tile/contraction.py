@@ -18,7 +18,16 @@ from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import Part, is_zero_outside
-from kcg.kernel.tile.tiles import Axis, axes_of, bind_axis, rest_of, split_number, total_of
+from kcg.kernel.tile.tiles import (
+    Axis,
+    axes_of,
+    bind_axis,
+    is_power_of_two,
+    launched_with,
+    rest_of,
+    split_number,
+    total_of,
+)
 
 MIN_TILE = 16  # of tl.dot, along each of its axes
 MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
@@ -306,3 +315,19 @@ def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tu
         height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
     row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
     return row, frame.lines.name(f"{inside} // {height}", "column")
+
+
+def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
+    block, and each block belongs to the same stores as a whole."""
+    if kernel.others:
+        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
+    if not kernel.held:
+        return True
+    assert kernel.contraction is not None
+    columns, parts = parameters.tile[1], parameters.epilogue_parts
+    width = columns // parts
+    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
+    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
+    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
+    return in_order and is_power_of_two(columns) and whole and total % columns == 0

@@ -142,10 +142,13 @@ class Halves:
     def __init__(self, block: Opened, branch: Branch, pairs: Pairs, count: int) -> None:
         self.block, self.branch, self.pairs, self.count = block, branch, pairs, count
         frame = block.frame
-        self.tables = [of for of in pairs.tables if not frame.layout or not set(block.held.rows).isdisjoint(of[0].ranges)]
-        accesses = frame.writer.accesses
+        rows, accesses = set(block.held.rows), frame.writer.accesses
+        self.tables = [of for of in pairs.tables if not frame.layout or not rows.isdisjoint(of[0].ranges)]
         for whole, both in pairs.tables:
-            if (whole, both) not in self.tables:  # the same for all rows: of such a block Gluon's halves lie differently
+            if (
+                whole,
+                both,
+            ) not in self.tables:  # the same for all rows: Gluon's halves of such a block lie differently
                 accesses |= {node: replace(accesses[whole], node=node, address=node.src[1]) for node in both}
         height, width = frame.sizes[0], frame.sizes[1] // count
         chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}

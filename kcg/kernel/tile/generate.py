@@ -15,6 +15,7 @@ from kcg.kernel.tile.contraction import (
     Turns,
     counts_of,
     describe_operand,
+    fits_held,
     in_the_sum,
     pieces_of,
     raster,
@@ -167,22 +168,6 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("read_early", "programs finish a contraction's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
         raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
-
-
-def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
-    block, and each block belongs to the same stores as a whole."""
-    if kernel.others:
-        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
-    if not kernel.held:
-        return True
-    assert kernel.contraction is not None
-    columns, parts = parameters.tile[1], parameters.epilogue_parts
-    width = columns // parts
-    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
-    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
-    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
-    return in_order and is_power_of_two(columns) and whole and total % columns == 0
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:

@@ -22,6 +22,7 @@ from kcg.kernel.tile.contraction import (
     Sums,
     Turns,
     counts_of,
+    fits_held,
     in_the_sum,
     pieces_of,
     raster,
@@ -48,11 +49,22 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.tiles import Axis, axes_of, launched_with, open_frame, rest_of, split_number, start_of
+from kcg.kernel.tile.tiles import (
+    Axis,
+    axes_of,
+    is_power_of_two,
+    launched_with,
+    open_frame,
+    rest_of,
+    split_number,
+    start_of,
+)
 from kcg.types import Target
 
 REGISTERS = {2: 240, 3: 160}
 """Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""
+TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
+STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
 FULL, EMPTY = "full", "empty"
 
@@ -67,11 +79,25 @@ def write_pipelined(
 
 def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
     """Whether there is such a program of a contraction."""
-    try:
-        write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
-    except TileRefusal:
-        return False
-    return True
+    key = parameters.axes, parameters.tile, parameters.reduce_tile, parameters.epilogue_parts
+    if key not in kernel.pipelined:  # a search asks some thousand times for each
+        try:
+            write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
+            kernel.pipelined[key] = fits_held(kernel, parameters)
+        except TileRefusal:
+            kernel.pipelined[key] = False
+    return kernel.pipelined[key]
+
+
+def parts_of(tile: tuple[int, ...]) -> int:
+    """The parts in which a tile's columns are finished: a thread holds little more than the sums of all of them."""
+    return 2 if tile[1] > 2 * GROUP_ROWS and is_power_of_two(tile[1]) else 1
+
+
+def leaving_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Shared memory of the blocks that leave it."""
+    types = {one.store.buffer.dtype for one in kernel.written}
+    return len(types) * parameters.tile[0] * STORED_BYTES
 
 
 @dataclass(frozen=True)

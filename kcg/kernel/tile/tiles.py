@@ -65,8 +65,8 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
 
 
 def _sizes(parameters: TileParameters) -> tuple[int, ...]:
-    """The sizes that must be powers of two: of columns whose size is the sum of two, these two; groups of warps may have
-    three times as many rows."""
+    """The sizes that must be powers of two: of columns whose size is the sum of two, these two; three groups of warps
+    have three times as many rows."""
     if parameters.form not in CONTRACTIONS or len(parameters.tile) != 2:
         return parameters.tile
     rows, columns = parameters.tile
