@@ -7,14 +7,14 @@ where everything else that the kernel computes of the result is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent
+from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import Part, is_zero_outside
@@ -331,3 +331,8 @@ def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
     total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
     return in_order and is_power_of_two(columns) and whole and total % columns == 0
+
+
+def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
+    """What is read beside a contraction's sum for each element of the tile."""
+    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]

@@ -20,6 +20,7 @@ from kcg.kernel.tile.contraction import (
     pieces_of,
     raster,
     read_before,
+    read_for_each,
     stored_blocks,
     turned,
     write_contraction,
@@ -30,7 +31,7 @@ from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
-from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -517,11 +518,6 @@ def _described_or_none(
         return _described(contraction, kernel, axes, top, parameters)
     except TileRefusal:
         return None, ()
-
-
-def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
-    """What is read beside a contraction's sum for each element of the tile."""
-    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
 def _described(

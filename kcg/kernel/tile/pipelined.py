@@ -15,9 +15,11 @@ leaves them: a thread has both columns of a pair, four threads have a row.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops
+from kcg.compat.tiny import DType, Ops, UOp
 from kcg.kernel.tile.contraction import (
     Sums,
     Turns,
@@ -26,11 +28,12 @@ from kcg.kernel.tile.contraction import (
     in_the_sum,
     pieces_of,
     raster,
+    read_for_each,
     stored_blocks,
     turned,
 )
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
-from kcg.kernel.tile.emit import Block, Frame, Lines, Writer
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_branch, store_tile
 from kcg.kernel.tile.gluon import (
     COMPUTE,
@@ -66,6 +69,7 @@ REGISTERS = {2: 240, 3: 160}
 TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
 STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
+LEAVING = 2  # blocks of a group that are on their way to memory
 FULL, EMPTY = "full", "empty"
 
 
@@ -97,7 +101,13 @@ def parts_of(tile: tuple[int, ...]) -> int:
 def leaving_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
     """Shared memory of the blocks that leave it."""
     types = {one.store.buffer.dtype for one in kernel.written}
-    return len(types) * parameters.tile[0] * STORED_BYTES
+    return len(types) * LEAVING * parameters.tile[0] * stored_bytes(parameters.tile)
+
+
+def stored_bytes(tile: tuple[int, ...]) -> int:
+    """Bytes of a row of a block that is stored at once: so many that each part of a tile is an even number of blocks,
+    which have the two places in turn, and that three groups leave room for a fourth stage."""
+    return STORED_BYTES if tile[0] == 2 * GROUP_ROWS and tile[1] % (2 * STEP) == 0 else STORED_BYTES // 2
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class _Tiled:
     axes: tuple[Axis, Axis]
     contractions: tuple[Contraction, ...]
     products: tuple[_Product, ...]
+    beside: tuple[tuple[UOp, Boxes, str], ...]  # what is read for each element of the result and comes by the ring
     turns: Turns
 
 
@@ -134,6 +145,8 @@ class _Pipelined:
         self.main = open_frame(kernel, writer, ())
         self.in_memory: dict[str, str] = {}  # what makes a descriptor -> its name
         self.leaving: dict[str, str] = {}  # what allocates a buffer for results -> its name
+        self.sent: Counter[str] = Counter()  # blocks by way of each of these
+        self.stored_bytes = stored_bytes(parameters.tile)
         launched = launched_with(kernel, parameters)
         tiles = [math.prod(counts_of(*one)) for one in launched]
         self.programs = min(sum(tiles), target.cores)
@@ -177,7 +190,18 @@ class _Pipelined:
             raise TileRefusal("form", "specialised warps make one sum of rows by columns")
         contractions = tuple(turned(each, parameters) for each in (*kernel.before, contraction))
         products = tuple(self._product(each, (one, other)) for each in contractions)
-        return _Tiled(kernel, parameters, (one, other), contractions, products, turns)
+        beside = tuple(self._beside(kernel, (one, other), contraction.sides[0].dtype))
+        return _Tiled(kernel, parameters, (one, other), contractions, products, beside, turns)
+
+    def _beside(self, kernel: TileKernel, axes: tuple[Axis, Axis], dtype: DType) -> Iterator[tuple[UOp, Boxes, str]]:
+        """Loads beside the sums that fit where blocks of the rows lie: they come while the last products are made."""
+        if kernel.branches or axes[1].size % self.step:
+            return
+        for access in read_for_each(kernel, axes):
+            sizes = (replace(axes[0], size=GROUP_ROWS), replace(axes[1], size=self.step))
+            boxes = boxes_of(access, sizes, self.main) if access.buffer.dtype is dtype else None
+            if boxes is not None and not boxes.leading and not boxes.transposed:
+                yield access.node, boxes, self._descriptor(boxes, dtype)
 
     def _product(self, contraction: Contraction, axes: tuple[Axis, Axis]) -> _Product:
         reduced = Axis(tuple(contraction.reduce.src[1:]), self.step)
@@ -194,11 +218,11 @@ class _Pipelined:
         if not others and not factor.gate and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype:
             boxes = boxes_of(self.writer.accesses[factor.node], axes, self.main)
             if boxes is not None and not boxes.leading and side.dtype.itemsize == 2:
-                return boxes, self._descriptor(boxes, side)
+                return boxes, self._descriptor(boxes, side.dtype)
         raise TileRefusal("form", "specialised warps take operands of 16 bits that TMA loads")
 
-    def _descriptor(self, boxes: Boxes, side: Operand) -> str:
-        text = descriptor(boxes, boxes.buffer, side.dtype)
+    def _descriptor(self, boxes: Boxes, dtype: DType) -> str:
+        text = descriptor(boxes, boxes.buffer, dtype)
         return self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
 
     def _shape(self, boxes: Boxes) -> tuple[int, int]:
@@ -246,8 +270,20 @@ class _Pipelined:
                     body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
                 self._advance(body)
                 frame.lines.extend(f"for {counter} in range({product.steps}):", body)
+            for place in range(one.parameters.tile[1] // self.step):
+                for _, _, memory in one.beside:
+                    self._load_beside(frame.lines, memory, row, f"{column} + {place * self.step}")
             lines.extend(header, frame.lines)
         return lines
+
+    def _load_beside(self, lines: Lines, memory: str, row: str, column: str) -> None:
+        """Some columns of what is read beside the sums, of each group's rows."""
+        lines.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
+        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.groups * GROUP_ROWS * self.step})")
+        for group in range(self.groups):
+            block = f"rows.index(slot * {self.groups} + {group})"
+            lines.add(fetched(memory, (f"{row} + {group * GROUP_ROWS}", column), f"{FULL}.index(slot)", block))
+        self._advance(lines)
 
     def _computing(self) -> Lines:
         lines = Lines(self.writer)
@@ -306,10 +342,33 @@ class _Pipelined:
         )
         for block in blocks:
             block.frame.bound |= in_the_sum(one.kernel)
+            self._read_beside(block.frame, one)
             for plain in one.kernel.plain:
                 store_tile(block.frame, plain)
             for branch in one.kernel.branches:
                 store_branch([block], one.kernel, branch)
+
+    def _read_beside(self, frame: Frame, one: _Tiled) -> None:
+        """Binds what is read for each element of a block, which the ring brings in parts of its columns."""
+        lines, columns = frame.lines, frame.sizes[1]
+        parts: dict[UOp, list[str]] = {node: [] for node, _, _ in one.beside}
+        for _ in range(columns // self.step):
+            for node, _, _ in one.beside:
+                lines.add(f"mbarrier.wait({FULL}.index(slot), phase)")
+                layout, held = sums_layout(self.writer, self.step), self.writer.fresh("read")
+                lines.add(f"{held} = rows.index(slot * {self.groups} + group).load({layout})")
+                lines.add(f"mbarrier.arrive({EMPTY}.index(slot), count=1)")
+                self._advance(lines)
+                parts[node].append(held)
+        for node, texts in parts.items():
+            while len(texts) > 1:
+                texts = [self._side_by_side(frame, *pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+            frame.bound[node] = frame.cast(Block(texts[0], TYPES[node.dtype], BOTH), compute_type(node))
+
+    def _side_by_side(self, frame: Frame, one: str, other: str) -> str:
+        """Two blocks as one of twice the columns."""
+        joined = f"gl.join({one}, {other}).permute(0, 2, 1).reshape({GROUP_ROWS}, {2 * self.step})"
+        return frame.lines.name(f"gl.convert_layout({joined}, {sums_layout(self.writer, 2 * self.step)})")
 
     # ---- stores
 
@@ -318,7 +377,7 @@ class _Pipelined:
         dtype, columns = stored.store.buffer.dtype, frame.sizes[1]
         if value.axes != BOTH or stored.gates or set(frame.flattened) != {0, 1}:
             raise TileRefusal("form", "specialised warps store whole blocks")
-        width = min(columns, STORED_BYTES // dtype.itemsize)
+        width = min(columns, self.stored_bytes // dtype.itemsize)
         rows, along = (Axis(frame.flattened[axis].ranges, frame.sizes[axis]) for axis in (0, 1))
         boxes = boxes_of(stored.store, (rows, replace(along, size=width)), self.main)
         if boxes is None or boxes.transposed or any(step % boxes.wide for _, step in boxes.leading):
@@ -330,15 +389,18 @@ class _Pipelined:
         boxes = replace(boxes, totals=(str(total), boxes.totals[1]))
         row = " + ".join([frame.starts[0], *(f"{frame.value(r).text} * {step}" for r, step in apart)])
         buffer = self.leaving.setdefault(
-            allocated("{}", self.groups, (GROUP_ROWS, width), dtype), f"leaving{len(self.leaving)}"
+            allocated("{}", LEAVING * self.groups, (GROUP_ROWS, width), dtype), f"leaving{len(self.leaving)}"
         )
         texts = self._parts(frame, value.text, columns, width)
         for number, text in enumerate(texts):
-            frame.lines.add("tma.store_wait(0)")
-            frame.lines.add(f"{buffer}.index(group).store({text})")
+            place = self.sent[buffer] % LEAVING
+            self.sent[buffer] += 1
+            block = f"{buffer}.index(group * {LEAVING} + {place})"
+            frame.lines.add(f"tma.store_wait({LEAVING - 1})")
+            frame.lines.add(f"{block}.store({text})")
             frame.lines.add("fence_async_shared()")
             corner = f"[{row}, {frame.starts[1]} + {number * width}]"
-            self._send(frame, stored, boxes, corner, f"{buffer}.index(group)")
+            self._send(frame, stored, boxes, corner, block)
 
     def _parts(self, frame: Frame, text: str, columns: int, width: int) -> list[str]:
         """A block in parts of so many columns, as the tensor core's sums of so many lie."""
