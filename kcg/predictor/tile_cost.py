@@ -16,7 +16,7 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.parameters import PRECISIONS, TMA, TileParameters
+from kcg.kernel.tile.parameters import IN_GLUON, PRECISIONS, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.features import Array
@@ -145,6 +145,7 @@ def embedding(p: TileParameters) -> Array:
         p.precision != PRECISIONS[0],
         p.fast_math,
         p.read_early,
+        p.form in IN_GLUON,
     )
     return np.array([*(math.log2(x) for x in sizes), p.num_stages, math.log2(p.group) / 2, *flags], np.float32)
 

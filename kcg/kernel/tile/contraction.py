@@ -6,15 +6,28 @@ where everything else that the kernel computes of the result is written.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Contraction, Operand, TileKernel
+from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import Part, is_zero_outside
-from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
+from kcg.kernel.tile.tiles import (
+    Axis,
+    axes_of,
+    bind_axis,
+    is_power_of_two,
+    launched_with,
+    rest_of,
+    split_number,
+    total_of,
+)
 
 MIN_TILE = 16  # of tl.dot, along each of its axes
 MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
@@ -159,10 +172,15 @@ def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], p
 
 
 def stored_blocks(
-    contractions: tuple[Contraction, ...], root: Frame, lines: Lines, sums: Sums, parts: int
+    contractions: tuple[Contraction, ...],
+    root: Frame,
+    lines: Lines,
+    sums: Sums,
+    parts: int,
+    layout: Callable[[int], str] = lambda columns: "",
 ) -> list[Finished]:
     """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
-    stored in halves. `contractions` are those that the loop made."""
+    stored in halves. `contractions` are those that the loop made; `layout` is that of blocks of so many columns."""
     found, most = [], sums.pieces[0].size // parts
     for number, (piece, first) in enumerate(zip(sums.pieces, sums.columns, strict=True)):
         size = (sums.rows.size, piece.size)
@@ -170,12 +188,13 @@ def stored_blocks(
         for blocks in zip(*totals, strict=True):
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
-            frame = Frame(lines, (sums.rows.size, width), outer=root)
+            frame = Frame(lines, (sums.rows.size, width), outer=root, layout=layout(width))
             stored = Finished(frame, (sums.row, start), replace(piece, size=width))
             bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
             bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
             for one, (held, *_) in zip(contractions, blocks, strict=True):
-                block = Block(held, sums.type, frozenset({0, 1}))
+                text = lines.name(frame.laid(held)) if layout(width) and width < piece.size else held
+                block = Block(text, sums.type, frozenset({0, 1}))
                 frame.bound[one.reduce] = frame.cast(block, compute_type(one.reduce))
             found.append(stored)
     return found
@@ -242,3 +261,78 @@ def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UO
         shape = inside.shape(frozenset({0, 1}))
         product = inside.new(f"tl.broadcast_to({inside.atom(product)}, {shape})", type_, frozenset({0, 1}))
     return product
+
+
+# ---- which tile a program has
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Persistent programs take tiles in turn, those of several contractions as of one list: tile t is that of program
+    t % `programs`. So each has as many as any other, or one more."""
+
+    programs: int
+    before: int  # tiles of the list before those of this contraction
+
+    def first(self, lines: Lines, program: str) -> str:
+        """A program's first tile of this contraction, which may be past the last one."""
+        ahead = -self.before % self.programs
+        return lines.name(f"({program} + {ahead}) % {self.programs}", "first") if ahead else program
+
+
+def counts_of(kernel: TileKernel, parameters: TileParameters) -> list[int]:
+    """What a tile's number counts through: parts of a split reduction, ranges that no axis holds, tiles."""
+    axes = axes_of(kernel, parameters)
+    return [parameters.split, *map(extent, rest_of(kernel, axes)), math.prod(axis.tiles for axis in axes)]
+
+
+def turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
+    """The contraction with the operand first that the parameters make the rows of."""
+    own = [sorted(n) for n in parameters.axes]
+    if own == [sorted(side.ranges) for side in contraction.sides]:
+        return contraction
+    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
+        return replace(contraction, sides=contraction.sides[::-1])
+    raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+
+
+def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
+    """What the contractions that are added to another one count once they are in its sum."""
+    return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.before}
+
+
+def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
+    """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
+    if rows == 1 or columns == 1 or group <= 1:
+        row, column = split_number(frame, number, [rows, columns])
+        return row, column
+    group = min(group, rows)
+    block = frame.lines.name(f"{number} // {group * columns}", "block")
+    inside = frame.lines.name(f"{number} % {group * columns}", "inside")
+    if rows % group == 0:
+        height = str(group)
+    else:
+        height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
+    row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
+    return row, frame.lines.name(f"{inside} // {height}", "column")
+
+
+def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
+    block, and each block belongs to the same stores as a whole."""
+    if kernel.others:
+        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
+    if not kernel.held:
+        return True
+    assert kernel.contraction is not None
+    columns, parts = parameters.tile[1], parameters.epilogue_parts
+    width = columns // parts
+    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
+    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
+    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
+    return in_order and is_power_of_two(columns) and whole and total % columns == 0
+
+
+def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
+    """What is read beside a contraction's sum for each element of the tile."""
+    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]

@@ -16,7 +16,16 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
-from kcg.kernel.tile.parameters import ATTENTION, CONTRACTION, REDUCTION, ROWS, SPECIALIZED, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    ATTENTION,
+    CONTRACTION,
+    PIPELINED,
+    REDUCTION,
+    ROWS,
+    SPECIALIZED,
+    TMA,
+    TileParameters,
+)
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -53,6 +62,7 @@ WIDEST = 256  # columns of a product on a tensor core
 LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
+PIPELINED_SHARE = 0.82  # of the tensor core, as sustained over a whole launch: of five matmuls on one H100
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 BY_ELEMENT = 3  # times the work of rows whose pairs are loaded element by element: 38 instead of 13 instructions
 SPILLED = 32  # registers too few of a thread for which a program takes twice as long
@@ -121,7 +131,12 @@ def figures_of(target: Target) -> Figures:
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
     """What a program takes, launches included."""
     figures = figures or figures_of(target)
-    busy = {CONTRACTION: _contraction, ROWS: _held_rows, **dict.fromkeys(ATTENTION, _stream)}.get(p.form, _rows)
+    busy = {
+        CONTRACTION: _contraction,
+        PIPELINED: _pipelined,
+        ROWS: _held_rows,
+        **dict.fromkeys(ATTENTION, _stream),
+    }.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
@@ -185,6 +200,18 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * wave(together) + (wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+
+
+def _pipelined(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Turns of a tile each, one after the other: loads are never waited for but at the start."""
+    counts = launched_tiles(kernel, p)
+    turns = -(-math.prod(counts) // target.cores)
+    steps = max(1, -(-kernel.terms // p.reduce_tile))
+    step_s = 2 * math.prod(p.tile) * p.reduce_tile / (PIPELINED_SHARE * f.tensor_ops)
+    nbytes, _ = _traffic(kernel, p, counts, target.cores, target.cache_bytes)
+    opening_s = f.opening_s + f.fill_s + f.descriptors_s
+    busy_s = opening_s + turns * (steps * step_s + _epilogue(kernel, p, f))
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
 
 
 def _spilled(registers: float, p: TileParameters) -> float:

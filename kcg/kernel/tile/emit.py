@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.tile.ir import NARROW, Access, Stored, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.online import is_running
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
@@ -142,6 +142,7 @@ class Writer:
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
+        self.store: Callable[[Frame, Stored, Block], None] | None = None  # how blocks are stored, if not by pointers
         self._count = 0
 
     def fresh(self, hint: str) -> str:
@@ -156,6 +157,15 @@ class Window:
     start: Block  # of the first block's element
     place: Block  # elements from there on
     mask: str  # whether a block has an element of the row; empty: all have
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One of several buffers: the first whose condition (text) holds, else the last."""
+
+    name: str  # the variable of its pointer
+    slots: tuple[int, ...]
+    conditions: tuple[str, ...]
 
 
 @dataclass
@@ -174,7 +184,8 @@ class Frame:
     windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
     late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
-    pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
+    pointers: dict[int, Chosen] = field(default_factory=dict)  # slot -> the buffer that is chosen in its place
+    starts: dict[int, str] = field(default_factory=dict)  # axis -> its first element
     layout: str = ""  # how its blocks lie with the threads, where the program says so (Gluon)
     spread: frozenset[int] = frozenset()  # axes along which loads are written out, though they are the same for all
 
@@ -204,12 +215,21 @@ class Frame:
             frame = frame.outer
         return None
 
-    def buffer(self, slot: int) -> str:
-        """The variable of a buffer's first element."""
+    def chosen(self, slot: int) -> Chosen | None:
+        """The buffer that is chosen in a buffer's place."""
         frame: Frame | None = self
         while frame is not None and slot not in frame.pointers:
             frame = frame.outer
-        return f"p{slot}" if frame is None else frame.pointers[slot]
+        return None if frame is None else frame.pointers[slot]
+
+    def buffer(self, slot: int) -> str:
+        """The variable of a buffer's first element."""
+        chosen = self.chosen(slot)
+        return f"p{slot}" if chosen is None else chosen.name
+
+    def laid(self, text: str) -> str:
+        """A block as this frame's blocks lie, where the program says so."""
+        return f"tl.convert_layout({text}, {self.layout})" if self.layout else text
 
     def home(self, node: UOp) -> Frame:
         """The outermost frame that knows all ranges of a value."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
+from kcg.kernel.tile.emit import TYPES, Block, Chosen, Frame, Lines, compute_type
+from kcg.kernel.tile.gluon import halves_layout, sums_layout
 from kcg.kernel.tile.ir import Branch, Held, Pairs, Stored, TileKernel
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, reduced
@@ -40,7 +41,10 @@ def store_tile(
 
 
 def store_value(frame: Frame, stored: Stored, value: Block) -> None:
-    """Stores a block through pointers."""
+    """Stores a block through pointers, or as the program stores its blocks."""
+    if frame.writer.store is not None:
+        frame.writer.store(frame, stored, value)
+        return
     more = [gate for gate in stored.gates if gate not in stored.store.gates]
     pointer, of_pointer, conditions, axes = frame.access(stored.store, more)
     if axes | value.axes != of_pointer:
@@ -63,7 +67,7 @@ def store_branch(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch)
             store_tile(block.frame, branch.stored)
     else:
         is_unit = all(size == outer.sizes[1] for _, size in held.parts)  # what is summed is one value for each row
-        count = PARTS if is_unit and len(blocks) > 1 else 1
+        count = PARTS if is_unit and (len(blocks) > 1 or outer.layout) else 1  # warps that compute hold more sums
         pairs = branch.pairs if is_unit else replace(branch.pairs, scaled=None)
         halves = [Halves(block, branch, pairs, count) for block in opened]
         if count > 1:
@@ -112,12 +116,15 @@ def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, line
             found = f"tl.where({condition}, {text}, {found})"
         return found
 
-    pointers = {slots[0]: lines.name(chosen(*(f"p{slot}" for slot in slots)), "p") for slots in branch.buffers}
+    pointers = {
+        slots[0]: Chosen(lines.name(chosen(*(f"p{slot}" for slot in slots)), "p"), slots, tuple(conditions))
+        for slots in branch.buffers
+    }
     if ends:
         starts = [lines.name(chosen(start, *(f"{start} - {end}" for end in ends)), "start") for start in starts]
     opened = []
     for block, start in zip(blocks, starts, strict=True):
-        frame = Frame(lines, block.frame.sizes, outer=block.frame, pointers=pointers)
+        frame = Frame(lines, block.frame.sizes, outer=block.frame, pointers=pointers, layout=block.frame.layout)
         result = block.frame.value(kernel.value).text
         frame.bound |= {node: Block(result, compute_type(node), BOTH) for node, _ in held.loads}
         for place, text in enumerate(conditions, 1):
@@ -135,16 +142,27 @@ class Halves:
     def __init__(self, block: Opened, branch: Branch, pairs: Pairs, count: int) -> None:
         self.block, self.branch, self.pairs, self.count = block, branch, pairs, count
         frame = block.frame
+        rows, accesses = set(block.held.rows), frame.writer.accesses
+        self.tables = [of for of in pairs.tables if not frame.layout or not rows.isdisjoint(of[0].ranges)]
+        for whole, both in pairs.tables:
+            if (
+                whole,
+                both,
+            ) not in self.tables:  # the same for all rows: Gluon's halves of such a block lie differently
+                accesses |= {node: replace(accesses[whole], node=node, address=node.src[1]) for node in both}
         height, width = frame.sizes[0], frame.sizes[1] // count
         chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}
         self.parts, self.halves = list[Frame](), list[Frame]()
         for at in range(0, frame.sizes[1], width):
             part = Frame(frame.lines, (height, width), outer=frame.outer, pointers=frame.pointers)
             half = Frame(frame.lines, (height, width // 2), dict(chosen), outer=frame.outer, pointers=frame.pointers)
+            if frame.layout:
+                part.layout = sums_layout(frame.writer, width)
+                half.layout = halves_layout(frame.writer, width // 2)
             block.bind(part, block.held.columns, at=at)
             block.bind(half, block.held.columns[:-1], per=2, at=at // 2)
             half.reduce = frame.reduce
-            for whole, both in pairs.tables:
+            for whole, both in self.tables:
                 self._bind_late(part, half, whole, both)
             self.parts.append(part)
             self.halves.append(half)
@@ -152,7 +170,7 @@ class Halves:
     def read(self, place: int) -> None:
         """Asks for what one part needs."""
         part, half = self.parts[place], self.halves[place]
-        for whole, _ in self.pairs.tables:
+        for whole, _ in self.tables:
             part.read(whole)
         result = {load.src[0] for load, _ in self.pairs.result}
         inside = {node for reduction in self._reductions for node in reduction.backward_slice}
@@ -174,11 +192,11 @@ class Halves:
         result, values = self.block.frame.bound[self.block.held.loads[0][0]], self.pairs.values
         if self.pairs.scaled is not None:  # before it is split: its rows need not move to where the columns' are
             factor, values = self.pairs.scaled
-            text = part.lines.name(f"{result.text} * {half.atom(half.value(factor))}")
+            text = part.lines.name(f"{result.text} * {self.block.frame.laid(half.atom(half.value(factor)))}")
             result = replace(result, text=text)
         if self.count > 1:
             parts = part.lines.name(f"{result.text}.reshape({height}, 2, {width}).permute(0, 2, 1).split()", "parts")
-            result = replace(result, text=f"{parts}[{place}]")
+            result = replace(result, text=part.laid(f"{parts}[{place}]"))
         bind_split(half, self.pairs.result, result)
         store_joined(part, half, self.branch.stored, values)
 
@@ -198,7 +216,7 @@ def bind_split(half: Frame, nodes: Iterable[tuple[UOp, int]], whole: Block) -> N
     sizes = [str(size if axis in whole.axes else 1) for axis, size in enumerate(rows)]
     both = half.lines.name(f"{whole.text}.reshape({', '.join(sizes)}, {width}, 2).split()", "halves")
     for node, odd in nodes:
-        half.bound[node] = half.cast(Block(f"{both}[{odd}]", whole.type, whole.axes), compute_type(node))
+        half.bound[node] = half.cast(Block(half.laid(f"{both}[{odd}]"), whole.type, whole.axes), compute_type(node))
 
 
 def store_joined(part: Frame, half: Frame, stored: Stored, values: Sequence[UOp]) -> None:
@@ -223,13 +241,15 @@ def _reduce(node: UOp, frame: Frame, outer: Frame, parts: dict[UOp, int]) -> Non
     height, width = outer.sizes
     size = parts[axis]
     inside = outer.inner(outer.lines)
-    vector = outer.lines.name(f"tl.arange(0, {width})[None, :]" + (f" % {size}" if size < width else ""), "i")
+    if outer.layout and size != width:
+        raise TileRefusal("reduction beside the contraction", "over a part of a group's columns")
+    vector = outer.lines.name(f"{outer.elements(width, 1)}[None, :]" + (f" % {size}" if size < width else ""), "i")
     inside.bound[axis] = Block(vector, "int32", frozenset({1}))
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if term.axes != BOTH:
         raise TileRefusal("reduction beside the contraction")
     if size == width:
-        text = reduced(node, frame, term.text, 1)
+        text = frame.laid(reduced(node, frame, term.text, 1))
         block = Block(frame.lines.name(text, "r"), accumulator(node), frozenset({0}))
     else:
         grouped = outer.lines.name(f"{term.text}.reshape({height}, {width // size}, {size})", "parts")

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import UOp
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
     Loop,
     Product,
     Sums,
+    Turns,
+    counts_of,
     describe_operand,
+    fits_held,
+    in_the_sum,
     pieces_of,
+    raster,
     read_before,
+    read_for_each,
     stored_blocks,
+    turned,
     write_contraction,
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
-from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
+    CONTRACTIONS,
     ELEMENTWISE,
+    IN_GLUON,
+    PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
@@ -38,9 +47,10 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
+from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
-from kcg.kernel.tile.specialized import HEADER, write_specialized
+from kcg.kernel.tile.specialized import write_specialized
 from kcg.kernel.tile.stream import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -77,7 +87,7 @@ def generate_kernel(
     _check(kernel, parameters)
     writes = {
         ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
-        STREAM: _write_stream, SPECIALIZED: _write_specialized,
+        STREAM: _write_stream, SPECIALIZED: _write_specialized, PIPELINED: write_pipelined,
     }  # fmt: skip
     write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
@@ -110,21 +120,16 @@ def generate_kernel(
         itemsize = 8 if "64" in _workspace_type(kernel) else 4
         workspace_bytes = parameters.split * len(kernel.reductions) * math.prod(kernel.extents) * itemsize
     functions = "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
-    if parameters.form == SPECIALIZED:
-        text = HEADER + _in_gluon(functions)
+    if parameters.form in IN_GLUON:
+        text = in_gluon(functions)
     else:
         text = "import triton\nimport triton.language as tl\n" + functions
     return TileSource(text, tuple(launches), workspace_bytes)
 
 
-def _in_gluon(text: str) -> str:
-    """Functions in Triton's words as Gluon has them: the same, where layouts are said."""
-    return re.sub(r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit"))
-
-
 def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
-    if parameters.form == CONTRACTION and kernel.contraction is None:
+    if parameters.form in CONTRACTIONS and kernel.contraction is None:
         raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
     if (parameters.form in ATTENTION) != (kernel.stream is not None):
         raise TileRefusal("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
@@ -142,13 +147,15 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_have_tail(kernel)
     ):
         raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
-    if parameters.form not in (CONTRACTION, *ATTENTION) and (parameters.loads != POINTER or parameters.warp_specialize):
+    if parameters.form not in (*CONTRACTIONS, *ATTENTION) and (
+        parameters.loads != POINTER or parameters.warp_specialize
+    ):
         raise TileRefusal("loads", "only contractions have descriptors")
-    if parameters.form != CONTRACTION and (parameters.persistent or parameters.epilogue_parts > 1):
+    if parameters.form not in CONTRACTIONS and (parameters.persistent or parameters.epilogue_parts > 1):
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
-    if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
+    if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
-    if kernel.others and (parameters.form != CONTRACTION or parameters.read_early or parameters.warp_specialize):
+    if kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
         raise TileRefusal("form", "contractions of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
@@ -162,22 +169,6 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("read_early", "programs finish a contraction's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
         raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
-
-
-def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
-    block, and each block belongs to the same stores as a whole."""
-    if kernel.others:
-        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
-    if not kernel.held:
-        return True
-    assert kernel.contraction is not None
-    columns, parts = parameters.tile[1], parameters.epilogue_parts
-    width = columns // parts
-    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
-    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
-    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
-    return in_order and is_power_of_two(columns) and whole and total % columns == 0
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -203,7 +194,7 @@ def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple
         one, other = axes_of(kernel, parameters)
         top = open_frame(kernel, Writer(kernel), ())
         found = list[Operand]()
-        for number, contraction in enumerate(_turned(each, parameters) for each in kernel.together):
+        for number, contraction in enumerate(turned(each, parameters) for each in kernel.together):
             describe_both = _described_or_none if number else _described
             rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
             by_tma = (rows is not None, any(piece is not None for piece in columns))
@@ -326,33 +317,13 @@ def _write_contractions(
     return top.lines, begin
 
 
-@dataclass(frozen=True)
-class Turns:
-    """Persistent programs take tiles in turn, those of several contractions as of one list: tile t is that of program
-    t % `programs`. So each has as many as any other, or one more."""
-
-    programs: int
-    before: int  # tiles of the list before those of this contraction
-
-    def first(self, lines: Lines, program: str) -> str:
-        """A program's first tile of this contraction, which may be past the last one."""
-        ahead = -self.before % self.programs
-        return lines.name(f"({program} + {ahead}) % {self.programs}", "first") if ahead else program
-
-
 def _write_turns(launched: Sequence[tuple[TileKernel, TileParameters]], target: Target, top: Frame) -> int:
     """A loop over the tiles of each contraction, one loop after the other. Returns how many programs there are."""
-    tiles = [math.prod(_counts(*one)) for one in launched]
+    tiles = [math.prod(counts_of(*one)) for one in launched]
     programs = min(sum(tiles), target.cores * launched[0][1].persistent)
     for place, (one, own) in enumerate(launched):
         _write_contraction(one, target, own, top, turns=Turns(programs, sum(tiles[:place])))
     return programs
-
-
-def _counts(kernel: TileKernel, parameters: TileParameters) -> list[int]:
-    """What a tile's number counts through: parts of a split reduction, ranges that no axis holds, tiles."""
-    axes = axes_of(kernel, parameters)
-    return [parameters.split, *map(extent, rest_of(kernel, axes)), math.prod(axis.tiles for axis in axes)]
 
 
 def _write_contraction(
@@ -370,17 +341,17 @@ def _write_contraction(
     assert contraction is not None
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
-    contraction = _turned(contraction, parameters)
+    contraction = turned(contraction, parameters)
     least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
-    counts = _counts(kernel, parameters)
+    counts = counts_of(kernel, parameters)
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
-    before = [_turned(other, parameters) for other in kernel.before]
+    before = [turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
     number = number or top.lines.name("tl.program_id(0)", "program")
@@ -406,8 +377,8 @@ def _write_contraction(
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     if parameters.read_early:
         read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
-    turned = [_turned(other, parameters) for other in kernel.sharing]
-    sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in turned)
+    others_of = [turned(other, parameters) for other in kernel.sharing]
+    sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in others_of)
     sums = None
     for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
         loop = Loop(
@@ -417,9 +388,9 @@ def _write_contraction(
         sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
-    zeros = _in_the_sum(kernel)
+    zeros = in_the_sum(kernel)
     in_branches = flattens_branches(kernel, parameters)
-    blocks = stored_blocks((contraction, *turned), root, lines, sums, parameters.epilogue_parts)
+    blocks = stored_blocks((contraction, *others_of), root, lines, sums, parameters.epilogue_parts)
     for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
         for block in together:
             block.frame.bound |= zeros
@@ -479,7 +450,7 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
     if parameters.tail <= 1:
         return None
-    tiles = math.prod(_counts(kernel, parameters))
+    tiles = math.prod(counts_of(kernel, parameters))
     whole = tiles // max(1, target.cores) * target.cores
     if not whole or whole == tiles:
         raise TileRefusal("tail", "there is no last wave that is not full")
@@ -509,7 +480,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
     top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, (one, other))
     height = min(TAIL_ROWS, one.size)
-    counts = _counts(kernel, parameters)[1:]
+    counts = counts_of(kernel, parameters)[1:]
     number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
     tile = top.lines.name(f"{tail.whole} + {number}", "tile")
     digits = split_number(top, tile, counts)
@@ -534,24 +505,9 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
         bound = Block(total, type_, frozenset({0, 1}))
         frame.bound[contraction.reduce] = frame.cast(bound, compute_type(contraction.reduce))
-        frame.bound |= _in_the_sum(kernel)
+        frame.bound |= in_the_sum(kernel)
         store_tile(frame, kernel.stored[0])
     return top.lines, tail.left * (one.size // height)
-
-
-def _in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
-    """What the contractions that are added to another one count once they are in its sum."""
-    return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.before}
-
-
-def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
-    """The contraction with the operand first that the parameters make the rows of."""
-    own = [sorted(n) for n in parameters.axes]
-    if own == [sorted(side.ranges) for side in contraction.sides]:
-        return contraction
-    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
-        return replace(contraction, sides=contraction.sides[::-1])
-    raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
 
 
 def _described_or_none(
@@ -562,11 +518,6 @@ def _described_or_none(
         return _described(contraction, kernel, axes, top, parameters)
     except TileRefusal:
         return None, ()
-
-
-def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
-    """What is read beside a contraction's sum for each element of the tile."""
-    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
 def _described(
@@ -583,22 +534,6 @@ def _described(
     if rows is None and not any(columns):
         raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
     return rows, columns
-
-
-def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
-    """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
-    if rows == 1 or columns == 1 or group <= 1:
-        row, column = split_number(frame, number, [rows, columns])
-        return row, column
-    group = min(group, rows)
-    block = frame.lines.name(f"{number} // {group * columns}", "block")
-    inside = frame.lines.name(f"{number} % {group * columns}", "inside")
-    if rows % group == 0:
-        height = str(group)
-    else:
-        height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
-    row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
-    return row, frame.lines.name(f"{inside} // {height}", "column")
 
 
 # ---- split reductions: partial results in the workspace, added in order by a second launch

@@ -265,6 +265,11 @@ class TileKernel:
         return tuple(extent(r) for r in self.outputs)
 
     @cached_property
+    def pipelined(self) -> dict[tuple[Any, ...], bool]:
+        """Whether specialised warps make a contraction, by axes and sizes of a tile, as far as somebody asked."""
+        return {}
+
+    @cached_property
     def by_tma(self) -> dict[tuple[Any, ...], tuple[Operand, ...]]:
         """Operands that TMA loads, by axes and sizes of a tile, as far as somebody asked (`can_describe`)."""
         return {}

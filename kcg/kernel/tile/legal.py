@@ -9,15 +9,17 @@ from random import Random
 from typing import Any
 
 from kcg.compat.tiny import dtypes
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split
+from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
+    CONTRACTIONS,
     ELEMENTWISE,
+    PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
@@ -26,6 +28,7 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
+from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, parts_of
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -79,6 +82,15 @@ SPECIALIZEDS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """What attention by specialised warps has alone."""
 
+PIPELINEDS: dict[str, tuple[Any, ...]] = {
+    "tile": TILES, "reduce_tile": (STEP,), "num_warps": (4,), "split": (1,), "loads": (TMA,), "persistent": (1,),
+    "tail": (1,), "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "read_early": (False,), "evict_first": ((),),
+    "evict_last": ((),), "maxnreg": (0,), "precision": ("ieee",),
+}  # fmt: skip
+"""And contractions by specialised warps."""
+
+OWN = {SPECIALIZED: SPECIALIZEDS, PIPELINED: PIPELINEDS}
+
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
@@ -116,10 +128,12 @@ def _asking_least(parameters: TileParameters, field: str) -> TileParameters:
     """With what asks for least of a target in all fields after one."""
     later = FIELDS[FIELDS.index(field) + 1 :]
     least = {name: LEAST[name] for name in later if name in LEAST}
-    if parameters.form == SPECIALIZED:
-        least |= {name: SPECIALIZEDS[name][0] for name in least if name in SPECIALIZEDS}
+    own = OWN.get(parameters.form, {})
+    least |= {name: own[name][0] for name in least if name in own}
     if "epilogue_parts" in least and parameters.form == CONTRACTION and parameters.tile[1] >= 64:
         least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
+    if "epilogue_parts" in least and parameters.form == PIPELINED:
+        least["epilogue_parts"] = parts_of(parameters.tile)
     return replace(parameters, **least)
 
 
@@ -128,6 +142,8 @@ def _may_fit(kernel: TileKernel, target: Target, least: TileParameters, field: s
     made, later = replace(least, **{field: value}), FIELDS[FIELDS.index(field) + 1 :]
     if field == "tile" and made.form == CONTRACTION:
         made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
+    if field == "tile" and made.form == PIPELINED:
+        made = replace(made, epilogue_parts=parts_of(value))
     if "reduce_tile" in later:
         made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
     warps = _warps(made) if "num_warps" in later else (made.num_warps,)
@@ -166,8 +182,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         return (NVIDIAS[field],)
     if field in ALONE and kernel.others:
         return (LEAST[field],)
-    if parameters.form == SPECIALIZED and field in SPECIALIZEDS:
-        return SPECIALIZEDS[field]
+    if field in (own := OWN.get(parameters.form, {})):
+        return own[field]
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))
@@ -176,7 +192,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "split":
             return SPLITS if kernel.reductions and may_split(kernel) else (1,)
         case "group":
-            return GROUPS if parameters.form == CONTRACTION else (1,)
+            return GROUPS if parameters.form in CONTRACTIONS else (1,)
         case "loads":
             return (POINTER, TMA) if parameters.form in (CONTRACTION, STREAM) and has_tma(target) else (POINTER,)
         case "persistent":
@@ -185,6 +201,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "tail":
             alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
             return TAILS if alone and may_have_tail(kernel) else (1,)
+        case "epilogue_parts" if parameters.form == PIPELINED:
+            return (parts_of(parameters.tile),)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
@@ -243,7 +261,8 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
 
 
 def _warps(parameters: TileParameters) -> tuple[int, ...]:
-    return MANY_WARPS if parameters.form == ROWS else WARPS
+    own = OWN.get(parameters.form, {}).get("num_warps")
+    return own or (MANY_WARPS if parameters.form == ROWS else WARPS)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
@@ -254,6 +273,8 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
         assert kernel.stream is not None
         sizes = STEPS if parameters.form == SPECIALIZED else (16, 32, 64, 128)
         return tuple(size for size in sizes if size <= max(16, power_of_two(extent(kernel.stream.keys))))
+    if parameters.form == PIPELINED:
+        return PIPELINEDS["reduce_tile"]
     if parameters.form == ROWS:
         return tuple(1 << i for i in range(17) if min(whole, LEAST_STEP) <= 1 << i <= whole)
     if parameters.form == CONTRACTION:
@@ -313,6 +334,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return _fits_stream(kernel, target, p)
     if p.form == SPECIALIZED:
         return stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, p)
+    if p.form == PIPELINED:
+        room = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
+        return room and _groups(kernel, p) and can_pipeline(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
@@ -343,7 +367,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.loads == TMA and not can_describe(kernel, p):
         return False
-    tiles, programs = tiles_of(kernel, p), _programs(kernel, p)
+    programs = _programs(kernel, p)
     if p.tail > 1:
         if p.split > 1 or p.persistent:
             return False
@@ -352,7 +376,13 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
-    below = max((group for group in GROUPS if group < p.group), default=0)  # of as many rows as there are, the least
+    return _groups(kernel, p)
+
+
+def _groups(kernel: TileKernel, p: TileParameters) -> bool:
+    """Whether rows of tiles are taken together where that changes anything: of as many as there are, the least."""
+    below = max((group for group in GROUPS if group < p.group), default=0)
+    tiles = tiles_of(kernel, p)
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
 
 

@@ -14,7 +14,11 @@ ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, STREAM = "elementwise", "reduction", 
 SPECIALIZED = "specialized"
 ATTENTION = (STREAM, SPECIALIZED)
 """Forms of attention: by warps that all do the same, and by warps that load and warps that compute."""
-FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, *ATTENTION)
+PIPELINED = "pipelined"
+CONTRACTIONS = (CONTRACTION, PIPELINED)
+"""Forms of contractions: in Triton, and in Gluon by warps that load and warps that compute."""
+IN_GLUON = (SPECIALIZED, PIPELINED)
+FORMS = (ELEMENTWISE, REDUCTION, *CONTRACTIONS, ROWS, *ATTENTION)
 POINTER, TMA = "pointer", "tma"
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""

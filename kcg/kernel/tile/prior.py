@@ -12,9 +12,9 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.emit import keeps_tail
-from kcg.kernel.tile.generate import can_describe, fits_held, flattens_branches, may_split
+from kcg.kernel.tile.generate import can_describe, flattens_branches, may_split
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
@@ -22,6 +22,7 @@ from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
     ELEMENTWISE,
+    PIPELINED,
     REDUCTION,
     ROWS,
     SPECIALIZED,
@@ -29,6 +30,7 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
+from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize
@@ -57,6 +59,8 @@ Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
 
 WIDE_TILE = 16_384  # from here on 8 warps
+LEAST_PIPELINED = 128  # rows and columns of a product by specialised warps
+TURN = 2_048  # elements of a tile that take as long as what each takes beside them
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
@@ -100,6 +104,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     ring = parameters.num_stages * sum(loaded_along(kernel, parameters)) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     widest = max(int(one.store.buffer.dtype.itemsize) for one in kernel.written)
+    if parameters.form == PIPELINED:
+        return ring + leaving_bytes(kernel, parameters) + COMPILER_BYTES
     if parameters.loads != TMA:
         if not parameters.persistent or kernel.is_branching:
             return ring
@@ -223,10 +229,14 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
         ROWS: _held_rows,
         STREAM: _stream,
         SPECIALIZED: _specialized,
+        PIPELINED: _pipelined,
     }[form]
     made = make(kernel, target, axes)
     if form in ATTENTION:
         return made
+    if form == PIPELINED:
+        tail = any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored)
+        return replace(made, fast_math=not tail)
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
     if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored):
         made = replace(made, fast_math=False)
@@ -239,11 +249,12 @@ def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
         return ATTENTION if _may_specialize(kernel, target) else (STREAM,)
     if kernel.rows is not None:
         return (ROWS,)
-    if kernel.held or kernel.others:
-        return (CONTRACTION,)
     if not kernel.reductions:
         return (ELEMENTWISE,)
-    return (REDUCTION,) if kernel.contraction is None else (CONTRACTION, REDUCTION)
+    if kernel.contraction is None:
+        return (REDUCTION,)
+    found = (PIPELINED, CONTRACTION) if _may_pipeline(kernel, target) else (CONTRACTION,)
+    return found if kernel.held or kernel.others else (*found, REDUCTION)
 
 
 def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
@@ -253,6 +264,8 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
         return tuple(axes for axes in (axes_apart(kernel), row_axes(kernel)) if axes)
     if form in ATTENTION:
         return (stream_axes(kernel),)
+    if form == PIPELINED:
+        return pipelined_axes(kernel)
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
@@ -509,6 +522,46 @@ def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
         return False
     return can_specialize(kernel, _specialized(kernel, target, stream_axes(kernel)))
+
+
+def _pipelined(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """The tile whose turns take least, with as many stages as shared memory holds."""
+    found = [made for tile in TILES if can_pipeline(kernel, target, made := _pipelined_of(kernel, target, axes, tile))]
+
+    def cost(p: TileParameters) -> float:
+        return -(-math.prod(launched_tiles(kernel, p)) // target.cores) * (math.prod(p.tile) + TURN)
+
+    return min(found, key=cost)
+
+
+def _pipelined_of(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int]) -> TileParameters:
+    made = TileParameters(
+        PIPELINED, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, epilogue_parts=parts_of(tile), num_warps=4,
+        group=8 if _count(kernel, axes[0]) > 8 * tile[0] else 1, num_stages=4,
+    )  # fmt: skip
+    return made if shared_taken(kernel, made) <= shared_bytes(target) else replace(made, num_stages=3)
+
+
+def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
+    """Rows and columns of contractions by specialised warps, whose results lie side by side along the columns."""
+    assert kernel.contraction is not None
+    one, other = (side.ranges for side in kernel.contraction.sides)
+    last = len(kernel.outputs) - 1
+    return ((one, other),) if last in other or kernel.held else ((other, one),)
+
+
+def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
+    """Whether a contraction may be by specialised warps: a large product of 16 bits, on Hopper, by compilers that make
+    such programs right."""
+    contraction = kernel.contraction
+    if contraction is None or not target.arch.startswith("sm_90") or not most_specialized_stages():
+        return False
+    if contraction.batch or kernel.variables or kernel.reduce_extent < 2 * STEP:
+        return False
+    axes = pipelined_axes(kernel)[0]
+    if any(_count(kernel, numbers) < LEAST_PIPELINED for numbers in axes):
+        return False
+    return any(can_pipeline(kernel, target, _pipelined_of(kernel, target, axes, tile)) for tile in TILES)
 
 
 def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:

@@ -23,7 +23,7 @@ from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
 from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
-from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, CONTRACTIONS, IN_GLUON, PIPELINED, TMA, TileParameters
 from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.words import described, label, legend
@@ -180,6 +180,7 @@ class TileSpace:
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
             p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
             long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
+            p.form in IN_GLUON,
             p.precision != "ieee", p.read_early, bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
@@ -243,7 +244,7 @@ class TileSpace:
     def _cheapest(self, p: TileParameters) -> TileParameters:
         """Downhill by cost, one parameter at a time, among the values that the cost was fitted on, from the prior's
         choice and from the tiles that are cheapest with all else as it follows."""
-        if p.form != CONTRACTION or self.kernel.contraction is None:
+        if p.form not in CONTRACTIONS or self.kernel.contraction is None:
             return p
         costs = functools.cache(lambda made: predicted_seconds(self.kernel, self.target, made))
         found = [base for base in self._bases.values() if base.form == CONTRACTION]
@@ -252,7 +253,7 @@ class TileSpace:
         familiar = [one for one in dict.fromkeys(found) if _is_familiar(one, p) and self._legal(one)]
         begin = {(one.axes, one.tile): one for one in sorted(familiar, key=costs, reverse=True)}
         ends = [self._downhill(one, costs) for one in [p, *sorted(begin.values(), key=costs)[:BEGINNINGS]]]
-        return min(ends, key=costs)
+        return min([*ends, *(base for base in self._bases.values() if base.form == PIPELINED)], key=costs)
 
     def _downhill(self, p: TileParameters, costs: Callable[[TileParameters], float]) -> TileParameters:
         seen = {p: None}  # in order: of equal costs the first is taken, in every process the same

@@ -11,42 +11,37 @@ What is between the two products is written as in `stream.py`, once before the l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
+from kcg.kernel.tile.gluon import (
+    COMPUTE,
+    GROUP_ROWS,
+    LOAD,
+    add_barriers,
+    add_function,
+    allocated,
+    arguments_of,
+    descriptor,
+    fetched,
+    mma,
+    operand,
+    specialized,
+)
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import BOTH, StreamWriting
-from kcg.kernel.tile.tiles import (
-    Axis,
-    bind_axis,
-    open_frame,
-    variable_name,
-)
+from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
 GROUPS = 2  # of warps that compute
-GROUP_ROWS = 64  # queries of a group: what one instruction of a tensor core takes
 PROGRAM_ROWS = GROUPS * GROUP_ROWS
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
-LOADING_WARPS = 4  # registers are shared out by fours of warps
-LOADING_REGISTERS, COMPUTING_REGISTERS = 24, 240
+COMPUTING_REGISTERS = 240
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
-COMPUTE, LOAD = "compute", "load"
-HEADER = """\
-import triton
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
-)
-
-fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 names it
-"""
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
 BUFFERS = ("queries", "keys", "values")
 
@@ -87,24 +82,16 @@ class _Specialized(StreamWriting):
         main = open_frame(self.kernel, self.writer, ())
         grid, _ = self._opened(main, self.tile)
         boxes = [self._boxes(*one, main) for one in self._operands()]
-        layouts = [self._layout(one, dtype) for one, dtype in zip(boxes, self.types, strict=True)]
-        for name, box, layout in zip(BUFFERS, boxes, layouts, strict=True):
+        for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
             start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
-            sizes, totals = box.ordered(box.sizes), box.ordered(box.totals)
-            main.lines.add(
-                f"{name}_in_memory = tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], "
-                f"strides=[{box.wide}, 1], block_shape=[{sizes[0]}, {sizes[1]}], layout={layout})"
-            )
-        self._allocated(main.lines, boxes, layouts)
-        self._function(COMPUTE, (*BUFFERS, *BARRIERS), self._computing(boxes), group=True)
+            main.lines.add(f"{name}_in_memory = {descriptor(box, start, dtype)}")
+        self._allocated(main.lines, boxes)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        self._function(LOAD, (*memory, *BUFFERS, *BARRIERS), self._loading(boxes))
-        given = ", ".join((*self._arguments(), *BUFFERS, *BARRIERS))
-        loading = ", ".join((*self._arguments(), *memory, *BUFFERS, *BARRIERS))
-        groups = ", ".join(f"({COMPUTE}, ({given}, {number}))" for number in range(GROUPS))
-        warps = [4] * (GROUPS - 1) + [LOADING_WARPS]
-        registers = [COMPUTING_REGISTERS] * (GROUPS - 1) + [LOADING_REGISTERS]
-        main.lines.add(f"gl.warp_specialize([{groups}, ({LOAD}, ({loading}))], {warps}, {registers})")
+        computing = (*arguments_of(self.kernel), *BUFFERS, *BARRIERS)
+        loading = (*arguments_of(self.kernel), *memory, *BUFFERS, *BARRIERS)
+        add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
+        add_function(self.writer, LOAD, loading, self._loading(boxes))
+        main.lines.add(specialized(GROUPS, COMPUTING_REGISTERS, computing, loading))
         return main.lines, grid
 
     # ---- the launched function
@@ -127,33 +114,15 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", "specialised warps take operands that TMA loads")
         return found
 
-    def _layout(self, boxes: Boxes, dtype: DType) -> str:
-        sizes = boxes.ordered(boxes.sizes)
-        return f"gl.NVMMASharedLayout.get_default_for([{sizes[0]}, {sizes[1]}], gl.{TYPES[dtype]})"
-
-    def _allocated(self, lines: Lines, boxes: Sequence[Boxes], layouts: Sequence[str]) -> None:
+    def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
-        for name, box, dtype, layout in zip(BUFFERS, boxes, self.types, layouts, strict=True):
+        for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
             slots = GROUPS if name == "queries" else self.stages
-            sizes = box.ordered(box.sizes)
-            lines.add(
-                f"{name} = gl.allocate_shared_memory(gl.{TYPES[dtype]}, [{slots}, {sizes[0]}, {sizes[1]}], {layout})"
-            )
+            lines.add(allocated(name, slots, box.ordered(box.sizes), dtype))
         for name in BARRIERS:
             slots = 1 if name == "queries_full" else self.stages
-            lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{slots}, 1], mbarrier.MBarrierLayout())")
-            for slot in range(slots):
-                lines.add(f"mbarrier.init({name}.index({slot}), count={GROUPS if name.endswith('empty') else 1})")
+            add_barriers(lines, name, slots, GROUPS if name.endswith("empty") else 1)
         lines.add("fence_async_shared()")
-
-    def _arguments(self) -> tuple[str, ...]:
-        """What every function is given: buffers and variables."""
-        return (*(f"p{b.slot}" for b in self.kernel.buffers), *(variable_name(v) for v in self.kernel.variables))
-
-    def _function(self, name: str, given: Sequence[str], lines: Lines, *, group: bool = False) -> None:
-        names = [*self._arguments(), *given, *(["group: gl.constexpr"] if group else [])]
-        text = f"@gluon.jit\ndef {name}({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines.text)
-        self.writer.helpers[name] = f"\n{text}"
 
     # ---- the group that loads
 
@@ -165,7 +134,7 @@ class _Specialized(StreamWriting):
         lines.add(f"mbarrier.expect(queries_full.index(0), {2 * GROUPS * math.prod(queries.sizes)})")
         for group in range(GROUPS):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
-            lines.add(_fetched("queries", corner, "queries_full.index(0)", str(group)))
+            lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
         blocks = self._blocks(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
@@ -174,7 +143,7 @@ class _Specialized(StreamWriting):
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
-            body.add(_fetched(name, corners[name], f"{name}_full.index(slot)", "slot"))
+            body.add(fetched(f"{name}_in_memory", corners[name], f"{name}_full.index(slot)", f"{name}.index(slot)"))
         lines.extend(f"for number in range({blocks}):", body)
         return lines
 
@@ -188,10 +157,7 @@ class _Specialized(StreamWriting):
     # ---- a group that computes
 
     def _computing(self, boxes: Sequence[Boxes]) -> Lines:
-        scores, values = (
-            f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {width}, 16])"
-            for width in (self.step, self.width)
-        )
+        scores, values = mma(self.step), mma(self.width)
         lines = self.top.lines
         lines.add(f"of_scores: gl.constexpr = {scores}")
         lines.add(f"of_values: gl.constexpr = {values}")
@@ -201,7 +167,7 @@ class _Specialized(StreamWriting):
         blocks = self._blocks(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
-        query, key, value = (_operand(box) for box in boxes)
+        query, key, value = (operand(box) for box in boxes)
         sent = (
             f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
         )
@@ -273,13 +239,3 @@ class _Specialized(StreamWriting):
             out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
-
-
-def _fetched(name: str, corner: tuple[str, str], barrier: str, slot: str) -> str:
-    return f"fetch({name}_in_memory, [{', '.join(corner)}], {barrier}, {name}.index({slot}))"
-
-
-def _operand(boxes: Boxes) -> Callable[[str, str], str]:
-    """From a buffer's name and slot to a block with its axes in order."""
-    turned = ".permute((1, 0))" if boxes.transposed else ""
-    return lambda name, slot: f"{name}.index({slot}){turned}"

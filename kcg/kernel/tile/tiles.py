@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
-from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTIONS, PIPELINED, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 
 NARROWEST = 16  # columns of a piece
@@ -65,12 +65,15 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
 
 
 def _sizes(parameters: TileParameters) -> tuple[int, ...]:
-    """The sizes that must be powers of two: of columns whose size is the sum of two, these two."""
-    if parameters.form != CONTRACTION or len(parameters.tile) != 2:
+    """The sizes that must be powers of two: of columns whose size is the sum of two, these two; three groups of warps
+    have three times as many rows."""
+    if parameters.form not in CONTRACTIONS or len(parameters.tile) != 2:
         return parameters.tile
     rows, columns = parameters.tile
     low = columns & -columns
-    return parameters.tile if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
+    if parameters.form == PIPELINED and rows % 3 == 0:
+        rows //= 3
+    return (rows, columns) if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
 
 
 def is_power_of_two(size: int) -> bool:
@@ -136,6 +139,7 @@ def bind_axis(
     `whole` that there are none, whatever the axis tells: it is not the last block.
     """
     wide = axis.total + axis.size >= 1 << 31
+    frame.starts[number] = start
     if not vector:
         if wide and start != "0":
             start = f"{start}.to(tl.int64)" if start.isidentifier() else f"({start}).to(tl.int64)"

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from kcg.kernel.tile.legal import FIELDS
-from kcg.kernel.tile.parameters import ATTENTION, CONTRACTION, LISTS, TMA, TileParameters
+from kcg.kernel.tile.parameters import ATTENTION, CONTRACTION, CONTRACTIONS, LISTS, TMA, TileParameters
 
 DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
 
@@ -23,7 +23,7 @@ def described(p: TileParameters) -> str:
     parts += [f"split {p.split}" if p.split > 1 else "", f"group {p.group}" if p.group > 1 else ""]
     parts += [
         _count(p.num_warps, "warp"),
-        _count(p.num_stages, "stage") if p.form in (CONTRACTION, *ATTENTION) or p.num_stages > 1 else "",
+        _count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else "",
     ]
     parts += ["early reads" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
@@ -73,7 +73,7 @@ def legend(p: TileParameters, extents: Sequence[int]) -> str:
     parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
     parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
     parts += [f"{p.group} rows of tiles together" if p.group > 1 else "", _count(p.num_warps, "warp")]
-    parts += [_count(p.num_stages, "stage") if p.form in (CONTRACTION, *ATTENTION) or p.num_stages > 1 else ""]
+    parts += [_count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else ""]
     return ", ".join(part for part in parts if part)
 
 

@@ -1,0 +1,123 @@
+"""What programs in Gluon have in common: there the program says where blocks lie and which warps do what.
+
+A group is four warps, which send products to the tensor core together and hold their sums in registers, by a layout
+that its instruction prescribes: a thread has neighbouring pairs of a row, and four threads have all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from kcg.compat.tiny import DType
+from kcg.kernel.tile.descriptors import Boxes
+from kcg.kernel.tile.emit import TYPES, Lines, Writer
+from kcg.kernel.tile.ir import TileKernel
+from kcg.kernel.tile.tiles import variable_name
+
+GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes
+GROUP_WARPS = 4
+LOADING_REGISTERS = 24
+COMPUTE, LOAD = "compute", "load"
+HEADER = """\
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
+)
+
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 names it
+send = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+"""
+
+
+def in_gluon(text: str) -> str:
+    """Functions in Triton's words as Gluon has them: the same, where layouts are said."""
+    return HEADER + re.sub(r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit"))
+
+
+def mma(columns: int) -> str:
+    """The layout of a group's sums, of a block of so many columns."""
+    return (
+        f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{GROUP_WARPS}, 1], instr_shape=[16, {columns}, 16])"
+    )
+
+
+def sums_layout(writer: Writer, columns: int) -> str:
+    """The name of `mma`, among the module's."""
+    name = f"of_{columns}"
+    writer.helpers.setdefault(name, f"{name} = gl.constexpr({mma(columns)})\n")
+    return name
+
+
+def halves_layout(writer: Writer, columns: int) -> str:
+    """The name of the layout of the even, and of the odd, columns of a group's sums: so many of each."""
+    name = f"halves_of_{columns}"
+    registers = [[8, 0], *([0, 1 << bit] for bit in range(2, columns.bit_length() - 1))]
+    writer.helpers.setdefault(
+        name,
+        f"{name} = gl.constexpr(gl.DistributedLinearLayout({registers}, [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], "
+        f"[[16, 0], [32, 0]], [], [{GROUP_ROWS}, {columns}]))\n",
+    )
+    return name
+
+
+def shared_layout(sizes: Sequence[int], dtype: DType) -> str:
+    """How a block lies in shared memory for TMA and tensor cores."""
+    return f"gl.NVMMASharedLayout.get_default_for([{sizes[0]}, {sizes[1]}], gl.{TYPES[dtype]})"
+
+
+def descriptor(boxes: Boxes, start: str, dtype: DType) -> str:
+    """What makes the descriptor of blocks in memory, from their first element on."""
+    sizes, totals = boxes.ordered(boxes.sizes), boxes.ordered(boxes.totals)
+    return (
+        f"tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], strides=[{boxes.wide}, 1], "
+        f"block_shape=[{sizes[0]}, {sizes[1]}], layout={shared_layout(sizes, dtype)})"
+    )
+
+
+def allocated(name: str, slots: int, sizes: Sequence[int], dtype: DType) -> str:
+    """A statement: so many blocks of shared memory."""
+    return (
+        f"{name} = gl.allocate_shared_memory(gl.{TYPES[dtype]}, [{slots}, {sizes[0]}, {sizes[1]}], "
+        f"{shared_layout(sizes, dtype)})"
+    )
+
+
+def add_barriers(lines: Lines, name: str, slots: int, arrivals: int) -> None:
+    """Barriers, each of which so many arrivals open."""
+    lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{slots}, 1], mbarrier.MBarrierLayout())")
+    for slot in range(slots):
+        lines.add(f"mbarrier.init({name}.index({slot}), count={arrivals})")
+
+
+def fetched(memory: str, corner: tuple[str, str], barrier: str, block: str) -> str:
+    """A statement: a block is on its way, and the barrier is told when it is there."""
+    return f"fetch({memory}, [{', '.join(corner)}], {barrier}, {block})"
+
+
+def operand(boxes: Boxes) -> Callable[[str, str], str]:
+    """From a buffer's name and slot to a block with its axes in order."""
+    turned = ".permute((1, 0))" if boxes.transposed else ""
+    return lambda name, slot: f"{name}.index({slot}){turned}"
+
+
+def arguments_of(kernel: TileKernel) -> tuple[str, ...]:
+    """What every function is given: buffers and variables."""
+    return (*(f"p{b.slot}" for b in kernel.buffers), *(variable_name(v) for v in kernel.variables))
+
+
+def add_function(writer: Writer, name: str, given: Sequence[str], lines: Lines, *, group: bool = False) -> None:
+    """A function of the module; that of a group is told which one it is."""
+    names = [*given, *(["group: gl.constexpr"] if group else [])]
+    text = f"@gluon.jit\ndef {name}({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines.text)
+    writer.helpers[name] = f"\n{text}"
+
+
+def specialized(groups: int, registers: int, computing: Sequence[str], loading: Sequence[str]) -> str:
+    """A statement: so many groups that compute, with so many registers a thread, and one that loads."""
+    given = ", ".join(computing)
+    own = ", ".join(f"({COMPUTE}, ({given}, {number}))" for number in range(groups))
+    warps, shares = [GROUP_WARPS] * groups, [registers] * (groups - 1) + [LOADING_REGISTERS]
+    return f"gl.warp_specialize([{own}, ({LOAD}, ({', '.join(loading)}))], {warps}, {shares})"

@@ -1,0 +1,431 @@
+"""Contractions by specialised warps, in Gluon: one group of warps loads, two or three compute.
+
+Programs are persistent. The loading group copies blocks of both operands by TMA into one ring of shared memory, from
+one tile to the next without a pause. Each computing group has 64 rows of the tile: it waits for a slot of the ring,
+sends its product to the tensor core, and gives back the slot before once that product is done. While it finishes its
+rows, the loading group fills the ring for the next tile. (As CUTLASS's cooperative kernels and Gluon's persistent
+matmul do it.) Finished blocks go to memory through shared memory and TMA.
+
+With three groups a tile has 192 rows: 192 × 192 fills the last wave of a grid where 128 × 256 leaves most of it empty.
+
+What is made of the sums is written as for every contraction (`epilogue.py`), on blocks that lie as the tensor core
+leaves them: a thread has both columns of a pair, four threads have a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kcg.compat.tiny import DType, Ops, UOp
+from kcg.kernel.tile.contraction import (
+    Sums,
+    Turns,
+    counts_of,
+    fits_held,
+    in_the_sum,
+    pieces_of,
+    raster,
+    read_for_each,
+    stored_blocks,
+    turned,
+)
+from kcg.kernel.tile.descriptors import Boxes, boxes_of
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.epilogue import BOTH, store_branch, store_tile
+from kcg.kernel.tile.gluon import (
+    COMPUTE,
+    GROUP_ROWS,
+    LOAD,
+    add_barriers,
+    add_function,
+    allocated,
+    arguments_of,
+    descriptor,
+    fetched,
+    operand,
+    specialized,
+    sums_layout,
+)
+from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.tiles import (
+    Axis,
+    axes_of,
+    is_power_of_two,
+    launched_with,
+    open_frame,
+    rest_of,
+    split_number,
+    start_of,
+)
+from kcg.types import Target
+
+REGISTERS = {2: 240, 3: 160}
+"""Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""
+TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
+STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
+STORED_BYTES = 128  # of a row of a block that is stored at once
+LEAVING = 2  # blocks of a group that are on their way to memory
+FULL, EMPTY = "full", "empty"
+
+
+def write_pipelined(
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
+    """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
+    the one that is launched, and how many programs there are. Raises TileRefusal."""
+    return _Pipelined(kernel, target, parameters, writer).written()
+
+
+def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
+    """Whether there is such a program of a contraction."""
+    key = parameters.axes, parameters.tile, parameters.reduce_tile, parameters.epilogue_parts
+    if key not in kernel.pipelined:  # a search asks some thousand times for each
+        try:
+            write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
+            kernel.pipelined[key] = fits_held(kernel, parameters)
+        except TileRefusal:
+            kernel.pipelined[key] = False
+    return kernel.pipelined[key]
+
+
+def parts_of(tile: tuple[int, ...]) -> int:
+    """The parts in which a tile's columns are finished: a thread holds little more than the sums of all of them."""
+    return 2 if tile[1] > 2 * GROUP_ROWS and is_power_of_two(tile[1]) else 1
+
+
+def leaving_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Shared memory of the blocks that leave it."""
+    types = {one.store.buffer.dtype for one in kernel.written}
+    return len(types) * LEAVING * parameters.tile[0] * stored_bytes(parameters.tile)
+
+
+def stored_bytes(tile: tuple[int, ...]) -> int:
+    """Bytes of a row of a block that is stored at once: so many that each part of a tile is an even number of blocks,
+    which have the two places in turn, and that three groups leave room for a fourth stage."""
+    return STORED_BYTES if tile[0] == 2 * GROUP_ROWS and tile[1] % (2 * STEP) == 0 else STORED_BYTES // 2
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One contraction of a tile: how its blocks lie in memory, and the names of their descriptors."""
+
+    steps: int
+    rows: tuple[Boxes, str]
+    columns: tuple[tuple[Boxes, str], ...]  # of each piece
+
+
+@dataclass(frozen=True)
+class _Tiled:
+    """One kernel of the launch, with the axes of its tiles and its contractions, which are added up."""
+
+    kernel: TileKernel
+    parameters: TileParameters
+    axes: tuple[Axis, Axis]
+    contractions: tuple[Contraction, ...]
+    products: tuple[_Product, ...]
+    beside: tuple[tuple[UOp, Boxes, str], ...]  # what is read for each element of the result and comes by the ring
+    turns: Turns
+
+
+class _Pipelined:
+    def __init__(self, kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> None:
+        self.kernel, self.writer, self.stages = kernel, writer, parameters.num_stages
+        rows, columns = parameters.tile
+        self.groups = rows // GROUP_ROWS
+        if writer.interpreted:
+            raise TileRefusal("form", "Triton's interpreter has no specialised warps")
+        if parameters.loads != TMA or parameters.num_warps != 4 or rows % GROUP_ROWS or self.groups not in REGISTERS:
+            raise TileRefusal("form", "two or three groups of 64 rows and 4 warps, TMA")
+        self.step, self.pieces = parameters.reduce_tile, pieces_of(columns)
+        self.main = open_frame(kernel, writer, ())
+        self.in_memory: dict[str, str] = {}  # what makes a descriptor -> its name
+        self.leaving: dict[str, str] = {}  # what allocates a buffer for results -> its name
+        self.sent: Counter[str] = Counter()  # blocks by way of each of these
+        self.stored_bytes = stored_bytes(parameters.tile)
+        launched = launched_with(kernel, parameters)
+        tiles = [math.prod(counts_of(*one)) for one in launched]
+        self.programs = min(sum(tiles), target.cores)
+        self.tiled = [
+            self._tiled(one, own, Turns(self.programs, sum(tiles[:place]))) for place, (one, own) in enumerate(launched)
+        ]
+        self.dtype = self.tiled[0].contractions[0].sides[0].dtype
+        first, *others = [product for one in self.tiled for product in one.products]
+        self.shapes = [self._shape(first.rows[0]), *(self._shape(boxes) for boxes, _ in first.columns)]
+        for other in others:
+            if self.shapes != [self._shape(other.rows[0]), *(self._shape(boxes) for boxes, _ in other.columns)]:
+                raise TileRefusal("form", "contractions of one ring have operands that lie alike")
+
+    def written(self) -> tuple[Lines, int]:
+        lines = self.main.lines
+        self.writer.store = self._store
+        computing, loading = self._computing(), self._loading()
+        buffers = ["rows", *(f"columns{number}" for number in range(len(self.pieces)))]
+        for text, name in self.in_memory.items():
+            lines.add(f"{name} = {text}")
+        for number, (name, sizes) in enumerate(zip(buffers, self.shapes, strict=True)):
+            lines.add(allocated(name, self.stages * (1 if number else self.groups), sizes, self.dtype))
+        for text, name in self.leaving.items():
+            lines.add(text.format(name))
+        add_barriers(lines, FULL, self.stages, 1)
+        add_barriers(lines, EMPTY, self.stages, self.groups)
+        lines.add("fence_async_shared()")
+        given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, FULL, EMPTY)
+        add_function(self.writer, COMPUTE, (*given, *self.leaving.values()), computing, group=True)
+        add_function(self.writer, LOAD, given, loading)
+        lines.add(specialized(self.groups, REGISTERS[self.groups], (*given, *self.leaving.values()), given))
+        return lines, self.programs
+
+    # ---- what a tile is made of
+
+    def _tiled(self, kernel: TileKernel, parameters: TileParameters, turns: Turns) -> _Tiled:
+        one, other = axes_of(kernel, parameters)
+        contraction = kernel.contraction
+        assert contraction is not None
+        if kernel.sharing or rest_of(kernel, (one, other)) or any(map(is_symbolic, kernel.outputs)):
+            raise TileRefusal("form", "specialised warps make one sum of rows by columns")
+        contractions = tuple(turned(each, parameters) for each in (*kernel.before, contraction))
+        products = tuple(self._product(each, (one, other)) for each in contractions)
+        beside = tuple(self._beside(kernel, (one, other), contraction.sides[0].dtype))
+        return _Tiled(kernel, parameters, (one, other), contractions, products, beside, turns)
+
+    def _beside(self, kernel: TileKernel, axes: tuple[Axis, Axis], dtype: DType) -> Iterator[tuple[UOp, Boxes, str]]:
+        """Loads beside the sums that fit where blocks of the rows lie: they come while the last products are made."""
+        if kernel.branches or axes[1].size % self.step:
+            return
+        for access in read_for_each(kernel, axes):
+            sizes = (replace(axes[0], size=GROUP_ROWS), replace(axes[1], size=self.step))
+            boxes = boxes_of(access, sizes, self.main) if access.buffer.dtype is dtype else None
+            if boxes is not None and not boxes.leading and not boxes.transposed:
+                yield access.node, boxes, self._descriptor(boxes, dtype)
+
+    def _product(self, contraction: Contraction, axes: tuple[Axis, Axis]) -> _Product:
+        reduced = Axis(tuple(contraction.reduce.src[1:]), self.step)
+        if reduced.is_symbolic:
+            raise TileRefusal("form", "specialised warps make sums of a known length")
+        one, other = contraction.sides
+        rows = self._described(one, (replace(axes[0], size=GROUP_ROWS), reduced))
+        columns = tuple(self._described(other, (reduced, replace(axes[1], size=width))) for _, width in self.pieces)
+        return _Product(reduced.tiles, rows, columns)
+
+    def _described(self, side: Operand, axes: tuple[Axis, Axis]) -> tuple[Boxes, str]:
+        """How TMA loads an operand's blocks."""
+        (factor, *others) = side.factors
+        if not others and not factor.gate and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype:
+            boxes = boxes_of(self.writer.accesses[factor.node], axes, self.main)
+            if boxes is not None and not boxes.leading and side.dtype.itemsize == 2:
+                return boxes, self._descriptor(boxes, side.dtype)
+        raise TileRefusal("form", "specialised warps take operands of 16 bits that TMA loads")
+
+    def _descriptor(self, boxes: Boxes, dtype: DType) -> str:
+        text = descriptor(boxes, boxes.buffer, dtype)
+        return self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
+
+    def _shape(self, boxes: Boxes) -> tuple[int, int]:
+        return boxes.ordered(boxes.sizes)
+
+    # ---- loops over tiles, alike in both functions
+
+    def _opened(self, lines: Lines, one: _Tiled) -> tuple[Frame, tuple[str, str], str]:
+        """The frame of a tile, its first row and column, and the header of the loop over tiles."""
+        frame = Frame(Lines(self.writer, lines), (), outer=self.main)
+        tile = self.writer.fresh("tile")
+        (number,) = split_number(frame, tile, [math.prod(counts_of(one.kernel, one.parameters))])
+        rows, columns = one.axes
+        row, column = raster(frame, number, rows.tiles, columns.tiles, one.parameters.group)
+        first = one.turns.first(lines, lines.name("tl.program_id(0)", "program"))
+        header = f"for {tile} in range({first}, {rows.tiles * columns.tiles}, {self.programs}):"
+        return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
+
+    def _advance(self, lines: Lines) -> None:
+        """To the next slot of the ring; in each round its barriers have the other phase."""
+        lines.add("slot += 1")
+        lines.add(f"around = slot == {self.stages}")
+        lines.add("slot = gl.where(around, 0, slot)")
+        lines.add("phase = gl.where(around, phase ^ 1, phase)")
+
+    def _loading(self) -> Lines:
+        lines = Lines(self.writer)
+        lines.add("slot = 0")
+        lines.add("phase = 1")
+        for one in self.tiled:
+            frame, (row, column), header = self._opened(lines, one)
+            for product in one.products:
+                body, counter = Lines(self.writer, frame.lines), self.writer.fresh("k")
+                body.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
+                nbytes = 2 * self.step * sum(one.parameters.tile)
+                body.add(f"mbarrier.expect({FULL}.index(slot), {nbytes})")
+                term = body.name(f"{counter} * {self.step}", "term")
+                boxes, memory = product.rows
+                for group in range(self.groups):
+                    corner = boxes.ordered((f"{row} + {group * GROUP_ROWS}", term))
+                    block = f"rows.index(slot * {self.groups} + {group})"
+                    body.add(fetched(memory, corner, f"{FULL}.index(slot)", block))
+                for number, ((at, _), (boxes, memory)) in enumerate(zip(self.pieces, product.columns, strict=True)):
+                    corner = boxes.ordered((term, f"{column} + {at}"))
+                    body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
+                self._advance(body)
+                frame.lines.extend(f"for {counter} in range({product.steps}):", body)
+            for place in range(one.parameters.tile[1] // self.step):
+                for _, _, memory in one.beside:
+                    self._load_beside(frame.lines, memory, row, f"{column} + {place * self.step}")
+            lines.extend(header, frame.lines)
+        return lines
+
+    def _load_beside(self, lines: Lines, memory: str, row: str, column: str) -> None:
+        """Some columns of what is read beside the sums, of each group's rows."""
+        lines.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
+        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.groups * GROUP_ROWS * self.step})")
+        for group in range(self.groups):
+            block = f"rows.index(slot * {self.groups} + {group})"
+            lines.add(fetched(memory, (f"{row} + {group * GROUP_ROWS}", column), f"{FULL}.index(slot)", block))
+        self._advance(lines)
+
+    def _computing(self) -> Lines:
+        lines = Lines(self.writer)
+        lines.add("slot = 0")
+        lines.add("phase = 0")
+        for one in self.tiled:
+            frame, starts, header = self._opened(lines, one)
+            totals = self._summed(frame.lines, one)
+            self._finished(frame, one, starts, totals)
+            lines.extend(header, frame.lines)
+        lines.add("tma.store_wait(0)")
+        return lines
+
+    def _summed(self, lines: Lines, one: _Tiled) -> tuple[str, ...]:
+        """The sums of a group's rows, one for each piece of the columns."""
+        totals = tuple(self.writer.fresh("acc") for _ in self.pieces)
+        for total, (_, width) in zip(totals, self.pieces, strict=True):
+            layout = sums_layout(self.writer, width)
+            lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
+        # by name: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
+        before = f"gl.where(slot == 0, {self.stages - 1}, slot - 1)"
+        for place, product in enumerate(one.products):
+            body, counter = Lines(self.writer, lines), self.writer.fresh("k")
+            body.add(f"mbarrier.wait({FULL}.index(slot), phase)")
+            block = operand(product.rows[0])("rows", f"slot * {self.groups} + group")
+            for number, (total, (boxes, _)) in enumerate(zip(totals, product.columns, strict=True)):
+                other = operand(boxes)(f"columns{number}", "slot")
+                body.add(f"{total} = warpgroup_mma({block}, {other}, {total}, is_async=True)")
+            names = ", ".join(totals)
+            body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
+            only = "" if place else f", pred={counter} > 0"
+            body.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1{only})")
+            self._advance(body)
+            lines.extend(f"for {counter} in range({product.steps}):", body)
+        lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
+        lines.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1)")
+        return totals
+
+    def _finished(self, frame: Frame, one: _Tiled, starts: tuple[str, str], totals: tuple[str, ...]) -> None:
+        """What becomes of the sums of a group's rows."""
+        lines, (rows, columns) = frame.lines, one.axes
+        own = replace(rows, size=GROUP_ROWS)
+        row = lines.name(f"{starts[0]} + group * {GROUP_ROWS}", "start")
+        pieces = tuple(replace(columns, size=width) for _, width in self.pieces)
+        firsts = tuple(lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in self.pieces)
+        ragged = columns.total % columns.size != 0
+        sums = Sums(totals, "float32", own, pieces, row, firsts, "", ragged)
+        contraction = one.contractions[-1]
+        blocks = stored_blocks(
+            (contraction,),
+            frame,
+            lines,
+            sums,
+            one.parameters.epilogue_parts,
+            lambda size: sums_layout(self.writer, size),
+        )
+        for block in blocks:
+            block.frame.bound |= in_the_sum(one.kernel)
+            self._read_beside(block.frame, one)
+            for plain in one.kernel.plain:
+                store_tile(block.frame, plain)
+            for branch in one.kernel.branches:
+                store_branch([block], one.kernel, branch)
+
+    def _read_beside(self, frame: Frame, one: _Tiled) -> None:
+        """Binds what is read for each element of a block, which the ring brings in parts of its columns."""
+        lines, columns = frame.lines, frame.sizes[1]
+        parts: dict[UOp, list[str]] = {node: [] for node, _, _ in one.beside}
+        for _ in range(columns // self.step):
+            for node, _, _ in one.beside:
+                lines.add(f"mbarrier.wait({FULL}.index(slot), phase)")
+                layout, held = sums_layout(self.writer, self.step), self.writer.fresh("read")
+                lines.add(f"{held} = rows.index(slot * {self.groups} + group).load({layout})")
+                lines.add(f"mbarrier.arrive({EMPTY}.index(slot), count=1)")
+                self._advance(lines)
+                parts[node].append(held)
+        for node, texts in parts.items():
+            while len(texts) > 1:
+                texts = [self._side_by_side(frame, *pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+            frame.bound[node] = frame.cast(Block(texts[0], TYPES[node.dtype], BOTH), compute_type(node))
+
+    def _side_by_side(self, frame: Frame, one: str, other: str) -> str:
+        """Two blocks as one of twice the columns."""
+        joined = f"gl.join({one}, {other}).permute(0, 2, 1).reshape({GROUP_ROWS}, {2 * self.step})"
+        return frame.lines.name(f"gl.convert_layout({joined}, {sums_layout(self.writer, 2 * self.step)})")
+
+    # ---- stores
+
+    def _store(self, frame: Frame, stored: Stored, value: Block) -> None:
+        """Stores a block by TMA, some columns at once, each after those before have left the buffer."""
+        dtype, columns = stored.store.buffer.dtype, frame.sizes[1]
+        if value.axes != BOTH or stored.gates or set(frame.flattened) != {0, 1}:
+            raise TileRefusal("form", "specialised warps store whole blocks")
+        width = min(columns, self.stored_bytes // dtype.itemsize)
+        rows, along = (Axis(frame.flattened[axis].ranges, frame.sizes[axis]) for axis in (0, 1))
+        boxes = boxes_of(stored.store, (rows, replace(along, size=width)), self.main)
+        if boxes is None or boxes.transposed or any(step % boxes.wide for _, step in boxes.leading):
+            raise TileRefusal("form", "specialised warps store by TMA, row by row")
+        if boxes.leading and rows.total % GROUP_ROWS:
+            raise TileRefusal("form", "a block of specialised warps ends where its rows do")
+        apart = [(r, step // boxes.wide) for r, step in boxes.leading]
+        total = rows.total + sum((extent(r) - 1) * step for r, step in apart)
+        boxes = replace(boxes, totals=(str(total), boxes.totals[1]))
+        row = " + ".join([frame.starts[0], *(f"{frame.value(r).text} * {step}" for r, step in apart)])
+        buffer = self.leaving.setdefault(
+            allocated("{}", LEAVING * self.groups, (GROUP_ROWS, width), dtype), f"leaving{len(self.leaving)}"
+        )
+        texts = self._parts(frame, value.text, columns, width)
+        for number, text in enumerate(texts):
+            place = self.sent[buffer] % LEAVING
+            self.sent[buffer] += 1
+            block = f"{buffer}.index(group * {LEAVING} + {place})"
+            frame.lines.add(f"tma.store_wait({LEAVING - 1})")
+            frame.lines.add(f"{block}.store({text})")
+            frame.lines.add("fence_async_shared()")
+            corner = f"[{row}, {frame.starts[1]} + {number * width}]"
+            self._send(frame, stored, boxes, corner, block)
+
+    def _parts(self, frame: Frame, text: str, columns: int, width: int) -> list[str]:
+        """A block in parts of so many columns, as the tensor core's sums of so many lie."""
+        text = frame.lines.name(f"gl.convert_layout({text}, {sums_layout(self.writer, columns)})")
+        if columns == width:
+            return [text]
+        halves = [self.writer.fresh("half") for _ in range(2)]
+        frame.lines.add(
+            f"{', '.join(halves)} = {text}.reshape({GROUP_ROWS}, 2, {columns // 2}).permute(0, 2, 1).split()"
+        )
+        return [part for half in halves for part in self._parts(frame, half, columns // 2, width)]
+
+    def _send(self, frame: Frame, stored: Stored, boxes: Boxes, corner: str, block: str) -> None:
+        """Sends a block to the buffer that it is of."""
+        slot, dtype = stored.store.buffer.slot, stored.store.buffer.dtype
+        chosen = frame.chosen(slot)
+        sent = []
+        for place in chosen.slots if chosen is not None else (slot,):
+            start = f"p{place}{boxes.buffer.removeprefix(f'p{slot}')}"
+            text = descriptor(boxes, start, dtype)
+            name = self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
+            sent.append(f"send({name}, {corner}, {block})")
+        for number, condition in enumerate(chosen.conditions if chosen is not None else ()):
+            frame.lines.add(f"{'el' if number else ''}if {condition}:")
+            frame.lines.add(f"    {sent[number]}")
+        if len(sent) > 1:
+            frame.lines.add("else:")
+        frame.lines.add(f"{'    ' if len(sent) > 1 else ''}{sent[-1]}")
