@@ -505,10 +505,12 @@ class _Candidates:
         """Each contraction with the next one near it of as many terms and columns, where neither needs the other and
         one of them has only a few waves of tiles."""
         for number, place in enumerate(contractions):
-            near = itertools.takewhile(lambda p: p <= place + self.limits.near, contractions[number + 1 :])
-            found = (other for other in near if self._may_be_beside(place, other))
-            if (other := next(found, None)) is not None:
-                yield frozenset([place, other])
+            for other in contractions[number + 1 :]:
+                if other > place + self.limits.near:
+                    break
+                if self._may_be_beside(place, other):
+                    yield frozenset([place, other])
+                    break
 
     def _may_be_beside(self, place: int, other: int) -> bool:
         one, two = self.kernels[place], self.kernels[other]

@@ -169,7 +169,6 @@ def test_contractions_that_need_each_other_are_not_beside_each_other() -> None:
 
 def test_contractions_beside_each_other_are_near_and_one_is_small() -> None:
 
-
     def far() -> list[Tensor]:
         return [linear(ROWS), *(empty(ROWS, 7 + n).sum(1).contiguous() for n in range(8)), linear(4 * ROWS)]
 

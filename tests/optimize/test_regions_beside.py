@@ -23,8 +23,8 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import check_script
 from kcg.types import Region, Result, ScheduleKind, Workload
 from kcg.workloads import script
-from tests.plans import run
 from tests.planned_result import planned_result
+from tests.plans import run
 from tests.scripts import two_streams
 
 SCRIPT = Path(two_streams.__file__)
