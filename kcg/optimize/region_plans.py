@@ -92,8 +92,8 @@ def among(proposals: Proposals, usable: Callable[[Region], bool]) -> Proposals:
 
 
 def expected_saving_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
-    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved, and
-    launches, and idle last waves, less what is computed again. No region is expected to be faster than its own bytes
+    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved,
+    launches and idle last waves, less what is computed again. No region is expected to be faster than its own bytes
     are moved."""
     figures = figures_of(target)
     kernels = [kernel for number, kernel in enumerate(candidate.region.kernels) if number not in candidate.again]
@@ -109,8 +109,8 @@ def _idle_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) 
     programs of one launch: others fill these then."""
     if candidate.form not in (Form.EPILOGUE, Form.SHARED, Form.BESIDE):
         return 0.0
-    read = {kernel.id: read_kernel(Region((kernel,))) for kernel in candidate.region.kernels}
-    idle = [idle_share(k, target) * alone_s.get(name, 0.0) for name, k in read.items() if k.contraction is not None]
+    read = [(kernel.id, read_kernel(Region((kernel,)))) for kernel in candidate.region.kernels]
+    idle = [idle_share(k, target) * alone_s.get(name, 0.0) for name, k in read if k.contraction is not None]
     return sum(idle) if len(idle) > 1 else 0.0
 
 

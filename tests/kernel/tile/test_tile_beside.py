@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.regions import Candidate, Form
+from kcg.kernel.regions import Candidate, Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import idle_share, predicted_seconds
 from kcg.kernel.tile.fuse import read_region
@@ -24,7 +24,7 @@ from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
 from kcg.types import Region
 from kcg.workloads.registry import spec_of
-from tests.chains import region_of
+from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -188,6 +188,14 @@ def test_what_is_idle_in_last_waves_is_expected_to_be_saved(layers: dict[tuple[i
     alone_s = {k.id: 1e-4 for k in candidate.region.kernels}
     saved_s = expected_saving_s(candidate, alone_s, TARGET)
     assert saved_s == pytest.approx(1.5e-6 + 1e-4 * sum(shares.values()))
+
+
+def test_two_calls_of_one_kernel_are_idle_twice() -> None:
+    made = (linear(empty(512, 3072, dtype="bfloat16"), 3072).contiguous() for _ in range(2))
+    (candidate,) = candidates_of(sequence_of(*made))
+    first, second = candidate.region.kernels
+    assert candidate.form is Form.BESIDE and first == second
+    assert expected_saving_s(candidate, {first.id: 1e-4}, TARGET) == pytest.approx(1.5e-6 + 2e-4 * (1 - 48 / 132))
 
 
 def test_a_plan_with_them_leaves_what_the_model_leaves(
