@@ -10,7 +10,9 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `CHAINED`: a contraction, what is made of its result by way of a maximum of each row, and the contraction that takes
   that as an operand (attention);
 - `SHARED`: contractions that read the same operand (query, key and value);
-- `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way.
+- `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way;
+- `BESIDE`: two contractions of which neither needs the other, whose tiles fill waves together (the same layer of two
+  streams).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from kcg.compat.hazards import Access, is_convex, successors_of
-from kcg.compat.tiny import Ops, UOp
+from kcg.compat.tiny import DType, Ops, UOp
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.ir import TileKernel, affine, extent, read_kernel
@@ -43,6 +45,7 @@ class Form(StrEnum):
     CHAINED = "a contraction of another one's result"
     SHARED = "contractions with a shared operand"
     PROLOGUE = "contraction with its operand computed on the way"
+    BESIDE = "contractions beside each other"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Limits:
     sharing: int = 4  # contractions with one operand
     again: int = 16  # operations an element of what is computed more than once
     subsets: int = 64  # of the calls of one group
+    near: int = 8  # calls from a contraction to one beside it
+    few: int = 1 << 23  # elements that the smaller of contractions beside each other stores: a few waves of tiles
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Candidate:
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
     again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
     bytes: int  # that one occurrence reads and stores, each element once
-    saved_bytes: int  # that one occurrence no longer stores and reads, against each of its calls alone
+    saved_bytes: int  # that one occurrence no longer stores and reads, against its calls alone; of `BESIDE` maybe 0
     again_operations: float  # that one occurrence computes beside what each of its calls does, about
 
     def own(self, places: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,6 +146,10 @@ class _Read:
         self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
+        self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of rows by columns
+        if contraction is not None and not contraction.batch:
+            rows, columns = contraction.sides
+            self.product = rows.dtype, self.reduce_extent, _count(self.outputs[n] for n in columns.ranges)
         self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)
         self.is_reduction = not self.is_contraction and not self.is_elementwise
         self.stored = _steps(tile.store.address)
@@ -277,6 +286,8 @@ class _Candidates:
                 held = any(self.sequence.buffers[view.buffer].held for view in self.writes[maker])
                 if not held and any(reader not in places for reader, _ in self.readers[maker]):
                     yield Form.PROLOGUE, more, frozenset([maker])
+        for places in self._beside(contractions):
+            yield Form.BESIDE, places, none
 
     def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
         """How a call reads a view."""
@@ -490,6 +501,28 @@ class _Candidates:
                 if size == len(places) or len(places) <= self.limits.sharing:
                     yield from map(frozenset, itertools.combinations(places, size))
 
+    def _beside(self, contractions: list[int]) -> Iterator[frozenset[int]]:
+        """Each contraction with the next one near it of as many terms and columns, where neither needs the other and
+        one of them has only a few waves of tiles."""
+        for number, place in enumerate(contractions):
+            for other in contractions[number + 1 :]:
+                if other > place + self.limits.near:
+                    break
+                if self._may_be_beside(place, other):
+                    yield frozenset([place, other])
+                    break
+
+    def _may_be_beside(self, place: int, other: int) -> bool:
+        one, two = self.kernels[place], self.kernels[other]
+        assert one is not None and two is not None
+        return (
+            one.product is not None
+            and one.product == two.product
+            and min(_count(one.outputs), _count(two.outputs)) <= self.limits.few
+            and other not in self.after[place]
+            and is_convex(self.after, [place, other])
+        )
+
     def _operands(self, places: frozenset[int]) -> list[int]:
         """Elementwise calls that make an operand of a contraction among these, at little cost."""
         found = []
@@ -521,7 +554,7 @@ class _Candidates:
             return None
         moved = self._bytes(ordered, region)
         saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved
-        if saved <= 0 and not again:
+        if saved <= 0 and not again and form is not Form.BESIDE:
             return None
         numbers = tuple(number for number, place in enumerate(ordered) if place in again)
         redone = sum(k.operations for place in again if (k := self.kernels[place]) is not None)

@@ -21,9 +21,10 @@ from typing import cast
 
 from kcg.errors import ScheduleError
 from kcg.kernel.parts import Part, schedule_of_parts
-from kcg.kernel.regions import Candidate, Limits, candidates_of
+from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
 from kcg.kernel.repeats import Blocks, blocks_of_workload
-from kcg.kernel.tile.cost import figures_of
+from kcg.kernel.tile.cost import figures_of, idle_share
+from kcg.kernel.tile.ir import read_kernel
 from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
 from kcg.optimize.planning import claimed, planned
 from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
@@ -91,14 +92,26 @@ def among(proposals: Proposals, usable: Callable[[Region], bool]) -> Proposals:
 
 
 def expected_saving_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
-    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved, and
-    launches, less what is computed again. No region is expected to be faster than its own bytes are moved."""
+    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved,
+    launches and idle last waves, less what is computed again. No region is expected to be faster than its own bytes
+    are moved."""
     figures = figures_of(target)
     kernels = [kernel for number, kernel in enumerate(candidate.region.kernels) if number not in candidate.again]
     parts_s = sum(alone_s.get(kernel.id, 0.0) for kernel in kernels)
     again_s = candidate.again_operations / (figures.plain_ops * max(1, target.cores))
     saving_s = candidate.saved_bytes / figures.memory_bytes + BETWEEN_S * (len(kernels) - 1) - again_s
+    saving_s += _idle_s(candidate, alone_s, target)
     return min(saving_s, parts_s - candidate.bytes / figures.memory_bytes)
+
+
+def _idle_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
+    """For how long the last waves of several contractions leave multiprocessors idle, where tiles of all of them are
+    programs of one launch: others fill these then."""
+    if candidate.form not in (Form.EPILOGUE, Form.SHARED, Form.BESIDE):
+        return 0.0
+    read = [(kernel.id, read_kernel(Region((kernel,)))) for kernel in candidate.region.kernels]
+    idle = [idle_share(k, target) * alone_s.get(name, 0.0) for name, k in read if k.contraction is not None]
+    return sum(idle) if len(idle) > 1 else 0.0
 
 
 def best_parts(region: Region, best: Mapping[str, Schedule]) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from tinygrad import Tensor, Variable, dtypes
@@ -124,13 +124,65 @@ def test_contractions_of_one_operand_read_it_once() -> None:
     assert set(found) == {(0, 1, 2), (0, 1)} and {c.form for c in found.values()} == {Form.SHARED}
     assert len(found[0, 1].places) == 3, "any two of them are the same region"
     assert found[0, 1, 2].saved_bytes == 2 * MATRIX
-    assert proposed((x @ empty(WIDTH, 128)).contiguous(), (empty(ROWS, WIDTH) @ empty(WIDTH, 128)).contiguous()) == {}
+    apart = proposed((x @ empty(WIDTH, 128)).contiguous(), (empty(ROWS, WIDTH) @ empty(WIDTH, 128)).contiguous())
+    assert {c.form for c in apart.values()} == {Form.BESIDE}
 
 
 def test_slices_of_a_weight_are_not_one_operand() -> None:
     weight = empty(256, WIDTH)
     found = proposed(*((empty(ROWS, WIDTH) @ weight[part].T).contiguous() for part in (slice(0, 128), slice(128, 256))))
-    assert found == {}
+    assert {c.form for c in found.values()} == {Form.BESIDE}
+
+
+def linear(rows: int, columns: int = 128, terms: int = WIDTH, dtype: str = "float32") -> Tensor:
+    return (empty(rows, terms, dtype=dtype) @ empty(terms, columns, dtype=dtype)).contiguous()
+
+
+def test_contractions_beside_each_other_save_no_byte() -> None:
+    found = proposed(linear(ROWS), linear(4 * ROWS))
+    assert set(found) == {(0, 1)} and found[0, 1].form is Form.BESIDE
+    assert found[0, 1].saved_bytes == 0 and len(found[0, 1].region.outputs) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: linear(ROWS, columns=64),
+        lambda: linear(ROWS, terms=64),
+        lambda: linear(ROWS, dtype="float16"),
+        lambda: (empty(4, ROWS, WIDTH) @ empty(4, WIDTH, 128)).contiguous(),
+    ],
+    ids=["columns", "terms", "format", "batch"],
+)
+def test_contractions_of_other_tiles_are_not_beside_each_other(other: Callable[[], Tensor]) -> None:
+    assert proposed(linear(4 * ROWS), other()) == {}
+
+
+def test_contractions_that_need_each_other_are_not_beside_each_other() -> None:
+    """Directly, or by way of another call."""
+    weights = [empty(128, 128) for _ in range(2)]
+    first = (empty(ROWS, 128) @ weights[0]).contiguous()
+    for made in (first, first.flip(0).contiguous()):
+        found = proposed((made @ weights[1]).contiguous())
+        assert not any(c.form is Form.BESIDE for c in found.values())
+
+
+def test_contractions_beside_each_other_are_near_and_one_is_small() -> None:
+
+    def far() -> list[Tensor]:
+        return [linear(ROWS), *(empty(ROWS, 7 + n).sum(1).contiguous() for n in range(8)), linear(4 * ROWS)]
+
+    def large() -> tuple[Tensor, ...]:
+        return linear(4096, 4096), linear(2048, 4096)
+
+    assert not proposed(*far()) and proposed(*far(), limits=Limits(near=9))
+    assert proposed(*large()) and not proposed(*large(), limits=Limits(few=1 << 22))
+
+
+def test_each_contraction_has_one_beside_it() -> None:
+    """The next one, so that there are not more than contractions."""
+    found = candidates_of(sequence_of(*(linear(ROWS * (1 + n)) for n in range(5))))
+    assert [places for c in found for places in map(sorted, c.places)] == [[n, n + 1] for n in range(4)]
 
 
 def test_an_operand_is_made_on_the_way_and_made_again_for_others() -> None:
@@ -170,7 +222,8 @@ def test_every_candidate_can_take_the_place_of_its_calls(name: str, preset: str)
             again = [places[number] for number in candidate.again]
             assert sequence.region(*places, again=again, ordered=True) == candidate.region
         if not candidate.again:
-            assert candidate.saved_bytes > 0 and partition_of(sequence).claim(candidate.region), candidate.form
+            assert candidate.saved_bytes > 0 or candidate.form is Form.BESIDE
+            assert partition_of(sequence).claim(candidate.region), candidate.form
 
 
 def test_blocks_that_run_what_is_independent_in_other_orders_have_the_same_regions() -> None:
@@ -200,6 +253,8 @@ def test_what_is_proposed_for_a_block_of_flux(flux: Calls) -> None:
     assert [len(c.places) for c in (norm, heads, text_too)] == [3, 3, 3]
     assert len(read_region(text_too.region).others) == 1, "one program of both streams"
     assert norm.saved_bytes == pytest.approx(2 * 4096 * 3072 * 2, rel=0.01), "two of three reads"
+    beside = [at(found, 70, 71), at(found, 78, 79), at(found, 80, 81)]  # attention's output, the MLP's two matmuls
+    assert all(c.form is Form.BESIDE and len(c.places) == 3 for c in beside)
     single = {
         (127, 128, 129): Form.ROWS,  # modulated norm
         (130, 132, 133, 134): Form.EPILOGUE,  # query, key and value; norm and rotation of query and key

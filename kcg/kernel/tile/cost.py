@@ -59,6 +59,7 @@ NEIGHBOURS = 16
 """Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
 WIDEST = 256  # columns of a product on a tensor core
+LARGEST = 128 * WIDEST  # elements of a contraction's tile
 LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
@@ -147,6 +148,12 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
 
 
 # ---- contractions
+
+
+def idle_share(kernel: TileKernel, target: Target) -> float:
+    """The share of a contraction's time for which its last wave leaves multiprocessors idle, with the largest tiles."""
+    waves = math.prod(kernel.extents) / (LARGEST * max(1, target.cores))
+    return 1 - waves / math.ceil(waves)
 
 
 def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:

@@ -73,7 +73,7 @@ def _fused(_id: str, region: Region) -> TileKernel:
         kernels = [_as_one(region, part) for part in parts] if len(parts) > 1 else []
         if not kernels or any(kernel.contraction is None for kernel in kernels):
             raise
-    return _side_by_side(kernels)
+    return _in_one_launch(kernels, SEVERAL)
 
 
 def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
@@ -330,13 +330,7 @@ def _with_products(products: dict[int, TileKernel], wanted: list[Stored], buffer
         found[slot].append(part)
     if not all(found.values()):
         raise TileRefusal(CUT, "nothing is stored of one of them")
-    kernels = [_with_product(product, found[slot], buffers) for slot, product in products.items()]
-    read = [_rows_read(kernel) for kernel in kernels]
-    forms = {(rows[:2], _columns_of(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows is not None}
-    stacked = len(set(read)) > 1
-    if None in read or (stacked and len(forms) > 1):
-        raise TileRefusal(CUT, "contractions of other formats, terms or columns")
-    return _in_one_launch(kernels, stacked=stacked)
+    return _in_one_launch([_with_product(product, found[slot], buffers) for slot, product in products.items()], CUT)
 
 
 def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UOp:
@@ -360,7 +354,7 @@ def _columns_of(product: TileKernel) -> int:
         step *= extent(axis)
     if steps or step != product.store.buffer.size:
         raise TileRefusal("result of a contraction", "it is stored in part")
-    return math.prod(product.extents[n] for n in columns)
+    return _count_of_columns(product)
 
 
 def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Held:
@@ -450,7 +444,7 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
     return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
 
 
-# ---- contractions of the same operand
+# ---- contractions of one launch, or of the same operand
 
 
 def _independent(region: Region) -> list[frozenset[int]]:
@@ -467,17 +461,14 @@ def _independent(region: Region) -> list[frozenset[int]]:
     return found
 
 
-def _side_by_side(kernels: list[TileKernel]) -> TileKernel:
-    """Contractions of the same operand with columns of their own, each with what is made of its result: the tiles of
-    all of them are programs of one launch. Raises TileRefusal."""
-    read = {_rows_read(kernel) for kernel in kernels}
-    if len(read) > 1 or None in read:
-        raise TileRefusal(SEVERAL, "they do not read the same rows alike")
-    return _in_one_launch(kernels, stacked=False)
-
-
-def _in_one_launch(kernels: list[TileKernel], *, stacked: bool) -> TileKernel:
-    """Contractions whose tiles are programs of one launch, the largest one's first."""
+def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
+    """Contractions whose tiles are programs of one launch, the largest one's first, each with what is made of its
+    result: of the same rows, or each of rows of its own and of as many terms and columns. Raises TileRefusal."""
+    read = [_rows_read(kernel) for kernel in kernels]
+    stacked = len(set(read)) > 1
+    forms = {(*rows[:2], _count_of_columns(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows}
+    if None in read or (stacked and len(forms) > 1):
+        raise TileRefusal(construct, "contractions of other formats, terms or columns")
     first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
     slots = {buffer.slot: buffer for kernel in kernels for buffer in kernel.buffers}
     variables = {v.arg.name: v for kernel in kernels for v in kernel.variables}
@@ -488,6 +479,11 @@ def _in_one_launch(kernels: list[TileKernel], *, stacked: bool) -> TileKernel:
         buffers=tuple(slots[slot] for slot in sorted(slots)),
         variables=tuple(variables[name] for name in sorted(variables)),
     )
+
+
+def _count_of_columns(kernel: TileKernel) -> int:
+    assert kernel.contraction is not None
+    return math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
 
 
 def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:

@@ -329,11 +329,11 @@ def one_of_another() -> tuple[Tensor, ...]:
 
 
 REFUSED = {
-    other_rows: "several contractions: they do not read the same rows alike",
+    other_rows: "several contractions: contractions of other formats, terms or columns",
     widths_differ_and_are_joined: "several contractions: what they store has different shapes",
     nothing_shared: "several contractions: they share no operand",
     terms_differ: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
-    formats_differ: "several contractions: they do not read the same rows alike",
+    formats_differ: "several contractions: contractions of other formats, terms or columns",
     one_of_another: "several contractions: one is of another one's result",
 }
 
