@@ -28,8 +28,8 @@ def needed_loads(kernel: TileKernel) -> dict[UOp, Access]:
     found = {}
     for load in kernel.loads:
         own = set(load.address.ranges)
-        holds = [c for c in always.get(load.node, ()) if set(c.ranges) <= own and c not in load.gates]
-        gates = {gate for c in holds if (gate := _of_vectors(c, load)) is not None}
+        under = [c for c in always.get(load.node, ()) if set(c.ranges) <= own and c not in load.gates]
+        gates = {gate for c in under if (gate := _of_vectors(c, load)) is not None}
         found[load.node] = replace(load, gates=(*load.gates, *sorted(gates, key=lambda g: g.key)))
     return found
 
