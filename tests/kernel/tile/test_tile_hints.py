@@ -77,6 +77,30 @@ def test_a_reduction_begins_with_what_it_reads_once_going_first(monkeypatch: pyt
     assert small.parameters(small.start()).evict_first == ()
 
 
+def test_a_load_that_other_tiles_of_a_flattened_axis_read_too_does_not_go_first() -> None:
+    """A mask of all batches, where batches and rows are one axis."""
+    x, mask = empty(25, 1777, 1777, dtype="bfloat16"), empty(1777, 1777, dtype="bool")
+    of = space(region(mask.where(x, 0.0).max(2)))
+    start = of.parameters(of.start())
+    assert start.axes == ((0, 1),)
+    assert [of.kernel.loads[n].buffer.size for n in start.evict_first] == [25 * 1777 * 1777]
+
+
+def test_sums_down_columns_take_whole_sectors_by_many_programs_at_once() -> None:
+    x, y = (empty(3000, 5120, dtype="bfloat16") for _ in range(2))
+    of = space(region((x * y).sum(0)))
+    start = of.parameters(of.start())
+
+    def seconds(columns: int, rows: int, warps: int) -> float:
+        p = replace(start, tile=(columns,), reduce_tile=rows, num_warps=warps)
+        return predicted_seconds(of.kernel, of.target, p)
+
+    good = seconds(16, 256, 8)
+    assert seconds(8, 512, 8) > good, "half of each sector is thrown away"
+    assert seconds(32, 64, 8) > good, "160 programs with 8 KB in flight each"
+    assert seconds(256, 64, 16) > good, "20 programs"
+
+
 @pytest.mark.parametrize(("vectors", "most"), [(9, 64), (20, 64), (20, 19)])
 def test_lists_of_many_loads_are_read_back_or_no_candidates(
     vectors: int, most: int, monkeypatch: pytest.MonkeyPatch
