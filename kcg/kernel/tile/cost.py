@@ -41,20 +41,21 @@ from kcg.kernel.tile.prior import (
     shared_taken,
     stream_bytes,
     sums_of,
-    tiles_of,
 )
 from kcg.kernel.tile.stream import padded, reach_of
+from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 
 UNTRIED = 0.005
-"""What an eviction policy, a limit of registers or loads ahead in a loop over rows cost until it is measured: what is
-known to matter comes first."""
+"""What an eviction policy (a reduction's first ones aside), a limit of registers or loads ahead in a loop over rows
+cost until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
+ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 NEIGHBOURS = 16
 """Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
@@ -85,6 +86,7 @@ class Figures:
     memory_bytes: float  # from memory to all of them
     flight_s: float  # from a load's issue to its data, where L2 holds it
     cold_s: float  # and what more it takes from memory
+    loaded_s: float  # from memory while all of its bandwidth is taken
     product_share: float  # of a step's product during which the load for a later step cannot be issued yet
     crowding: float  # what programs that share a multiprocessor lose to each other, of their time
     step_s: float  # of a step of the loop beside its loads and products
@@ -95,16 +97,18 @@ class Figures:
     store_bytes: float  # a multiprocessor's, of the epilogue
     held_elements: float  # that a multiprocessor moves one by one, through registers
     piece_share: float  # of the tensor core's time that a second product in each step adds
+    written_share: float  # of what a reduction takes of L2, that has to be written to memory first
     spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
 
 
 HOPPER = Figures(
     tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
     block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
-    product_share=0.18, crowding=0.49, spare_share=0.18, step_s=9.3e-9, pointer_share=0.041, opening_s=9e-7,
-    fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
+    loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
+    pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
 )  # fmt: skip
-"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others."""
+"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
+`written_share` is by reductions of 57 to 103 MB, which took 4 to 6 µs longer where nothing was evicted first."""
 
 AMPERE = replace(
     HOPPER,
@@ -142,8 +146,8 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
         seconds += LAUNCH_S / 2 + 2 * partials / figures.partial_bytes
-    untried = bool(p.evict_first) + bool(p.evict_last) + bool(p.maxnreg)
-    untried += p.form == REDUCTION and p.num_stages > 1
+    untried = bool(p.evict_last) + bool(p.maxnreg)
+    untried += p.num_stages > 1 if p.form == REDUCTION else bool(p.evict_first)
     return LAUNCH_S + seconds * (1 + UNTRIED * untried)
 
 
@@ -391,28 +395,51 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     programs = math.prod(counts) * others * p.split
     steps = -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
-    nbytes, moved = 0.0, 0.0
+    nbytes, used, moved = 0.0, 0.0, 0.0  # from memory; of each element in flight, and from L2
     for access in (*kernel.loads, kernel.store):
         size = access.buffer.dtype.itemsize
         spans = _spans(kernel, access)
-        nbytes += min(spans, access.buffer.size) * size
-        moved += min(1.0, spans / max(1, outputs * terms)) * size * _spread(access, kernel, p)
+        spread = _spread(access, kernel, p)
+        nbytes += min(spans, access.buffer.size) * size * (1 + (spread - 1) / 2)  # some parts of sectors come twice
+        each = min(1.0, spans / max(1, outputs * terms)) * size
+        used += each
+        moved += each * spread
     threads = 32 * p.num_warps
     elements = max(1, per_program // threads)
-    registers = min(255, 24 + 2 * elements)
+    whole = sum(_spans(kernel, load) >= outputs * terms for load in kernel.loads)
+    # of sums and maxima the compiler took 40 to 79 of 16 and 32 elements, of products of two 59 and 102, 180 of 64
+    registers = min(255, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
     together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    busy = min(programs, target.cores)
     turns = programs / (target.cores * together)
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
-    flying = min(programs / target.cores, together) * per_program * max(moved, 0.5)
-    rate = flying / f.flight_s  # of one multiprocessor
-    each = min(f.l2_bytes, rate)
-    padded = programs * per_program * steps / max(1, outputs * terms)
-    stream_s = max(nbytes / f.memory_bytes, padded * outputs * terms * moved / (each * min(programs, target.cores)))
+    at_once = max(1.0, min(programs / target.cores, together))
+    all_elements = programs * per_program * steps  # also those that do not exist
+    nbytes += f.written_share * _displaced(kernel, target, p)
+    flying = at_once * per_program * max(used, 0.5)
+    stream_s = _either(
+        nbytes / f.memory_bytes,
+        all_elements * moved / (f.l2_bytes * busy),
+        all_elements * used / (flying / f.loaded_s * busy),
+    )
     stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
-    compute_s = padded * outputs * terms * work / (f.plain_ops * min(programs, target.cores)) / 4
-    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 * p.num_stages if p.form == REDUCTION else 1))
-    return _either(stream_s, compute_s, chain_s, sharp=3)
+    compute_s = all_elements * work / (f.plain_ops * busy) / 4
+    ahead = p.num_stages if p.form == REDUCTION else 1
+    # what one program waits for, others of its multiprocessor fill
+    chain_s = waves * (f.opening_s / 2 + steps * (f.flight_s + f.cold_s) / ahead) / min(at_once, ENOUGH)
+    return _either(stream_s, compute_s, sharp=3) + chain_s
+
+
+def _displaced(kernel: TileKernel, target: Target, p: TileParameters) -> float:
+    """Bytes of L2 that a reduction takes for what it reads: what kernels before wrote there has to go to memory."""
+    kept: dict[int, float] = {}
+    if p.form != REDUCTION:
+        return 0.0
+    for number, load in enumerate(kernel.loads):
+        if number not in p.evict_first:
+            kept[load.buffer.slot] = min(_spans(kernel, load), load.buffer.size) * load.buffer.dtype.itemsize
+    return min(sum(kept.values()), float(target.cache_bytes))
 
 
 def _spans(kernel: TileKernel, access: Access) -> float:
@@ -432,7 +459,10 @@ def _spread(access: Access, kernel: TileKernel, p: TileParameters) -> float:
     along = 1
     if axis in kernel.outputs:
         number = kernel.outputs.index(axis)
-        along = max((size for held, size in zip(p.axes, p.tile, strict=True) if number in held), default=1)
+        for held, size in zip(p.axes, p.tile, strict=True):
+            if number in held:  # ranges after it change faster
+                faster = math.prod(kernel.extents[n] for n in held[held.index(number) + 1 :])
+                along = max(1, size // faster)
     elif p.reduce_tile:
         along = p.reduce_tile
     width = min(along, extent(axis)) * access.buffer.dtype.itemsize

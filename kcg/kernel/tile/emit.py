@@ -18,6 +18,7 @@ from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.tile.ir import NARROW, Access, Stored, TileKernel, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.tile.needed import needed_loads
 from kcg.kernel.tile.online import is_running
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
@@ -135,6 +136,8 @@ class Writer:
     ) -> None:
         self.kernel = kernel
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
+        if form in (ELEMENTWISE, REDUCTION):
+            self.accesses |= needed_loads(kernel)
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         self.form = form  # of the program, where that is known

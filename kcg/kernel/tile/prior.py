@@ -14,6 +14,7 @@ from dataclasses import replace
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.emit import keeps_tail
+from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, flattens_branches, may_split
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
@@ -35,8 +36,8 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import LEAST, padded, stream_axes
-from kcg.kernel.tile.targets import most_specialized_stages
-from kcg.kernel.tile.tiles import launched_with
+from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
+from kcg.kernel.tile.tiles import launched_with, tiles_of
 from kcg.types import Target
 
 SHARED_BYTES = {
@@ -292,12 +293,6 @@ def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
     return math.prod(kernel.extents[n] for n in numbers)
 
 
-def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
-    """Tiles along each axis."""
-    rows = zip(parameters.axes, parameters.tile, strict=True)
-    return tuple(-(-_count(kernel, numbers) // size) for numbers, size in rows)
-
-
 def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     """Tiles along each axis; of several contractions those of all their columns, or of all their rows."""
     found, place = list(tiles_of(kernel, parameters)), axis_of_others(kernel, parameters)
@@ -394,7 +389,7 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
         split = min(power_of_two(target.cores // programs), power_of_two(count // (2 * step)), 256)
         if split > 1:
             made = replace(made, reduce_tile=step, split=split, num_warps=4)
-    return made
+    return replace(made, evict_first=read_once(kernel, target, made)) if is_nvidia(target) else made
 
 
 def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:

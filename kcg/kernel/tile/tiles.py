@@ -52,6 +52,12 @@ def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
     return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
 
 
+def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    """Tiles along each axis."""
+    rows = zip(parameters.axes, parameters.tile, strict=True)
+    return tuple(-(-math.prod(kernel.extents[n] for n in numbers) // size) for numbers, size in rows)
+
+
 def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[TileKernel, TileParameters]]:
     """The kernels of one launch, each with the parameters by its own ranges."""
     first, *others = kernel.launched

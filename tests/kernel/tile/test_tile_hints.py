@@ -11,6 +11,7 @@ import pytest
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import parse
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values, starts
@@ -38,11 +39,12 @@ def test_what_is_read_once_may_go_first_and_what_is_read_again_may_stay() -> Non
     start = of.parameters(of.start())
     weight = next(n for n, load in enumerate(of.kernel.loads) if load.buffer.size == 4096 * 8192)
     assert evictions(of, start) == {("evict_first", (weight,)), ("evict_last", (1 - weight,))}
+    assert start.evict_first == (weight,), "a reduction begins with it"
     labels = {a.label: a.schedule for a in of.actions(of.start())}
-    chosen = labels[f"evict_first,{weight}"]
+    chosen = labels["evict_first,none"]
     of.check(chosen)
-    text = generate_kernel(of.kernel, of.target, of.parameters(chosen)).source
-    assert text.count('eviction_policy="evict_first"') == 1 and of.name(chosen) != of.name(of.start())
+    texts = [generate_kernel(of.kernel, of.target, p).source for p in (start, of.parameters(chosen))]
+    assert [text.count('eviction_policy="evict_first"') for text in texts] == [1, 0]
     assert not evictions(space(region(empty(1, 512) @ empty(512, 512))), start), "all of it stays in L2 anyway"
 
 
@@ -56,6 +58,47 @@ def test_a_policy_that_the_compiler_drops_is_no_candidate(monkeypatch: pytest.Mo
         monkeypatch.setattr("kcg.kernel.tile.eviction.evicts_copies", lambda heard=heard: heard)
         assert not evictions(of, replace(pointers, loads=TMA)) and bool(evictions(of, pointers)) == heard
         assert evictions(of, replace(pointers, num_stages=1))
+
+
+def test_a_reduction_begins_with_what_it_reads_once_going_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then what kernels before wrote stays in L2, and nothing is written to memory while it reads. Not where the
+    compiler drops the policy, and not of what fits into L2."""
+    monkeypatch.setattr("kcg.kernel.tile.eviction.evicts_copies", lambda: False)
+    of = space(region(empty(32768, 1024, dtype="bfloat16").max(1)))
+    start = of.parameters(of.start())
+    assert start.evict_first == (0,)
+    assert predicted_seconds(of.kernel, of.target, start) < predicted_seconds(
+        of.kernel, of.target, replace(start, evict_first=())
+    )
+    looped = replace(start, tile=(1,), reduce_tile=256, num_warps=1, evict_first=())
+    assert legal_values(of.kernel, of.target, looped, "evict_first") == ((), (0,))
+    assert legal_values(of.kernel, of.target, replace(looped, num_stages=3), "evict_first") == ((),)
+    small = space(region(empty(512, 1024, dtype="bfloat16").max(1)))
+    assert small.parameters(small.start()).evict_first == ()
+
+
+def test_a_load_that_other_tiles_of_a_flattened_axis_read_too_does_not_go_first() -> None:
+    """A mask of all batches, where batches and rows are one axis."""
+    x, mask = empty(25, 1777, 1777, dtype="bfloat16"), empty(1777, 1777, dtype="bool")
+    of = space(region(mask.where(x, 0.0).max(2)))
+    start = of.parameters(of.start())
+    assert start.axes == ((0, 1),)
+    assert [of.kernel.loads[n].buffer.size for n in start.evict_first] == [25 * 1777 * 1777]
+
+
+def test_sums_down_columns_take_whole_sectors_by_many_programs_at_once() -> None:
+    x, y = (empty(3000, 5120, dtype="bfloat16") for _ in range(2))
+    of = space(region((x * y).sum(0)))
+    start = of.parameters(of.start())
+
+    def seconds(columns: int, rows: int, warps: int) -> float:
+        p = replace(start, tile=(columns,), reduce_tile=rows, num_warps=warps)
+        return predicted_seconds(of.kernel, of.target, p)
+
+    good = seconds(16, 256, 8)
+    assert seconds(8, 512, 8) > good, "half of each sector is thrown away"
+    assert seconds(32, 64, 8) > good, "160 programs with 8 KB in flight each"
+    assert seconds(256, 64, 16) > good, "20 programs"
 
 
 @pytest.mark.parametrize(("vectors", "most"), [(9, 64), (20, 64), (20, 19)])
@@ -82,7 +125,7 @@ def test_every_policy_is_another_binary(stages: int) -> None:
         pytest.skip(f"Triton {triton_version()} drops policies of asynchronous copies")
     for of in (decode(), region(empty(4096, 1024, dtype="bfloat16") @ empty(1024, 16384, dtype="bfloat16"))):
         tiles = space(of)
-        p = replace(tiles.parameters(tiles.start()), loads=POINTER, persistent=0, epilogue_parts=1)
+        p = replace(tiles.parameters(tiles.start()), loads=POINTER, persistent=0, epilogue_parts=1, evict_first=())
         p = replace(p, num_stages=stages) if p.form == CONTRACTION else p
         found = [p, *(replace(p, **{field: value}) for field, value in evictions(tiles, p))]
         assert len({compiled(of, one).binary_hash for one in found}) == len(found) > 1
