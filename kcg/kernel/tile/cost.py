@@ -163,22 +163,24 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     epilogue_s = _epilogue(kernel, p, f)
     opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
 
-    def wave(programs: int, *, opens: bool = True) -> float:
-        """So many programs on a multiprocessor, each with one tile."""
-        alone = chain_s + epilogue_s + (opening_s if opens else 0.0)
+    def wave(programs: int, *, opens: bool = True, tail: int = 1) -> float:
+        """So many programs on a multiprocessor, each with one tile, or one of so many parts of it."""
+        end_s = epilogue_s if tail == 1 else 4 * math.prod(p.tile) / f.store_bytes
+        alone = chain_s / tail + end_s + (opening_s if opens else 0.0)
         crowded = 1 + f.crowding if programs > 1 else 1.0
-        return _either(alone, programs * (shared_s * crowded + epilogue_s / 2), sharp=6)
+        return _either(alone, programs * (shared_s / tail * crowded + end_s / 2), sharp=6)
 
+    left = tiles % (target.cores * max(1, p.persistent))  # tiles of the last wave
+    sums_s = LAUNCH_S / 2 + 8 * left * p.tail * math.prod(p.tile) / f.partial_bytes
     if p.persistent:
         rounds = -(-p.persistent // together)  # where not all programs run at once
-        turns = -(-tiles // (target.cores * p.persistent))
-        busy_s = rounds * (len(kernel.launched) * opening_s + turns * wave(together, opens=False))
+        programs = target.cores * p.persistent
+        turns_s = (tiles // programs) * wave(together, opens=False)
+        turns_s += -(-left * p.tail // programs) * wave(together, opens=False, tail=p.tail)
+        busy_s = rounds * (len(kernel.launched) * opening_s + turns_s) + (sums_s if p.tail > 1 else 0.0)
     elif p.tail > 1:
-        turns, left = divmod(tiles, target.cores)
-        elements = math.prod(p.tile)
-        part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
-        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.partial_bytes
-        busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
+        part_s = opening_s + chain_s / p.tail + 4 * math.prod(p.tile) / f.store_bytes
+        busy_s = tiles // target.cores * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
     else:
         full, left = divmod(tiles, slots)
         last = -(-left // target.cores)

@@ -183,14 +183,15 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
-            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
+            alone = parameters.form == CONTRACTION and parameters.split == 1
             return TAILS if alone and may_have_tail(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
             # of attention, by Triton 3.6, one program of two ended in NaN, the other never
             plain = parameters.form == CONTRACTION and parameters.loads == TMA and parameters.num_warps == 4
-            return (False, True) if plain and parameters.tile[1] not in BETWEEN else (False,)
+            shared = parameters.persistent and parameters.tail > 1
+            return (False, True) if plain and not shared and parameters.tile[1] not in BETWEEN else (False,)
         case "num_warps":
             return _warps(parameters)
         case "num_stages":
@@ -345,10 +346,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     tiles, programs = tiles_of(kernel, p), _programs(kernel, p)
     if p.tail > 1:
-        if p.split > 1 or p.persistent:
-            return False
-        whole, left = divmod(programs, max(1, target.cores))
-        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+        slots = max(1, target.cores) * max(1, p.persistent)
+        whole, left = divmod(programs, slots)
+        if p.split > 1 or not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * slots:
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
