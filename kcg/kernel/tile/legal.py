@@ -184,7 +184,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
             alone = parameters.form == CONTRACTION and parameters.split == 1
-            return TAILS if alone and may_have_tail(kernel) else (1,)
+            ahead = not parameters.persistent or parameters.loads == TMA  # else no loads run on from part to part
+            return TAILS if alone and ahead and may_have_tail(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":

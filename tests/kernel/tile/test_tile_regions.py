@@ -255,12 +255,13 @@ def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
 def test_programs_with_turns_share_the_last_wave_where_there_is_one() -> None:
     """48 tiles of a product; of as many programs for each multiprocessor as they are persistent."""
     kernel = read_region(region_of(empty(96, 256) @ empty(256, 128)))
-    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), 16, persistent=1)
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), 16, persistent=1, loads=TMA)
     for cores, persistent, candidates in ((5, 1, (1, 2, 3)), (5, 2, (1, 2)), (8, 1, (1,)), (11, 2, (1, 2, 3, 4, 6, 8))):
         found = legal_values(kernel, replace(TARGET, cores=cores), replace(p, persistent=persistent), "tail")
         assert found == candidates, (cores, persistent)
+    assert legal_values(kernel, replace(TARGET, cores=5), replace(p, loads=POINTER), "tail") == (1,)
     with pytest.raises(TileRefusal, match="whole tiles and parts"):
-        generate_kernel(kernel, replace(TARGET, cores=5), replace(p, tail=2, loads=TMA, warp_specialize=True))
+        generate_kernel(kernel, replace(TARGET, cores=5), replace(p, tail=2, warp_specialize=True))
 
 
 @interpreted
