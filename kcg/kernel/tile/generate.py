@@ -144,8 +144,12 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("num_warps, num_stages or split")
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
-    if parameters.tail > 1 and (parameters.form != CONTRACTION or parameters.split > 1 or not may_have_tail(kernel)):
-        raise TileRefusal("tail", "programs share the last tiles of one contraction, whose others they have whole")
+    if parameters.tail > 1 and (
+        parameters.form != CONTRACTION
+        or parameters.split > 1
+        or not (may_have_tail(kernel) or can_halve(kernel, parameters))
+    ):
+        raise TileRefusal("tail", "programs share the last tiles of one contraction, or two each halves of its columns")
     if parameters.form not in (CONTRACTION, *ATTENTION) and (parameters.loads != POINTER or parameters.warp_specialize):
         raise TileRefusal("loads", "only contractions have descriptors")
     if parameters.form != CONTRACTION and (parameters.persistent or parameters.epilogue_parts > 1):
@@ -251,6 +255,22 @@ def may_have_tail(kernel: TileKernel) -> bool:
     return may_split(kernel) and not kernel.sharing
 
 
+def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether two programs may share a last tile by its columns: of persistent programs, where they cannot share its
+    sums, and where no half is outside the result or has less than what is made of it needs."""
+    if may_have_tail(kernel) or not parameters.persistent or parameters.tail != 2:
+        return False
+    launched = launched_with(kernel, parameters)
+    whole = all(axes_of(*one)[1].total % parameters.tile[1] == 0 for one in launched)
+    return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_held(kernel, halved(parameters))
+
+
+def halved(parameters: TileParameters) -> TileParameters:
+    """The parameters of tiles with half of the columns, whose blocks are finished as wide as before."""
+    rows, columns = parameters.tile
+    return replace(parameters, tile=(rows, columns // 2), epilogue_parts=1)
+
+
 # ---- elementwise kernels and reductions over rows
 
 
@@ -339,6 +359,9 @@ class Turns:
 
     programs: int
     before: int  # tiles of the list before those of this contraction
+    begin: int  # the first of its tiles in the list
+    tiles: int  # so many of them
+    halves: bool = False  # as two each, with half of the columns
 
     def first(self, lines: Lines, program: str) -> str:
         """A program's first tile of this contraction, which may be past the last one."""
@@ -347,11 +370,27 @@ class Turns:
 
 
 def _write_turns(launched: Sequence[tuple[TileKernel, TileParameters]], target: Target, top: Frame) -> int:
-    """A loop over the tiles of each contraction, one loop after the other. Returns how many programs there are."""
+    """A loop over the tiles of each contraction, one loop after the other; then such loops over halves of the tiles
+    left, where two programs share each of these. Returns how many programs there are."""
+    kernel, parameters = launched[0]
     tiles = [math.prod(_counts(*one)) for one in launched]
-    programs = min(sum(tiles), target.cores * launched[0][1].persistent)
-    for place, (one, own) in enumerate(launched):
-        _write_contraction(one, target, own, top, turns=Turns(programs, sum(tiles[:place])))
+    programs = min(sum(tiles), target.cores * parameters.persistent)
+    halves = parameters.tail > 1 and not may_have_tail(kernel)
+    whole = sum(tiles) // programs * programs if halves else sum(tiles)
+    if halves and not 0 < 2 * (sum(tiles) - whole) <= programs:
+        raise TileRefusal("tail", "there is no last wave that halves of its tiles fit into")
+    before = left = 0
+    later = list[tuple[TileKernel, TileParameters, Turns]]()
+    for (one, own), count in zip(launched, tiles, strict=True):
+        own_whole = max(0, min(count, whole - before))
+        if own_whole:
+            _write_contraction(one, target, own, top, turns=Turns(programs, before, 0, own_whole))
+        if own_whole < count:
+            turns = Turns(programs, 2 * left, own_whole, count - own_whole, halves=True)
+            later.append((one, halved(own), turns))
+        before, left = before + count, left + count - own_whole
+    for one, own, turns in later:
+        _write_contraction(one, target, own, top, turns=turns)
     return programs
 
 
@@ -383,6 +422,8 @@ def _write_contraction(
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = _counts(kernel, parameters)
+    if turns is not None and turns.halves:
+        columns, counts[-1] = columns // 2, counts[-1] // 2
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
@@ -402,7 +443,12 @@ def _write_contraction(
     if turns is not None:
         grid, program, number = turns.programs, number, writer.fresh("tile")
         root = Frame(Lines(writer, top.lines), (), outer=top)
-    item, part, shared, unit = number, None, "", ""
+        if tail is None:
+            tiles = turns.tiles * (2 if turns.halves else 1)
+    item, part, shared, unit, half = number, None, "", "", ""
+    if turns is not None and turns.halves:
+        half = root.lines.name(f"{item} % 2", "half")
+        number = root.lines.name(f"{turns.begin} + {item} // 2", "tile")
     if tail is not None:
         shared = root.lines.name(f"{item} >= {tail.whole}", "shared")
         unit = root.lines.name(f"{item} - {tail.whole}", "unit")
@@ -412,6 +458,8 @@ def _write_contraction(
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
     row, column = raster(root, digits[-1], rows, columns, parameters.group)
+    if half:
+        column = root.lines.name(f"{column} * 2 + {half}", "column")
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = specialized if turns is None else ""
@@ -483,7 +531,8 @@ def flattens_branches(kernel: TileKernel, parameters: TileParameters) -> bool:
 def stores_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's plain result leaves by TMA where it can. Not where the ring is full while a tile is finished and
     moves of branches or of partial tiles need room beside it, which stores through pointers share."""
-    apart = flattens_branches(kernel, parameters) or (parameters.persistent and parameters.tail > 1)
+    of_parts = parameters.persistent and parameters.tail > 1 and may_have_tail(kernel)
+    apart = flattens_branches(kernel, parameters) or of_parts
     return parameters.loads == TMA and not apart
 
 
@@ -506,8 +555,9 @@ class Tail:
 
 
 def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
-    """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
-    if parameters.tail <= 1:
+    """The tiles of the last wave, where programs share their reductions. Raises TileRefusal where there is no such
+    wave."""
+    if parameters.tail <= 1 or not may_have_tail(kernel):
         return None
     tiles = math.prod(_counts(kernel, parameters))
     programs = max(1, target.cores) * max(1, parameters.persistent)

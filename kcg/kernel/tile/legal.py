@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split
+from kcg.kernel.tile.generate import can_describe, can_halve, fits_held, halved, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -183,9 +183,12 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
-            alone = parameters.form == CONTRACTION and parameters.split == 1
+            if parameters.form != CONTRACTION or parameters.split > 1:
+                return (1,)
+            if not may_have_tail(kernel):
+                return (1, 2) if can_halve(kernel, replace(parameters, tail=2)) else (1,)
             ahead = not parameters.persistent or parameters.loads == TMA  # else no loads run on from part to part
-            return TAILS if alone and ahead and may_have_tail(kernel) else (1,)
+            return TAILS if ahead else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
@@ -349,12 +352,23 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.tail > 1:
         slots = max(1, target.cores) * max(1, p.persistent)
         whole, left = divmod(programs, slots)
-        if p.split > 1 or not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * slots:
+        if p.split > 1 or not whole or not left or not _fits_tail(kernel, target, p, left):
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
     below = max((group for group in GROUPS if group < p.group), default=0)  # of as many rows as there are, the least
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
+
+
+def _fits_tail(kernel: TileKernel, target: Target, p: TileParameters, left: int) -> bool:
+    """Whether parts of the tiles left have something to do, and are few; or whether halves of them fit into a wave."""
+    slots = max(1, target.cores) * max(1, p.persistent)
+    if may_have_tail(kernel):
+        steps = -(-kernel.reduce_extent // p.reduce_tile)
+        return p.tail <= steps // 2 and left * p.tail <= 2 * slots
+    half = halved(p)
+    described = p.loads != TMA or can_describe(kernel, half)
+    return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= 32 * p.num_warps
 
 
 def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:

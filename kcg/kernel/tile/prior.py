@@ -14,7 +14,7 @@ from dataclasses import replace
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.emit import keeps_tail
-from kcg.kernel.tile.generate import can_describe, fits_held, may_split, stores_by_tma
+from kcg.kernel.tile.generate import can_describe, fits_held, may_have_tail, may_split, stores_by_tma
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
@@ -101,7 +101,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     widest = max(int(one.store.buffer.dtype.itemsize) for one in kernel.written)
     if parameters.loads != TMA:
-        if not parameters.persistent or kernel.is_branching or parameters.tail > 1:
+        if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_have_tail(kernel)):
             return ring
         # the next tile's loads begin while this one is on its way out, at most 64 elements of a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
