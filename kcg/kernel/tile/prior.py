@@ -111,8 +111,9 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
     joined = _joined_bytes(kernel, parameters)
-    if not stores_by_tma(kernel, parameters):  # of few rows float32 sums move, of shared columns twice
-        itemsize = max(stored if rows >= 2 * WGMMA_ROWS else 4, 2 * joined)
+    if not stores_by_tma(kernel, parameters):  # of few rows or shared columns float32 sums move, halves of these twice
+        moved = rows < 2 * WGMMA_ROWS or shares_columns(parameters)
+        itemsize = max(4 if moved else stored, 2 * joined)
     elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
     elif kernel.held:  # by a descriptor, and one after another through pointers
