@@ -6,6 +6,7 @@ where everything else that the kernel computes of the result is written.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from functools import lru_cache
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent
+from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import Part, is_zero_outside
@@ -55,6 +56,7 @@ class Loop:
     shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
     sharing: tuple[Product, ...] = ()  # others that it makes too; what they load alike is loaded once
+    before: tuple[Product, ...] = ()  # others whose terms come first, on the same sums: see `are_one_loop`
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,19 @@ class Sums:
     pieces: tuple[Axis, ...]
     row: str  # the first of the tile
     columns: tuple[str, ...]  # the first of each piece
-    vector: str  # the rows' numbers
+    vector: str  # the rows' numbers, where the loop has them
     ragged: bool  # columns past the end are possible
+    counter: str  # of terms
     sharing: tuple[tuple[str, ...], ...] = ()  # of each other contraction that the loop makes as `names`
+
+    def zeros(self) -> list[str]:
+        """The statements that begin sums."""
+        sizes = [piece.size for piece in self.pieces]
+        return [
+            f"{name} = tl.zeros([{self.rows.size}, {size}], tl.{self.type})"
+            for names in (self.names, *self.sharing)
+            for name, size in zip(names, sizes, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,30 @@ def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
     return tuple((sum(widths[:i]), width) for i, width in enumerate(widths))
 
 
+def are_one_loop(products: Sequence[Product], step: int) -> bool:
+    """Whether one loop can go through the terms of several products, one after the other: TMA loads all operands in
+    equal blocks, so that a step chooses descriptors, and no step has terms of two."""
+    blocks = {tuple(_block(one) for one in (product.rows, *(product.columns or (None,)))) for product in products}
+    before = [product.contraction for product in products[:-1]]
+    apart = all(terms_of(one) % step == 0 and not any(map(is_symbolic, one.reduce.src[1:])) for one in before)
+    return apart and len(blocks) == 1 and None not in next(iter(blocks))
+
+
+def _block(described: Described | None) -> tuple[object, ...] | None:
+    """What is alike of descriptors among which a step may choose."""
+    return None if described is None else (described.leading, described.transposed, described.sizes)
+
+
+def terms_of(contraction: Contraction) -> int:
+    """Products of each sum, at most."""
+    return math.prod(map(extent, contraction.reduce.src[1:]))
+
+
+def terms_of_part(terms: int, step: int, count: int) -> int:
+    """Terms of all of `count` parts but the last, which may have fewer: whole steps."""
+    return -(-terms // (step * count)) * step
+
+
 def write_contraction(
     contraction: Contraction,
     root: Frame,
@@ -100,6 +136,40 @@ def write_contraction(
 ) -> Sums:
     """Writes the loop. `starts` are the tile's first row and column; `to` is what another loop left, to go on from."""
     lines, step, part = root.lines, loop.step, loop.part
+    body = Lines(root.writer, lines)
+    sums = write_step(contraction, root, axes, starts, loop, body, to=to)
+    if to is None:
+        for zero in sums.zeros():
+            lines.add(zero)
+    terms = sum(map(terms_of, (contraction, *(one.contraction for one in loop.before))))
+    end = str(terms) if loop.before else total_of(root, contraction.reduce.src[1:])[0]
+    begin = "0"
+    if part is not None and part.count > 1:
+        chunk = terms_of_part(terms, step, part.count)
+        begin = lines.name(f"{part.number} * {chunk}", "begin")
+        last = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        if loop.shared:
+            begin = lines.name(f"tl.where({loop.shared}, {begin}, 0)", "begin")
+            last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
+        end = last
+    how = "tl.range" if loop.options else "range"
+    lines.extend(f"for {sums.counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
+    return sums
+
+
+def write_step(
+    contraction: Contraction,
+    root: Frame,
+    axes: tuple[Axis, Axis],
+    starts: tuple[str, str],
+    loop: Loop,
+    body: Lines,
+    *,
+    counter: str = "",
+    to: Sums | None = None,
+) -> Sums:
+    """Writes one step, which adds products to sums, into the body of a loop that counts terms."""
+    lines, step = root.lines, loop.step
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
     firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
@@ -108,26 +178,28 @@ def write_contraction(
     described = [(one.rows, *(one.columns or (None,) * len(pieces))) for one in products]
 
     rows = Frame(lines, (axes[0].size, step), outer=root)
-    row = bind_axis(rows, axes[0], 0, starts[0])
+    by_pointers = any(by_tma[0] is None for by_tma in described)
+    row = bind_axis(rows, axes[0], 0, starts[0]) if by_pointers else ""
     columns = [Frame(lines, (step, piece.size), outer=root) for piece in pieces]
-    for number, (frame, piece, first) in enumerate(zip(columns, pieces, firsts, strict=True)):
+    for number, (frame, piece, start) in enumerate(zip(columns, pieces, firsts, strict=True)):
         if any(by_tma[1 + number] is None for by_tma in described):
-            bind_axis(frame, piece, 1, first, ragged=ragged)
+            bind_axis(frame, piece, 1, start, ragged=ragged)
 
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
     totals = [to.names] if to is not None else [tuple(root.writer.fresh("acc") for _ in pieces) for _ in products]
-    body = Lines(root.writer, lines)
-    counter = root.writer.fresh("k")
-    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if any(None in of for of in described) else ""
+    counter = first = counter or root.writer.fresh("k")
+    if loop.before:
+        first, described[0] = _chosen(body, counter, (*loop.before, products[0]))
+    vector = body.name(f"{first} + tl.arange(0, {step})", "i") if any(None in of for of in described) else ""
     for product, by_tmas, names in zip(products, described, totals, strict=True):
         blocks = []
         for place, (frame, by_tma) in enumerate(zip((rows, *columns), by_tmas, strict=True)):
             side, inside = product.contraction.sides[place > 0], frame.inner(body)
             if by_tma is not None:
-                corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
+                corner = (starts[0], first) if place == 0 else (first, firsts[place - 1])
                 blocks.append(described_block(side, inside, by_tma, corner))
                 continue
-            bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
+            bind_axis(inside, reduced, 1 if place == 0 else 0, first, vector=vector)
             blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
         one = blocks[0]
         kind = ""
@@ -135,24 +207,29 @@ def write_contraction(
             kind = f', input_precision="{loop.precision}"'
         elif one.type in FP8:
             kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
-        for total, other, piece in zip(names, blocks[1:], pieces, strict=True):
+        for total, other in zip(names, blocks[1:], strict=True):
             body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
-            if to is None:
-                lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
-    end, _ = total_of(root, reduced.ranges)
-    begin = "0"
-    if part is not None and part.count > 1:
-        chunk = -(-reduced.tiles // part.count) * step
-        begin = lines.name(f"{part.number} * {chunk}", "begin")
-        last = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
-        if loop.shared:
-            begin = lines.name(f"tl.where({loop.shared}, {begin}, 0)", "begin")
-            last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
-        end = last
-    how = "tl.range" if loop.options else "range"
-    lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
     own, *others = totals
-    return Sums(own, accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged, tuple(others))
+    return Sums(own, accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged, counter, tuple(others))
+
+
+def _chosen(body: Lines, counter: str, products: Sequence[Product]) -> tuple[str, tuple[Described | None, ...]]:
+    """The descriptors by which a step loads its operands, where it has terms of one of several products; and the number
+    of its first term among those of that one."""
+    ends = list(itertools.accumulate(terms_of(one.contraction) for one in products))[:-1]
+    begin, *others = [(one.rows, *one.columns) for one in reversed(products)]
+    names = [body.writer.fresh("chosen") for _ in begin]
+    body.add(f"{', '.join(names)} = {', '.join(one.name for one in begin if one is not None)}")
+    first = str(ends[-1])
+    for end, start, described in zip(reversed(ends), [*reversed(ends[:-1]), 0], others, strict=True):
+        chosen = Lines(body.writer, body)
+        for name, one in zip(names, described, strict=True):
+            assert one is not None
+            chosen.add(f"{name} = {one.name}")
+        body.extend(f"if {counter} < {end}:", chosen)
+        first = f"tl.where({counter} < {end}, {start}, {first})"
+    place = body.name(f"{counter} - {first}", "k")
+    return place, tuple(one and replace(one, name=name) for one, name in zip(begin, names, strict=True))
 
 
 def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], parts: int, loads: list[UOp]) -> None:
@@ -184,7 +261,7 @@ def stored_blocks(
     found, most = [], sums.pieces[0].size // parts
     for number, (piece, first) in enumerate(zip(sums.pieces, sums.columns, strict=True)):
         size = (sums.rows.size, piece.size)
-        totals = [_in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing)]
+        totals = [in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing)]
         for blocks in zip(*totals, strict=True):
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
@@ -210,14 +287,19 @@ def stored_width(size: int, parts: int) -> int:
     return pieces_of(size)[0][1] // parts
 
 
-def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
-    """A sum as it is stored, whole or in halves: the variable, its first column, and how many there are."""
+def in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
+    """A sum in blocks of at most so many columns, halved as often as it takes: of each the variable, its first column,
+    and how many there are."""
     rows, width = sizes
     if width <= most:
         return [(total, 0, width)]
-    halves = [root.writer.fresh("half") for _ in range(2)]
-    lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
-    return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
+    halves, half = [root.writer.fresh("half") for _ in range(2)], width // 2
+    lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {half}).permute(0, 2, 1).split()")
+    return [
+        (held, number * half + place, size)
+        for number, name in enumerate(halves)
+        for held, place, size in in_parts(root, lines, name, (rows, half), most)
+    ]
 
 
 def describe_operand(side: Operand, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame) -> Described | None:
@@ -273,6 +355,9 @@ class Turns:
 
     programs: int
     before: int  # tiles of the list before those of this contraction
+    begin: int  # the first of its tiles in the list
+    tiles: int  # so many of them
+    halves: bool = False  # as two each, with half of the columns
 
     def first(self, lines: Lines, program: str) -> str:
         """A program's first tile of this contraction, which may be past the last one."""
@@ -301,22 +386,6 @@ def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
     return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.before}
 
 
-def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
-    """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
-    if rows == 1 or columns == 1 or group <= 1:
-        row, column = split_number(frame, number, [rows, columns])
-        return row, column
-    group = min(group, rows)
-    block = frame.lines.name(f"{number} // {group * columns}", "block")
-    inside = frame.lines.name(f"{number} % {group * columns}", "inside")
-    if rows % group == 0:
-        height = str(group)
-    else:
-        height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
-    row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
-    return row, frame.lines.name(f"{inside} // {height}", "column")
-
-
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
@@ -336,3 +405,19 @@ def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
 def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
     """What is read beside a contraction's sum for each element of the tile."""
     return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
+
+
+def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
+    """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
+    if rows == 1 or columns == 1 or group <= 1:
+        row, column = split_number(frame, number, [rows, columns])
+        return row, column
+    group = min(group, rows)
+    block = frame.lines.name(f"{number} // {group * columns}", "block")
+    inside = frame.lines.name(f"{number} % {group * columns}", "inside")
+    if rows % group == 0:
+        height = str(group)
+    else:
+        height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
+    row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
+    return row, frame.lines.name(f"{inside} // {height}", "column")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
+from kcg.kernel.tile.generate import halved, may_have_tail
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -160,13 +161,64 @@ def idle_share(kernel: TileKernel, target: Target) -> float:
     return 1 - waves / math.ceil(waves)
 
 
+@dataclass(frozen=True)
+class Tile:
+    """What a program takes for one tile of a contraction, in seconds."""
+
+    chain_s: float  # its steps, each waiting for the one before
+    shared_s: float  # of these what programs of a multiprocessor share
+    epilogue_s: float
+    part_s: float  # in place of the epilogue: a part of its sums is stored
+    opening_s: float
+    crowding: float
+
+    def wave(self, programs: int, *, opens: bool = True, parts: int = 1) -> float:
+        """So many programs on a multiprocessor, each with one tile, or one of so many parts of it."""
+        end_s = self.epilogue_s if parts == 1 else self.part_s
+        alone = self.chain_s / parts + end_s + (self.opening_s if opens else 0.0)
+        crowded = 1 + self.crowding if programs > 1 else 1.0
+        return _either(alone, programs * (self.shared_s / parts * crowded + end_s / 2), sharp=6)
+
+
 def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    assert kernel.contraction is not None
+    batch = math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    counts = launched_tiles(kernel, p)
+    tiles = counts[0] * counts[1] * batch * p.split
+    together = _resident(kernel, target, p)
+    slots = target.cores * together
+    nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
+    flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
+    tile = _tile(kernel, p, f, tiles, flight_s)
+    programs = target.cores * max(1, p.persistent)  # that tiles are counted by where the last wave's are shared
+    left = tiles % programs
+    sums_s = LAUNCH_S / 2 + 8 * left * p.tail * math.prod(p.tile) / f.partial_bytes
+    if p.persistent:
+        rounds = -(-p.persistent // together)  # where not all programs run at once
+        turns_s = len(kernel.launched) * tile.opening_s + tiles // programs * tile.wave(together, opens=False)
+        if p.tail > 1 and not may_have_tail(kernel):
+            turns_s += _tile(kernel, halved(p), f, 2 * tiles, flight_s).wave(together)
+        elif left:
+            turns_s += -(-left * p.tail // programs) * tile.wave(together, opens=False, parts=p.tail)
+            turns_s += sums_s / rounds if p.tail > 1 else 0.0
+        busy_s = rounds * turns_s
+    elif p.tail > 1:
+        part_s = tile.opening_s + tile.chain_s / p.tail + tile.part_s
+        busy_s = tiles // programs * tile.wave(1) + -(-left * p.tail // programs) * part_s + sums_s
+    else:
+        full, left = divmod(tiles, slots)
+        last = -(-left // target.cores)
+        spare = 1.0 - left / max(1, last * target.cores)
+        busy_s = full * tile.wave(together) + (tile.wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+
+
+def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_s: float) -> Tile:
+    """One tile of so many, whose loads take so long from their issue to their data."""
     contraction = kernel.contraction
     assert contraction is not None
     itemsize = contraction.sides[0].dtype.itemsize
-    batch = math.prod(kernel.extents[n] for n in contraction.batch)
     counts = launched_tiles(kernel, p)
-    tiles = counts[0] * counts[1] * batch * p.split
     steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
     product_s = 2 * sums_of(kernel, p) * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
@@ -175,10 +227,6 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     loaded = loaded_along(kernel, p)
     load_s = sum(loaded) * p.reduce_tile * itemsize / f.block_bytes
     apart_s = _apart(p, loaded, counts, tiles) * p.reduce_tile * itemsize / f.apart_bytes
-    together = _resident(kernel, target, p)
-    slots = target.cores * together
-    nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
-    flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
     waiting_s = (flight_s + load_s + f.product_share * product_s) / max(p.num_stages - 1, 0.5)
     step_s = f.step_s
     held_s = _held(kernel, p, f)
@@ -186,31 +234,9 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         step_s += held_s + flight_s
     chain_s = steps * (_either(product_s, waiting_s, load_s, apart_s) + step_s)
     shared_s = steps * _either(product_s, load_s, apart_s, held_s)
-    epilogue_s = _epilogue(kernel, p, f)
+    part_s = 4 * math.prod(p.tile) / f.store_bytes
     opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-
-    def wave(programs: int, *, opens: bool = True) -> float:
-        """So many programs on a multiprocessor, each with one tile."""
-        alone = chain_s + epilogue_s + (opening_s if opens else 0.0)
-        crowded = 1 + f.crowding if programs > 1 else 1.0
-        return _either(alone, programs * (shared_s * crowded + epilogue_s / 2), sharp=6)
-
-    if p.persistent:
-        rounds = -(-p.persistent // together)  # where not all programs run at once
-        turns = -(-tiles // (target.cores * p.persistent))
-        busy_s = rounds * (len(kernel.launched) * opening_s + turns * wave(together, opens=False))
-    elif p.tail > 1:
-        turns, left = divmod(tiles, target.cores)
-        elements = math.prod(p.tile)
-        part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
-        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.partial_bytes
-        busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
-    else:
-        full, left = divmod(tiles, slots)
-        last = -(-left // target.cores)
-        spare = 1.0 - left / max(1, last * target.cores)
-        busy_s = full * wave(together) + (wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+    return Tile(chain_s, shared_s, _epilogue(kernel, p, f), part_s, opening_s, f.crowding)
 
 
 def _pipelined(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:

@@ -9,21 +9,27 @@ from dataclasses import dataclass, replace
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
+    Finished,
     Loop,
     Product,
     Sums,
     Turns,
+    are_one_loop,
     counts_of,
     describe_operand,
     fits_held,
+    in_parts,
     in_the_sum,
     pieces_of,
     raster,
     read_before,
     read_for_each,
     stored_blocks,
+    stored_width,
+    terms_of_part,
     turned,
     write_contraction,
+    write_step,
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
@@ -144,12 +150,13 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
     if parameters.tail > 1 and (
-        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_have_tail(kernel)
+        parameters.form != CONTRACTION
+        or parameters.split > 1
+        or not (may_have_tail(kernel) or can_halve(kernel, parameters))
     ):
-        raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
-    if parameters.form not in (*CONTRACTIONS, *ATTENTION) and (
-        parameters.loads != POINTER or parameters.warp_specialize
-    ):
+        raise TileRefusal("tail", "programs share the last tiles of one contraction, or two each halves of its columns")
+    loads = parameters.loads != POINTER or parameters.warp_specialize
+    if parameters.form not in (*CONTRACTIONS, *ATTENTION) and loads:
         raise TileRefusal("loads", "only contractions have descriptors")
     if parameters.form not in CONTRACTIONS and (parameters.persistent or parameters.epilogue_parts > 1):
         raise TileRefusal("persistent", "only contractions have persistent programs and parts")
@@ -169,6 +176,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("read_early", "programs finish a contraction's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
         raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
+    if parameters.warp_specialize and parameters.persistent and parameters.tail > 1:
+        raise TileRefusal("warp_specialize", "programs that have whole tiles and parts of others have no such loop")
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -234,6 +243,22 @@ def may_have_tail(kernel: TileKernel) -> bool:
         alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing
         return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
     return may_split(kernel) and not kernel.sharing
+
+
+def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether two programs may share a last tile by its columns: of persistent programs, where they cannot share its
+    sums, and where no half is outside the result or has less than what is made of it needs."""
+    if may_have_tail(kernel) or not parameters.persistent or parameters.tail != 2:
+        return False
+    launched = launched_with(kernel, parameters)
+    whole = all(axes_of(*one)[1].total % parameters.tile[1] == 0 for one in launched)
+    return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_held(kernel, halved(parameters))
+
+
+def halved(parameters: TileParameters) -> TileParameters:
+    """The parameters of tiles with half of the columns, whose blocks are finished as wide as before."""
+    rows, columns = parameters.tile
+    return replace(parameters, tile=(rows, columns // 2), epilogue_parts=1)
 
 
 # ---- elementwise kernels and reductions over rows
@@ -318,11 +343,27 @@ def _write_contractions(
 
 
 def _write_turns(launched: Sequence[tuple[TileKernel, TileParameters]], target: Target, top: Frame) -> int:
-    """A loop over the tiles of each contraction, one loop after the other. Returns how many programs there are."""
+    """A loop over the tiles of each contraction, one loop after the other; then such loops over halves of the tiles
+    left, where two programs share each of these. Returns how many programs there are."""
+    kernel, parameters = launched[0]
     tiles = [math.prod(counts_of(*one)) for one in launched]
-    programs = min(sum(tiles), target.cores * launched[0][1].persistent)
-    for place, (one, own) in enumerate(launched):
-        _write_contraction(one, target, own, top, turns=Turns(programs, sum(tiles[:place])))
+    programs = min(sum(tiles), target.cores * parameters.persistent)
+    halves = parameters.tail > 1 and not may_have_tail(kernel)
+    whole = sum(tiles) // programs * programs if halves else sum(tiles)
+    if halves and not 0 < 2 * (sum(tiles) - whole) <= programs:
+        raise TileRefusal("tail", "there is no last wave that halves of its tiles fit into")
+    before = left = 0
+    later = list[tuple[TileKernel, TileParameters, Turns]]()
+    for (one, own), count in zip(launched, tiles, strict=True):
+        own_whole = max(0, min(count, whole - before))
+        if own_whole:
+            _write_contraction(one, target, own, top, turns=Turns(programs, before, 0, own_whole))
+        if own_whole < count:
+            turns = Turns(programs, 2 * left, own_whole, count - own_whole, halves=True)
+            later.append((one, halved(own), turns))
+        before, left = before + count, left + count - own_whole
+    for one, own, turns in later:
+        _write_contraction(one, target, own, top, turns=turns)
     return programs
 
 
@@ -348,29 +389,44 @@ def _write_contraction(
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = counts_of(kernel, parameters)
+    if turns is not None and turns.halves:
+        columns, counts[-1] = columns // 2, counts[-1] // 2
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
     before = [turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
+    chain = [Product(of, *by_tma) for of, by_tma in zip((*before, contraction), (*others, described), strict=True)]
+    in_one_loop = are_one_loop(chain, parameters.reduce_tile) and not parameters.warp_specialize
     number = number or top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
+    if turns is not None and tail is not None and in_one_loop:
+        _write_items(kernel, parameters, top, axes, chain, Items(tail, turns.programs, number))
+        return turns.programs
+    if tail is not None:
+        tiles = grid = tail.whole + tail.left * tail.count
     if turns is not None:
         grid, program, number = turns.programs, number, writer.fresh("tile")
         root = Frame(Lines(writer, top.lines), (), outer=top)
-    part, shared, unit = None, "", ""
+        if tail is None:
+            tiles = turns.tiles * (2 if turns.halves else 1)
+    item, part, shared, unit, half = number, None, "", "", ""
+    if turns is not None and turns.halves:
+        half = root.lines.name(f"{item} % 2", "half")
+        number = root.lines.name(f"{turns.begin} + {item} // 2", "tile")
     if tail is not None:
-        grid = tail.whole + tail.left * tail.count
-        shared = top.lines.name(f"{number} >= {tail.whole}", "shared")
-        unit = top.lines.name(f"{number} - {tail.whole}", "unit")
-        part = Part(top.lines.name(f"{unit} % {tail.count}", "part"), tail.count)
-        number = top.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {number})", "tile")
+        shared = root.lines.name(f"{item} >= {tail.whole}", "shared")
+        unit = root.lines.name(f"{item} - {tail.whole}", "unit")
+        part = Part(root.lines.name(f"{unit} % {tail.count}", "part"), tail.count)
+        number = root.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {item})", "tile")
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
     row, column = raster(root, digits[-1], rows, columns, parameters.group)
+    if half:
+        column = root.lines.name(f"{column} * 2 + {half}", "column")
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = specialized if turns is None else ""
@@ -380,20 +436,41 @@ def _write_contraction(
     others_of = [turned(other, parameters) for other in kernel.sharing]
     sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in others_of)
     sums = None
-    for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
+    for *first, last in [chain] if in_one_loop else [[product] for product in chain]:
         loop = Loop(
-            parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options,
-            sharing=sharing,
+            parameters.reduce_tile, parameters.precision, last.rows, last.columns, part=part, shared=shared,
+            options=options, sharing=sharing, before=tuple(first),
         )  # fmt: skip
-        sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
+        sums = write_contraction(last.contraction, root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
-    zeros = in_the_sum(kernel)
-    in_branches = flattens_branches(kernel, parameters)
     blocks = stored_blocks((contraction, *others_of), root, lines, sums, parameters.epilogue_parts)
+    _finish(kernel, parameters, axes, blocks, top, part)
+    if tail is not None:
+        root.lines.extend(f"if {unit} < 0:", lines)
+        root.lines.extend("else:", _partial_tile(root, sums, unit, most=_partial_width(parameters)))
+    if turns is not None:
+        in_branches = flattens_branches(kernel, parameters)
+        how = specialized or (", flatten=True" if in_branches or not (kernel.is_branching or tail) else "")
+        if in_branches and not writer.interpreted:
+            root.lines.add(_END_OF_TILE.format(item))
+        begin = turns.first(top.lines, program)
+        top.lines.extend(f"for {item} in tl.range({begin}, {tiles}, {grid}{how}):", root.lines)
+    return grid
+
+
+def _finish(
+    kernel: TileKernel,
+    parameters: TileParameters,
+    axes: tuple[Axis, Axis],
+    blocks: Sequence[Finished],
+    top: Frame,
+    part: Part,
+) -> None:
+    """Stores all that is made of a tile's sums; of a split reduction the sums of a part."""
     for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
         for block in together:
-            block.frame.bound |= zeros
+            block.frame.bound |= in_the_sum(kernel)
         for block in together[1:]:
             for plain in kernel.plain:  # asked for before anything is stored
                 block.frame.value(plain.value)
@@ -403,29 +480,27 @@ def _write_contraction(
                 continue
             for plain in kernel.plain:
                 descriptor = None  # masks the tile only
-                if parameters.loads == TMA and not plain.gates and not root.scalar_masks and not in_branches:
+                outer = block.frame.outer
+                masked = outer is not None and outer.scalar_masks
+                if stores_by_tma(kernel, parameters) and not plain.gates and not masked:
                     descriptor = describe(plain.store, (axes[0], block.columns), top)
                 store_tile(block.frame, plain, descriptor, block.starts)
         for branch in kernel.branches:
             store_branch(together, kernel, branch)
-    if tail is not None:
-        root.lines.extend(f"if {unit} < 0:", lines)
-        root.lines.extend("else:", _partial_tile(root, sums, unit))
-    if turns is not None:
-        how = specialized or (", flatten=True" if in_branches or not kernel.is_branching else "")
-        if in_branches and not writer.interpreted:
-            root.lines.add(_END_OF_TILE.format(number))
-        first = turns.first(top.lines, program)
-        top.lines.extend(f"for {number} in tl.range({first}, {tiles}, {grid}{how}):", root.lines)
-    return grid
 
 
 def flattens_branches(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a persistent program's loops are one although its tiles end in branches. The ring is full then while a
-    tile is finished, and all is stored through pointers: by TMA the plain result would take more room than the moves of
-    a branch do, which such stores share."""
+    """Whether a persistent program's loops are one although its tiles end in branches."""
     by_tma = parameters.loads == TMA and not parameters.warp_specialize
     return bool(parameters.persistent) and kernel.is_branching and by_tma
+
+
+def stores_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a tile's plain result leaves by TMA where it can. Not where the ring is full while a tile is finished and
+    moves of branches or of partial tiles need room beside it, which stores through pointers share."""
+    of_parts = parameters.persistent and parameters.tail > 1 and may_have_tail(kernel)
+    apart = flattens_branches(kernel, parameters) or of_parts
+    return parameters.loads == TMA and not apart
 
 
 def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
@@ -447,11 +522,13 @@ class Tail:
 
 
 def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
-    """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
-    if parameters.tail <= 1:
+    """The tiles of the last wave, where programs share their reductions. Raises TileRefusal where there is no such
+    wave."""
+    if parameters.tail <= 1 or not may_have_tail(kernel):
         return None
     tiles = math.prod(counts_of(kernel, parameters))
-    whole = tiles // max(1, target.cores) * target.cores
+    programs = max(1, target.cores) * max(1, parameters.persistent)
+    whole = tiles // programs * programs
     if not whole or whole == tiles:
         raise TileRefusal("tail", "there is no last wave that is not full")
     if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
@@ -459,15 +536,92 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     return Tail(whole, tiles - whole, parameters.tail)
 
 
-def _partial_tile(root: Frame, sums: Sums, unit: str) -> Lines:
+@dataclass(frozen=True)
+class Items:
+    """What persistent programs take in turn where they share the last tiles: whole tiles, as many each, then parts."""
+
+    tail: Tail
+    programs: int
+    program: str  # the number of one
+
+
+def _write_items(
+    kernel: TileKernel,
+    parameters: TileParameters,
+    top: Frame,
+    axes: tuple[Axis, Axis],
+    chain: Sequence[Product],
+    items: Items,
+) -> None:
+    """One loop over the terms of all items of a program, so that loads run ahead from one to the next: Triton flattens
+    loops only where the inner one's bounds do not depend on the outer one. What `chain` is, see `are_one_loop`."""
+    writer, lines, step, tail = top.writer, top.lines, parameters.reduce_tile, items.tail
+    whole, of_part = (terms_of_part(kernel.terms, step, count) for count in (1, tail.count))
+    parts = lines.name(
+        f"({tail.left * tail.count + items.programs - 1} - {items.program}) // {items.programs}", "parts"
+    )
+    steps = lines.name(f"{tail.whole // items.programs * (whole // step)} + {parts} * {of_part // step}", "steps")
+    item, unit, counter, last, begins = (writer.fresh(hint) for hint in ("item", "unit", "k", "last", "begins"))
+    lines.add(f"{item} = {items.program} - {items.programs}")
+    for name in (unit, counter, last):
+        lines.add(f"{name} = 0")
+
+    body = Lines(writer, lines)
+    opening = Frame(Lines(writer, body), (), outer=top)
+    opening.lines.add(f"{item} = {item} + {items.programs}")
+    opening.lines.add(f"{unit} = {item} - {tail.whole}")
+    shared = opening.lines.name(f"{unit} >= 0", "shared")
+    opening.lines.add(f"{counter} = tl.where({shared}, {unit} % {tail.count} * {of_part}, 0)")
+    opening.lines.add(f"{last} = {counter} + tl.where({shared}, {of_part - step}, {whole - step})")
+    number = opening.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {item})", "tile")
+    digits = split_number(opening, number, counts_of(kernel, parameters)[1:])
+    row, column = raster(opening, digits[-1], axes[0].tiles, axes[1].tiles, parameters.group)
+    found = [start_of(opening, row, axes[0]), start_of(opening, column, axes[1]), *digits[:-1]]
+    held = [text if text.isdigit() else writer.fresh("held") for text in found]
+    for name, text in zip(held, found, strict=True):
+        if not text.isdigit():
+            lines.add(f"{name} = 0")
+            opening.lines.add(f"{name} = {text}")
+
+    body.add(f"{begins} = {counter} == {last}")
+    body.add(f"{counter} = {counter} + {step}")
+    body.extend(f"if {begins}:", opening.lines)
+    inside, end = Frame(body, (), outer=top), Frame(Lines(writer, body), (), outer=top)
+    for frame in (inside, end):
+        for axis, digit in zip(rest_of(kernel, axes), held[2:], strict=True):
+            bind_scalar(frame, axis, digit)
+    *before, product = chain
+    loop = Loop(step, parameters.precision, product.rows, product.columns, before=tuple(before))
+    sums = write_step(product.contraction, inside, axes, (held[0], held[1]), loop, body, counter=counter)
+    finishing = Lines(writer, end.lines)
+    blocks = stored_blocks((product.contraction,), end, finishing, sums, parameters.epilogue_parts)
+    _finish(kernel, parameters, axes, blocks, top, Part("0", 1))
+    end.lines.extend(f"if {unit} < 0:", finishing)
+    end.lines.extend("else:", _partial_tile(end, sums, unit, most=_partial_width(parameters)))
+    for zero in sums.zeros():
+        lines.add(zero)
+        end.lines.add(zero)
+    body.extend(f"if {counter} == {last}:", end.lines)
+    lines.extend(f"for {writer.fresh('step')} in range({steps}):", body)
+
+
+def _partial_width(parameters: TileParameters) -> int:
+    """The most columns of a partial tile that are stored at once: all, or so many that float32 sums take no more room
+    beside a ring that is full than a result of 16 bits does."""
+    columns = parameters.tile[1]
+    return stored_width(columns, 2 * parameters.epilogue_parts) if parameters.persistent else columns
+
+
+def _partial_tile(root: Frame, sums: Sums, unit: str, *, most: int) -> Lines:
     """Stores what a part of the reduction came to: the pieces of one tile side by side, each row by row."""
     lines = Lines(root.writer, root.lines)
     rows = sums.rows.size
     elements = rows * sum(piece.size for piece in sums.pieces)
     before = 0
     for total, piece in zip(sums.names, sums.pieces, strict=True):
-        inside = f"tl.arange(0, {rows})[:, None] * {piece.size} + tl.arange(0, {piece.size})[None, :]"
-        lines.add(f"tl.store(workspace + {unit} * {elements} + {before} + {inside}, {total})")
+        for name, at, width in in_parts(root, lines, total, (rows, piece.size), most):
+            inside = f"tl.arange(0, {rows})[:, None] * {piece.size} + tl.arange(0, {width})[None, :]"
+            lines.add(f"tl.store(workspace + {unit} * {elements} + {before + at} + {inside}, {name})")
         before += rows * piece.size
     return lines
 

@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split
+from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -199,8 +199,12 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "tail":
-            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
-            return TAILS if alone and may_have_tail(kernel) else (1,)
+            if parameters.form != CONTRACTION or parameters.split > 1:
+                return (1,)
+            if not may_have_tail(kernel):
+                return (1, 2) if can_halve(kernel, replace(parameters, tail=2)) else (1,)
+            ahead = not parameters.persistent or parameters.loads == TMA  # else no loads run on from part to part
+            return TAILS if ahead else (1,)
         case "epilogue_parts" if parameters.form == PIPELINED:
             return (parts_of(parameters.tile),)
         case "epilogue_parts":
@@ -208,7 +212,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "warp_specialize":
             # of attention, by Triton 3.6, one program of two ended in NaN, the other never
             plain = parameters.form == CONTRACTION and parameters.loads == TMA and parameters.num_warps == 4
-            return (False, True) if plain and parameters.tile[1] not in BETWEEN else (False,)
+            shared = parameters.persistent and parameters.tail > 1
+            return (False, True) if plain and not shared and parameters.tile[1] not in BETWEEN else (False,)
         case "num_warps":
             return _warps(parameters)
         case "num_stages":
@@ -369,10 +374,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     programs = _programs(kernel, p)
     if p.tail > 1:
-        if p.split > 1 or p.persistent:
-            return False
-        whole, left = divmod(programs, max(1, target.cores))
-        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+        slots = max(1, target.cores) * max(1, p.persistent)
+        whole, left = divmod(programs, slots)
+        if p.split > 1 or not whole or not left or not _fits_tail(kernel, target, p, left):
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
@@ -384,6 +388,17 @@ def _groups(kernel: TileKernel, p: TileParameters) -> bool:
     below = max((group for group in GROUPS if group < p.group), default=0)
     tiles = tiles_of(kernel, p)
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
+
+
+def _fits_tail(kernel: TileKernel, target: Target, p: TileParameters, left: int) -> bool:
+    """Whether parts of the tiles left have something to do, and are few; or whether halves of them fit into a wave."""
+    slots = max(1, target.cores) * max(1, p.persistent)
+    if may_have_tail(kernel):
+        steps = -(-kernel.reduce_extent // p.reduce_tile)
+        return p.tail <= steps // 2 and left * p.tail <= 2 * slots
+    half = halved(p)
+    described = p.loads != TMA or can_describe(kernel, half)
+    return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= 32 * p.num_warps
 
 
 def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:

@@ -151,7 +151,8 @@ class _Pipelined:
         tiles = [math.prod(counts_of(*one)) for one in launched]
         self.programs = min(sum(tiles), target.cores)
         self.tiled = [
-            self._tiled(one, own, Turns(self.programs, sum(tiles[:place]))) for place, (one, own) in enumerate(launched)
+            self._tiled(one, own, Turns(self.programs, sum(tiles[:place]), 0, tiles[place]))
+            for place, (one, own) in enumerate(launched)
         ]
         self.dtype = self.tiled[0].contractions[0].sides[0].dtype
         first, *others = [product for one in self.tiled for product in one.products]
@@ -330,7 +331,7 @@ class _Pipelined:
         pieces = tuple(replace(columns, size=width) for _, width in self.pieces)
         firsts = tuple(lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in self.pieces)
         ragged = columns.total % columns.size != 0
-        sums = Sums(totals, "float32", own, pieces, row, firsts, "", ragged)
+        sums = Sums(totals, "float32", own, pieces, row, firsts, "", ragged, counter="")
         contraction = one.contractions[-1]
         blocks = stored_blocks(
             (contraction,),

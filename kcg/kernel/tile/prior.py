@@ -15,7 +15,7 @@ from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
-from kcg.kernel.tile.generate import can_describe, flattens_branches, may_split
+from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
@@ -108,7 +108,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     if parameters.form == PIPELINED:
         return ring + leaving_bytes(kernel, parameters) + COMPILER_BYTES
     if parameters.loads != TMA:
-        if not parameters.persistent or kernel.is_branching:
+        if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_have_tail(kernel)):
             return ring
         # the next tile's loads begin while this one is on its way out, at most 64 elements of a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
@@ -118,8 +118,9 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
     joined = _joined_bytes(kernel, parameters)
-    if flattens_branches(kernel, parameters):  # of few rows float32 sums move, of shared columns twice
-        itemsize = max(stored if rows >= 2 * WGMMA_ROWS else 4, 2 * joined)
+    if not stores_by_tma(kernel, parameters):  # of few rows or shared columns float32 sums move, halves of these twice
+        moved = rows < 2 * WGMMA_ROWS or shares_columns(parameters)
+        itemsize = max(4 if moved else stored, 2 * joined)
     elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
     elif kernel.held:  # by a descriptor, and one after another through pointers

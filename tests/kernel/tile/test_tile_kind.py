@@ -161,7 +161,7 @@ def test_a_parameter_that_changes_nothing_is_no_candidate() -> None:
     one_row_of_tiles = space(linear(64, 512, 256))
     assert not fields(one_row_of_tiles) & {"group", "persistent"}
     eight = space(linear(1024, 9216, 3072))
-    tiles = replace(eight.parameters(eight.start()), tile=(128, 128), tail=1)
+    tiles = replace(eight.parameters(eight.start()), axes=((0,), (1,)), tile=(128, 128), tail=1)
     assert legal_values(eight.kernel, SM_90, tiles, "group") == (1, 4, 8), "12 rows of tiles are these 8"
     assert "fast_math" in fields(space(gelu_of_a_product()))
     softmax = space(region(empty(64, 64, dtype="bfloat16").softmax(1)))

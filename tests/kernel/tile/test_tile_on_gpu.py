@@ -41,6 +41,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "split": {"split": 4},
     "shared last wave": {"tail": 3},
     "shared last wave by tma": {"tail": 2, "loads": TMA, "epilogue_parts": 2},
+    "shared last wave, whole tiles in turn": {"tail": 3, "loads": TMA, "persistent": 1, "epilogue_parts": 2},
     "two pieces": {"tile": (128, 192), "epilogue_parts": 2},
     "two pieces, shared last wave": {"tile": (128, 96), "tail": 2, "group": 4},
 }

@@ -296,6 +296,30 @@ def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) ->
     check(cases, tmp_path)
 
 
+@interpreted
+def test_programs_that_take_tiles_in_turn_share_those_of_the_last_wave(tmp_path: Path) -> None:
+    """Whole tiles in turn, then parts: as many as programs or more, of one step or of several, the last one empty."""
+    cases = {}
+    for name, region in tma_cases().items():
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for columns, persistent, tail, loads, parts in (
+            (32, 1, 3, TMA, 2), (16, 2, 2, TMA, 1), (48, 1, 2, TMA, 2), (32, 1, 8, TMA, 1), (32, 1, 3, POINTER, 1),
+        ):  # fmt: skip
+            parameters = TileParameters(
+                CONTRACTION, axes, (16, columns), 16, loads=loads, tail=tail, epilogue_parts=parts, group=2
+            )
+            tiles = generate_kernel(kernel, TARGET, replace(parameters, tail=1)).launches[0].grid
+            cores = next(n for n in (1, 2, 4, 5) if tiles % (n * persistent) and n * persistent < tiles)
+            parameters = replace(parameters, persistent=persistent)
+            program = generate_kernel(kernel, replace(TARGET, cores=cores), parameters, interpreted=True)
+            assert program.launches[0].grid == cores * persistent
+            assert len(program.launches) == 2
+            cases[f"{name} {columns} {persistent} {tail} {loads} {parts}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
 def test_partial_tiles_that_32_bits_cannot_address_are_refused() -> None:
     p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, tail=1 << 23)
     with pytest.raises(TileRefusal, match="partial sums"):

@@ -11,8 +11,9 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.held_rows import row_axes
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
@@ -180,8 +181,87 @@ def test_a_sum_of_contractions_shares_the_tiles_of_its_last_wave(tmp_path: Path)
             program = generate(region, target, replace(p, tail=tail), interpreted=True)
             assert len(program.launches) == 2 and program.launches[0].grid == 3 + tail
             cases[f"{dtype} {tail}"] = Case(region, program)
+            for loads, parts in ((POINTER, 1), (TMA, 1), (TMA, 2)):
+                turns = replace(p, tail=tail, persistent=1, loads=loads, epilogue_parts=parts)
+                program = generate(region, target, turns, interpreted=True)
+                assert len(program.launches) == 2 and program.launches[0].grid == 3
+                assert ("begins" in program.source) == (loads == TMA), "one loop over all that a program has"
+                cases[f"{dtype} {tail} {loads} {parts}"] = Case(region, program)
     assert legal_values(kernel, replace(target, cores=2), replace(p, tile=(16, 64)), "tail") == (1,), "it is full"
     assert not wrong_of(cases, tmp_path)
+
+
+def sum_of_products(parts: int, dtype: str) -> Tensor:
+    """Of 32, 48, 64 terms."""
+    rows = [(empty(24, 32 + 16 * n, dtype=dtype), empty(64, 32 + 16 * n, dtype=dtype)) for n in range(parts)]
+    *before, last = [x @ w.transpose() for x, w in rows]
+    for product in before:
+        last = last + product.contiguous()
+    return last + empty(64, dtype=dtype)
+
+
+@interpreted
+def test_sums_of_contractions_by_tma_are_one_loop(tmp_path: Path) -> None:
+    """A step chooses whose terms it has; not where one would have terms of two, as 64 of which 32 are the first's."""
+    cases = {}
+    for parts in (2, 3):
+        region = region_of(sum_of_products(parts, "float16"))
+        for step, persistent, tail in ((16, 0, 1), (16, 1, 1), (16, 1, 2), (64, 0, 1), (64, 1, 2)):
+            p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), step, persistent=persistent, tail=tail, loads=TMA)
+            program = generate(region, replace(TARGET, cores=3), p, interpreted=True)
+            assert program.source.count("tl.dot(") == (1 if step == 16 else parts)
+            cases[f"{parts} {step} {persistent} {tail}"] = Case(region, program)
+    assert not wrong_of(cases, tmp_path)
+
+
+def joined(dtype: str, rows: int, columns: int, terms: tuple[int, int]) -> tuple[Tensor, ...]:
+    """As Flux has it: the product of a concatenation, a gate for each column, a residual."""
+    x, y, w = (
+        empty(rows, terms[0], dtype=dtype),
+        empty(rows, terms[1], dtype=dtype),
+        empty(columns, sum(terms), dtype=dtype),
+    )
+    part = (x @ w[:, : terms[0]].transpose()).contiguous()
+    made = y @ w[:, terms[0] :].transpose() + part + empty(columns, dtype=dtype)
+    return (empty(rows, columns, dtype=dtype) + empty(columns, dtype=dtype) * made,)
+
+
+@interpreted
+@pytest.mark.parametrize("stages", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
+    stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """432 tiles of Flux's widest tile: three for each of 132 programs, and a third of one of 36. The ring has its room
+    beside what leaves, so it runs on while a tile is finished; nothing is spilled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    region, target = region_of(*joined("bfloat16", 4608, 3072, (3072, 12288))), replace(TARGET, cores=132)
+    p = TileParameters(
+        CONTRACTION, ((0,), (1,)), (128, 256), 64, group=8, loads=TMA, persistent=1, tail=3, epilogue_parts=2,
+        num_warps=8, num_stages=stages,
+    )  # fmt: skip
+    kernel = read_region(region)
+    assert is_legal(kernel, target, p)
+    first, second = compile_tile(region, schedule_of(p), target).launches
+    report = dict(first.compiled.report)
+    assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
+    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= shared_taken(kernel, p)
+    assert not dict(second.compiled.report)["spilled_bytes"]
+    whole, own, turns = (
+        predicted_seconds(kernel, target, replace(p, **c)) for c in ({"tail": 1}, {"persistent": 0}, {})
+    )
+    assert turns < own < whole
+
+
+def test_programs_with_turns_share_the_last_wave_where_there_is_one() -> None:
+    """48 tiles of a product; of as many programs for each multiprocessor as they are persistent."""
+    kernel = read_region(region_of(empty(96, 256) @ empty(256, 128)))
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), 16, persistent=1, loads=TMA)
+    for cores, persistent, candidates in ((5, 1, (1, 2, 3)), (5, 2, (1, 2)), (8, 1, (1,)), (11, 2, (1, 2, 3, 4, 6, 8))):
+        found = legal_values(kernel, replace(TARGET, cores=cores), replace(p, persistent=persistent), "tail")
+        assert found == candidates, (cores, persistent)
+    assert legal_values(kernel, replace(TARGET, cores=5), replace(p, loads=POINTER), "tail") == (1,)
+    with pytest.raises(TileRefusal, match="whole tiles and parts"):
+        generate_kernel(kernel, replace(TARGET, cores=5), replace(p, tail=2, warp_specialize=True))
 
 
 @interpreted
