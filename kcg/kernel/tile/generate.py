@@ -327,7 +327,7 @@ def _write_contractions(
     """
     top = open_frame(kernel, writer, ())
     if parameters.persistent:
-        return top.lines, _write_turns(launched_with(kernel, parameters), target, top)
+        return top.lines, _write_turns(kernel, parameters, target, top)
     if not kernel.others:
         return top.lines, _write_contraction(kernel, target, parameters, top)
     number, begin = top.lines.name("tl.program_id(0)", "program"), 0
@@ -342,10 +342,10 @@ def _write_contractions(
     return top.lines, begin
 
 
-def _write_turns(launched: Sequence[tuple[TileKernel, TileParameters]], target: Target, top: Frame) -> int:
+def _write_turns(kernel: TileKernel, parameters: TileParameters, target: Target, top: Frame) -> int:
     """A loop over the tiles of each contraction, one loop after the other; then such loops over halves of the tiles
     left, where two programs share each of these. Returns how many programs there are."""
-    kernel, parameters = launched[0]
+    launched = launched_with(kernel, parameters)
     tiles = [math.prod(counts_of(*one)) for one in launched]
     programs = min(sum(tiles), target.cores * parameters.persistent)
     halves = parameters.tail > 1 and not may_have_tail(kernel)

@@ -129,7 +129,8 @@ class TileSpace:
             values = self._values(p, number)
             found += [replace(p, **{field: value}) for value in values]
             found += [self._followed(p, number, value) for value in values]
-        found += [base for axes, base in self._bases.items() if axes != (p.form, p.axes)]
+        others = [base for axes, base in self._bases.items() if axes != (p.form, p.axes)]
+        found += [replace(base, fast_math=base.fast_math and p.fast_math) for base in others]
         return self._programs(p, found)
 
     def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:

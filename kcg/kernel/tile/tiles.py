@@ -59,8 +59,10 @@ def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
 
 
 def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[TileKernel, TileParameters]]:
-    """The kernels of one launch, each with the parameters by its own ranges."""
+    """The kernels of one launch, each with the parameters by its own ranges; of several the last wave is the launch's
+    to share."""
     first, *others = kernel.launched
+    parameters = replace(parameters, tail=1) if others else parameters
     found = [(first, parameters)]
     for one in others:
         assert one.contraction is not None and first.contraction is not None

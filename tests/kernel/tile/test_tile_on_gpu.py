@@ -20,8 +20,8 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, SPECIALIZED, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
@@ -329,5 +329,72 @@ def test_attention_by_specialised_warps_is_right() -> None:
         for name in ATTENTIONS:
             region = region_of(ATTENTIONS[name]())
             requests = [Request(region, one) for one in specialized(name, service.target)]
+            rows = [future.result() for future in service.measure(requests)]
+            assert {row.status for row in rows} == {Status.OK}, (name, [row.reason for row in rows])
+
+
+# ---- contractions by specialised warps
+
+
+def matrix(rows: int, columns: int, dtype: str = "bfloat16") -> Tensor:
+    return empty(rows, columns, dtype=dtype)
+
+
+def product(rows: int, columns: int, terms: int, dtype: str = "bfloat16") -> Tensor:
+    """Float32, with the second operand as a linear layer has it."""
+    return matrix(rows, terms, dtype).matmul(matrix(columns, terms, dtype).transpose(), dtype="float32")
+
+
+PRODUCTS: dict[str, Callable[[], Tensor]] = {
+    "plain": lambda: product(1024, 1536, 512).cast("bfloat16"),
+    "three groups": lambda: product(1152, 3072, 1024).cast("bfloat16"),
+    "odd sizes": lambda: product(1000, 1096, 328, "float16").cast("float16"),
+    "other operand": lambda: matrix(1024, 512).matmul(matrix(512, 1024), dtype="float32").cast("bfloat16"),
+    "gelu": lambda: (product(1024, 1536, 512) + empty(1536, dtype="bfloat16").cast("float32")).gelu().cast("bfloat16"),
+    "gate and residual": lambda: (
+        matrix(1024, 1536).cast("float32") + empty(1, 1536, dtype="float32") * product(1024, 1536, 512)
+    ).cast("bfloat16"),
+    "float32": lambda: product(1024, 1536, 512) + matrix(1024, 1536).cast("float32"),
+}
+
+
+def pipelined(name: str, target: Target) -> list[Schedule]:
+    """The prior's program by specialised warps, and those with one parameter changed."""
+    space = space_of(region_of(PRODUCTS[name]()), target, ScheduleKind.TILE)
+    first = [s for s in (space.start(), *space.neighbours(space.start())) if is_pipelined(s)]
+    return list(dict.fromkeys(s for s in (*first, *space.neighbours(first[0])) if is_pipelined(s)))
+
+
+def is_pipelined(schedule: Schedule) -> bool:
+    return TileParameters.from_json(schedule.body).form == PIPELINED
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_pipelined_and_spill_nothing(name: str) -> None:
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    schedules = pipelined(name, target)
+    assert len(schedules) >= 4
+    region = region_of(PRODUCTS[name]())
+    for schedule in schedules[:1] if name != "gate and residual" else schedules:
+        rows = TileParameters.from_json(schedule.body).tile[0]
+        report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
+        assert (report["warps"], report["wgmma"]) == (4 + rows // 16, 1)
+        assert report["spilled_bytes"] <= 16
+
+
+def test_the_last_wave_is_filled_by_three_groups() -> None:
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    kernel = read_region(region_of(product(4608, 3072, 3072).cast("bfloat16")))
+    best = parameters_of(kernel, target, PIPELINED, pipelined_axes(kernel)[0]).tile
+    assert best == (192, 192), "3 waves of 132, where 128 x 256 leaves most of the fourth one empty"
+
+
+@pytest.mark.gpu
+def test_products_by_specialised_warps_are_right() -> None:
+    with MeasureService("CUDA", run_id="test") as service:
+        for name in PRODUCTS:
+            region = region_of(PRODUCTS[name]())
+            requests = [Request(region, one) for one in pipelined(name, service.target)]
             rows = [future.result() for future in service.measure(requests)]
             assert {row.status for row in rows} == {Status.OK}, (name, [row.reason for row in rows])
