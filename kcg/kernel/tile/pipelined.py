@@ -358,6 +358,7 @@ class _Pipelined:
                 lines.add(f"mbarrier.wait({FULL}.index(slot), phase)")
                 layout, held = sums_layout(self.writer, self.step), self.writer.fresh("read")
                 lines.add(f"{held} = rows.index(slot * {self.groups} + group).load({layout})")
+                lines.add("fence_async_shared()")  # it is read before TMA writes there again
                 lines.add(f"mbarrier.arrive({EMPTY}.index(slot), count=1)")
                 self._advance(lines)
                 parts[node].append(held)
