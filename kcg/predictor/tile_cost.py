@@ -16,7 +16,7 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.parameters import IN_GLUON, PRECISIONS, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTIONS, IN_GLUON, PRECISIONS, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.features import Array
@@ -67,7 +67,7 @@ class TileCost:
             seconds = predicted_seconds(space.kernel, space.target, p)
         except ScheduleError:
             return CANNOT_JUDGE, None
-        uncertainty = UNCERTAIN if p.form == "contraction" else UNKNOWN
+        uncertainty = UNCERTAIN if p.form in CONTRACTIONS else UNKNOWN
         return Prediction(math.log(seconds), uncertainty, max(refused, USUAL_FAILURES)), embedding(p)
 
     def of(self, space: Space) -> Judge:

@@ -340,8 +340,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.form == SPECIALIZED:
         return stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, p)
     if p.form == PIPELINED:
-        room = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
-        return room and _groups(kernel, p) and can_pipeline(kernel, target, p)
+        fits = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
+        return fits and _groups(kernel, p) and can_pipeline(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False

@@ -25,6 +25,7 @@ from kcg.kernel.tile.contraction import (
     Turns,
     counts_of,
     fits_held,
+    in_parts,
     in_the_sum,
     pieces_of,
     raster,
@@ -406,14 +407,13 @@ class _Pipelined:
 
     def _parts(self, frame: Frame, text: str, columns: int, width: int) -> list[str]:
         """A block in parts of so many columns, as the tensor core's sums of so many lie."""
-        text = frame.lines.name(f"gl.convert_layout({text}, {sums_layout(self.writer, columns)})")
+        lines = frame.lines
+        text = lines.name(f"gl.convert_layout({text}, {sums_layout(self.writer, columns)})")
         if columns == width:
             return [text]
-        halves = [self.writer.fresh("half") for _ in range(2)]
-        frame.lines.add(
-            f"{', '.join(halves)} = {text}.reshape({GROUP_ROWS}, 2, {columns // 2}).permute(0, 2, 1).split()"
-        )
-        return [part for half in halves for part in self._parts(frame, half, columns // 2, width)]
+        layout = sums_layout(self.writer, width)
+        parts = in_parts(frame, lines, text, (GROUP_ROWS, columns), width)
+        return [lines.name(f"gl.convert_layout({part}, {layout})") for part, *_ in parts]
 
     def _send(self, frame: Frame, stored: Stored, boxes: Boxes, corner: str, block: str) -> None:
         """Sends a block to the buffer that it is of."""
