@@ -225,11 +225,16 @@ class RegionWork:
     @property
     def tile_candidates(self) -> list[Schedule]:
         """The tile programs that a search found faster than everything else, fastest first; behind the first the same
-        with functions in full accuracy, where it has others: it is what remains if those prove wrong."""
+        with functions in full accuracy, where it has others: it is what remains if those prove wrong. The last is the
+        fastest with another tile: what is wrong with one program is so with those that differ in little."""
         limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
-        faster = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
-        exact = self.tiles.exact(faster[0]) if faster and isinstance(self.tiles, HasExact) else None
-        return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:]]))
+        found = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit]
+        if self.tiles is None or not found:
+            return found
+        faster, tile = found[:TRIES], self.tiles.tile
+        exact = self.tiles.exact(faster[0]) if isinstance(self.tiles, HasExact) else None
+        other = [s for s in found if len(found) > TRIES and tile(s) != tile(found[0])][:1]
+        return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:], *other]))
 
     @property
     def firsts(self) -> list[Schedule]:

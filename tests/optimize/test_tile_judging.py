@@ -53,6 +53,9 @@ class Tiles:
         p = TileParameters.from_json(schedule.body)
         return schedule_of(replace(p, fast_math=False)) if p.fast_math and schedule == FAST else None
 
+    def tile(self, schedule: Schedule) -> tuple[int, ...]:
+        return TileParameters.from_json(schedule.body).tile
+
     def legend(self, schedule: Schedule) -> str:
         return "contraction; tiles of 16 × 16"
 
@@ -105,6 +108,14 @@ def stand_in(opened: Begun, work: RegionWork, schedule: Schedule) -> None:
 
 def test_on_a_cpu_only_opts_are_searched(opened: Begun) -> None:
     assert all(work.tiles is None and not work.of_tiles for work in opened.works)
+
+
+def test_behind_those_that_differ_in_little_stands_one_with_another_tile(work: RegionWork) -> None:
+    warps = [schedule_of(replace(PLAIN, num_warps=count)) for count in (1, 2, 4, 8)]
+    other = [schedule_of(replace(PLAIN, tile=(32, 16), num_warps=count)) for count in (2, 4)]
+    for place, schedule in enumerate((*warps, *other)):
+        work.keep(seen(schedule, (0.1 + 0.05 * place) * work.baseline_s, schedule.id))
+    assert work.tile_candidates == [*warps[:2], other[0]], "all of a tile may be wrong alike"
 
 
 def test_the_exact_program_stands_behind_one_of_less_accurate_functions(opened: Begun, work: RegionWork) -> None:
