@@ -380,7 +380,7 @@ class _Pipelined:
         dtype, columns = stored.store.buffer.dtype, frame.sizes[1]
         if value.axes != BOTH or stored.gates or set(frame.flattened) != {0, 1}:
             raise TileRefusal("form", "specialised warps store whole blocks")
-        width = min(columns, self.stored_bytes // dtype.itemsize)
+        width = min(columns, self.stored_bytes // max(2, dtype.itemsize))  # of bytes an even number of blocks too
         rows, along = (Axis(frame.flattened[axis].ranges, frame.sizes[axis]) for axis in (0, 1))
         boxes = boxes_of(stored.store, (rows, replace(along, size=width)), self.main)
         if boxes is None or boxes.transposed or any(step % boxes.wide for _, step in boxes.leading):
