@@ -145,10 +145,8 @@ class Halves:
         rows, accesses = set(block.held.rows), frame.writer.accesses
         self.tables = [of for of in pairs.tables if not frame.layout or not rows.isdisjoint(of[0].ranges)]
         for whole, both in pairs.tables:
-            if (
-                whole,
-                both,
-            ) not in self.tables:  # the same for all rows: Gluon's halves of such a block lie differently
+            if (whole, both) not in self.tables:
+                # the same for all rows: Gluon's halves of such a block lie differently
                 accesses |= {node: replace(accesses[whole], node=node, address=node.src[1]) for node in both}
         height, width = frame.sizes[0], frame.sizes[1] // count
         chosen = {node: known for node, known in frame.bound.items() if node.op is Ops.CMPLT}
