@@ -60,7 +60,6 @@ from kcg.kernel.tile.tiles import (
     launched_with,
     open_frame,
     rest_of,
-    split_number,
     start_of,
 )
 from kcg.types import Target
@@ -236,11 +235,10 @@ class _Pipelined:
         """The frame of a tile, its first row and column, and the header of the loop over tiles."""
         frame = Frame(Lines(self.writer, lines), (), outer=self.main)
         tile = self.writer.fresh("tile")
-        (number,) = split_number(frame, tile, [math.prod(counts_of(one.kernel, one.parameters))])
         rows, columns = one.axes
-        row, column = raster(frame, number, rows.tiles, columns.tiles, one.parameters.group)
+        row, column = raster(frame, tile, rows.tiles, columns.tiles, one.parameters.group)
         first = one.turns.first(lines, lines.name("tl.program_id(0)", "program"))
-        header = f"for {tile} in range({first}, {rows.tiles * columns.tiles}, {self.programs}):"
+        header = f"for {tile} in range({first}, {one.turns.tiles}, {self.programs}):"
         return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
 
     def _advance(self, lines: Lines) -> None:
@@ -258,34 +256,33 @@ class _Pipelined:
             frame, (row, column), header = self._opened(lines, one)
             for product in one.products:
                 body, counter = Lines(self.writer, frame.lines), self.writer.fresh("k")
-                body.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
-                nbytes = 2 * self.step * sum(one.parameters.tile)
-                body.add(f"mbarrier.expect({FULL}.index(slot), {nbytes})")
+                self._expected(body, sum(one.parameters.tile))
                 term = body.name(f"{counter} * {self.step}", "term")
-                boxes, memory = product.rows
-                for group in range(self.groups):
-                    corner = boxes.ordered((f"{row} + {group * GROUP_ROWS}", term))
-                    block = f"rows.index(slot * {self.groups} + {group})"
-                    body.add(fetched(memory, corner, f"{FULL}.index(slot)", block))
+                self._fetch_rows(body, *product.rows, row, term)
                 for number, ((at, _), (boxes, memory)) in enumerate(zip(self.pieces, product.columns, strict=True)):
                     corner = boxes.ordered((term, f"{column} + {at}"))
                     body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
                 self._advance(body)
                 frame.lines.extend(f"for {counter} in range({product.steps}):", body)
             for place in range(one.parameters.tile[1] // self.step):
-                for _, _, memory in one.beside:
-                    self._load_beside(frame.lines, memory, row, f"{column} + {place * self.step}")
+                for _, boxes, memory in one.beside:
+                    self._expected(frame.lines, one.parameters.tile[0])
+                    self._fetch_rows(frame.lines, boxes, memory, row, f"{column} + {place * self.step}")
+                    self._advance(frame.lines)
             lines.extend(header, frame.lines)
         return lines
 
-    def _load_beside(self, lines: Lines, memory: str, row: str, column: str) -> None:
-        """Some columns of what is read beside the sums, of each group's rows."""
+    def _expected(self, lines: Lines, vectors: int) -> None:
+        """Waits for a slot, and says how much it will have: so many rows and columns of a step."""
         lines.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
-        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.groups * GROUP_ROWS * self.step})")
+        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.step * vectors})")
+
+    def _fetch_rows(self, lines: Lines, boxes: Boxes, memory: str, row: str, column: str) -> None:
+        """Each group's rows, from a column on, where blocks of the first operand lie."""
         for group in range(self.groups):
+            corner = boxes.ordered((f"{row} + {group * GROUP_ROWS}", column))
             block = f"rows.index(slot * {self.groups} + {group})"
-            lines.add(fetched(memory, (f"{row} + {group * GROUP_ROWS}", column), f"{FULL}.index(slot)", block))
-        self._advance(lines)
+            lines.add(fetched(memory, corner, f"{FULL}.index(slot)", block))
 
     def _computing(self) -> Lines:
         lines = Lines(self.writer)
@@ -305,7 +302,7 @@ class _Pipelined:
         for total, (_, width) in zip(totals, self.pieces, strict=True):
             layout = sums_layout(self.writer, width)
             lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
-        # by name: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
+        # an expression: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
         before = f"gl.where(slot == 0, {self.stages - 1}, slot - 1)"
         for place, product in enumerate(one.products):
             body, counter = Lines(self.writer, lines), self.writer.fresh("k")
@@ -422,8 +419,7 @@ class _Pipelined:
         sent = []
         for place in chosen.slots if chosen is not None else (slot,):
             start = f"p{place}{boxes.buffer.removeprefix(f'p{slot}')}"
-            text = descriptor(boxes, start, dtype)
-            name = self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
+            name = self._descriptor(replace(boxes, buffer=start), dtype)
             sent.append(f"send({name}, {corner}, {block})")
         for number, condition in enumerate(chosen.conditions if chosen is not None else ()):
             frame.lines.add(f"{'el' if number else ''}if {condition}:")
