@@ -121,8 +121,7 @@ def _loops(kernel: TileKernel) -> Counter[UOp]:
 
 def _is_crowded(kernel: TileKernel, target: Target) -> bool:
     """Whether buffers displace each other in L2."""
-    nbytes = sum(int(buffer.size * buffer.dtype.itemsize) for buffer in kernel.buffers)
-    return nbytes * CROWDED >= target.cache_bytes
+    return sum(buffer.size * buffer.dtype.itemsize for buffer in kernel.buffers) * CROWDED >= target.cache_bytes
 
 
 def _is_large(load: Access, target: Target) -> bool:
