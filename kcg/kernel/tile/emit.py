@@ -138,10 +138,7 @@ class Writer:
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
         if form in (ELEMENTWISE, REDUCTION):
             self.accesses |= needed_loads(kernel)
-        chosen = [(kernel.loads[number], policy) for number, policy in (evictions or {}).items()]
-        self._evictions = {load.node: policy for load, policy in chosen}
-        # what several kernels read of rows has a node for each of them, and for the halves and sides of these
-        self._evicted = {load.buffer.slot: policy for load, policy in chosen} if form == ROWS else {}
+        self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         self.form = form  # of the program, where that is known
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
@@ -150,10 +147,6 @@ class Writer:
         self.helpers: dict[str, str] = {}
         self.store: Callable[[Frame, Stored, Block], None] | None = None  # how blocks are stored, if not by pointers
         self._count = 0
-
-    def eviction(self, node: UOp) -> str:
-        """The eviction policy of a load; empty: the machine's own."""
-        return self._evictions.get(node) or self._evicted.get(self.accesses[node].buffer.slot, "")
 
     def fresh(self, hint: str) -> str:
         self._count += 1
@@ -696,7 +689,7 @@ class Frame:
     def _load(self, node: UOp) -> Block:
         access = self.writer.accesses[node]
         type_ = TYPES[node.dtype]
-        policy = self.writer.eviction(node)
+        policy = self.writer.evictions.get(node)
         how = f', eviction_policy="{policy}"' if policy else ""
         zero = "0.0" if type_ in FP8 else "0"
         if (window := self.windows.get(node)) is not None:

@@ -3,9 +3,8 @@
 A policy matters where more is read than the L2 cache has room for. What is read once may then go first, so that what
 other programs or other loops ask for again stays; or what is asked for again may go last. What kernels before wrote
 stays as well, and need not be written to memory while a reduction reads: of 50 to 105 MB, those that evicted them
-first took .92 to .97 of a copy's bandwidth on an H100, those without a policy .62 to .86. Rows that are held whole
-are read once however many values are made of them, so all loads of their buffers have one policy. TMA has no policies
-in Triton, and loads that are copied asynchronously only in newer ones: there the word would change nothing.
+first took .92 to .97 of a copy's bandwidth on an H100, those without a policy .62 to .86. TMA has no policies in
+Triton, and loads that are copied asynchronously only in newer ones: there the word would change nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import lru_cache
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.generate import described_operands
 from kcg.kernel.tile.ir import Access, TileKernel, extent
-from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, REDUCTION, ROWS, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, REDUCTION, TileParameters
 from kcg.kernel.tile.targets import evicts_copies
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
@@ -30,31 +29,16 @@ Loads = tuple[int, ...]
 
 
 def streamed(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, ...]:
-    """Which loads may be evicted first: none, all that are read once, and each of these alone; of rows all or none."""
-    if p.form == ROWS:
-        return tuple(dict.fromkeys(((), _held_once(kernel, target, p))))
+    """Which loads may be evicted first: none, all that are read once, and each of these alone."""
     once = read_once(kernel, target, p)
     again = p.form == REDUCTION or any(_is_reused(kernel, load, p) for load in kernel.loads)
     return _choices(once) if again else ((),)
 
 
-def _held_once(kernel: TileKernel, target: Target, p: TileParameters) -> Loads:
-    """The first load of each large buffer of which all rows have elements of their own, where rows are held whole."""
-    rows = kernel.rows
-    assert rows is not None
-    if rows.width > p.reduce_tile or not _is_crowded(kernel, target):
-        return ()
-    numbers = [set(row) for row, _ in rows.numbers]
-    others = {load.buffer.slot for load in kernel.loads if not any(row <= set(load.node.ranges) for row in numbers)}
-    first = {load.buffer.slot: n for n, load in reversed(list(enumerate(kernel.loads)))}
-    found = sorted(n for slot, n in first.items() if slot not in others and _is_large(kernel.loads[n], target))
-    return tuple(found) if len(found) <= MOST_LOADS else ()
-
-
 def read_once(kernel: TileKernel, target: Target, p: TileParameters) -> Loads:
     """The large loads that hear a policy and are read once."""
     once, _ = _sorted_loads(kernel, target, p)
-    return tuple(n for n in once if _is_large(kernel.loads[n], target))
+    return tuple(n for n in once if _bytes(kernel.loads[n]) * STREAM >= target.cache_bytes)
 
 
 def reused(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, ...]:
@@ -73,7 +57,7 @@ def _choices(loads: Loads) -> tuple[Loads, ...]:
 
 def _sorted_loads(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, Loads]:
     """The loads that hear a policy: those whose elements are read once, and those that are read again."""
-    if not _is_crowded(kernel, target):
+    if sum(buffer.size * buffer.dtype.itemsize for buffer in kernel.buffers) * CROWDED < target.cache_bytes:
         return (), ()
     deaf = _deaf(kernel, p)
     heard = [n for n, load in enumerate(kernel.loads) if load.node not in deaf]
@@ -117,16 +101,6 @@ def _loops(kernel: TileKernel) -> Counter[UOp]:
     for body in (kernel.value, *(r.src[0] for r in kernel.reductions)):
         found.update(n for n in body.toposort(gate=lambda n: n.op is not Ops.REDUCE) if n.op is Ops.INDEX)
     return found
-
-
-def _is_crowded(kernel: TileKernel, target: Target) -> bool:
-    """Whether buffers displace each other in L2."""
-    return sum(buffer.size * buffer.dtype.itemsize for buffer in kernel.buffers) * CROWDED >= target.cache_bytes
-
-
-def _is_large(load: Access, target: Target) -> bool:
-    """Whether what is read has to make room."""
-    return _bytes(load) * STREAM >= target.cache_bytes
 
 
 def _bytes(load: Access) -> int:

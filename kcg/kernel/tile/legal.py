@@ -227,9 +227,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "read_early":
             alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
             return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
-        case "evict_first" | "evict_last" if parameters.form in ATTENTION:
-            return ((),)
-        case "evict_last" if parameters.form == ROWS:
+        case "evict_first" | "evict_last" if parameters.form in (ROWS, *ATTENTION):
             return ((),)  # what several values are made of is read once
         case "evict_first":
             return streamed(kernel, target, parameters)

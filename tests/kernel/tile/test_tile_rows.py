@@ -12,11 +12,11 @@ from tinygrad import Tensor
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
-from kcg.kernel.tile.legal import is_legal, legal_values
+from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import ROWS, TileParameters
 from kcg.kernel.tile.prior import rows_of_threads
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.kernel.tile.space import TileSpace
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
@@ -139,33 +139,3 @@ def test_what_is_read_beside_a_norm_may_be_asked_for_before_it(tmp_path: Path) -
     order = [re.findall(r"tl\.(load|sum)", program.source) for program in (early, late)]
     assert order[0] == ["load"] * 3 + ["sum"] * 2 and order[1][-1] == "load"
     assert not wrong_of({"early": Case(region, early), "late": Case(region, late)}, tmp_path)
-
-
-def test_rows_that_are_held_may_go_first_and_what_they_share_may_not() -> None:
-    """Of each large buffer one load stands for all: those of both streams, of all kernels, of halves."""
-    region = rotations(512, 4096, **FLUX)
-    space = TileSpace(region, TARGET, read_region(region))
-    start = space.parameters(space.start())
-    none, rows = legal_values(space.kernel, TARGET, start, "evict_first")
-    assert none == () and len(rows) == 2, "a buffer of each stream"
-    held = {space.kernel.loads[n].buffer.slot for n in rows}
-    assert "evict_first," + "+".join(map(str, rows)) in {action.label for action in space.actions(space.start())}
-    for line in generate(region, TARGET, replace(start, evict_first=rows)).source.splitlines():
-        if "tl.load(" in line:
-            assert ("evict_first" in line) == any(f"tl.load(p{slot} " in line for slot in held), line
-    looped = replace(start, tile=(4, 8), reduce_tile=64)
-    assert legal_values(space.kernel, TARGET, looped, "evict_first") == ((),), "they are read again"
-    few = rotations(64, **FLUX)
-    kernel = read_region(few)
-    assert legal_values(kernel, TARGET, apart(few, (1, 8), 128, 4), "evict_first") == ((),), "all of it stays in L2"
-
-
-@interpreted
-def test_a_policy_of_rows_is_another_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    region = rotations(4608, **FLUX)
-    space = TileSpace(region, TARGET, read_region(region))
-    start = space.parameters(space.start())
-    values = legal_values(space.kernel, TARGET, start, "evict_first")
-    programs = [space.compile(schedule_of(replace(start, evict_first=value))) for value in values]
-    assert len({program.binary_hash for program in programs}) == len(values) == 2
