@@ -45,8 +45,9 @@ from kcg.kernel.tile.ir import (
     with_reductions_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.rows import in_rows, with_rows
-from kcg.kernel.tile.stream import stream_of
+from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
+from kcg.kernel.tile.stream import with_stream
 from kcg.types import Region
 
 SEVERAL = "several contractions"
@@ -127,14 +128,35 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
         if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
             kernel = _with_shared_operand(wanted, buffers)
         elif not holding:
-            kernel = replace(kernel, stream=stream_of(kernel))
+            kernel = _with_stream(wanted, buffers)
         elif kernel.reductions:
-            kernel = with_rows(wanted, kernel, buffers)
+            kernel = _with_rows_or_stream(wanted, kernel, buffers)
         elif kernel.also:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
     return _with_used_buffers(kernel)
+
+
+def _with_rows_or_stream(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """Kernels over the same rows; or an attention of one query, whose products are no contractions by themselves."""
+    try:
+        return with_rows(wanted, kernel, buffers)
+    except TileRefusal:
+        if depth_of(kernel.reductions) < 2:
+            raise
+        try:
+            return _with_stream(wanted, buffers)
+        except TileRefusal:
+            pass
+        raise
+
+
+def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """An attention. Raises TileRefusal where it is none."""
+    if len(wanted) > 1:
+        raise TileRefusal(SEVERAL, "they are no terms of one sum, and no attention")
+    return with_stream(in_groups(wanted[0], buffers), buffers)
 
 
 def _with_used_buffers(kernel: TileKernel) -> TileKernel:
@@ -162,7 +184,8 @@ def _renamed(region: Region) -> list[UOp]:
                 new[node] = node.replace(arg=replace(node.arg, slot=slots[node.arg.slot]))
             elif node.op is Ops.RANGE:
                 new[node] = node.replace(arg=(next(numbers), node.arg[-1]))
-        found.append(ast.substitute(new, walk=True))
+        ast = ast.substitute(new, walk=True)
+        found.append(with_short_indices(ast) if ast.variables() else ast)
     return found
 
 
@@ -198,9 +221,11 @@ def _product(factors: list[UOp], like: UOp) -> UOp:
 def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
     """A reduction over the range that is used for all of its length; over its own where one inside of it uses that."""
     ranges = node.src[1:]
-    if any(axis.op is not Ops.RANGE or is_symbolic(axis) for axis in ranges):
+    if any(axis.op is not Ops.RANGE or (is_symbolic(axis) and len(ranges) > 1) for axis in ranges):
         return node
-    size = ranges[0].src[0].const_like(math.prod(map(extent, ranges)))
+    size = ranges[0].src[0]
+    if len(ranges) > 1:
+        size = size.const_like(math.prod(map(extent, ranges)))
     axis = shared.setdefault(size, UOp(Ops.RANGE, ranges[0].dtype, (size,), (_SHARED + len(shared), AxisType.REDUCE)))
     inner = [n for n in node.src[0].toposort() if n.op is Ops.REDUCE and set(ranges) & set(n.ranges)]
     if any(axis in n.src[1:] for n in inner):
@@ -246,7 +271,7 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     if stored.store.node.dtype is not access.node.dtype:
         raise TileRefusal("intermediate whose bits are read as another type")
     steps = affine(stored.store.address)
-    if steps is None or any(map(is_symbolic, stored.outputs)):
+    if steps is None:
         raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
     step = 1
     for axis in reversed(stored.outputs):
