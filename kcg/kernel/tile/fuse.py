@@ -22,6 +22,7 @@ from kcg.kernel.tile.cut import CUT, parts_of
 from kcg.kernel.tile.indices import moved, with_short_indices
 from kcg.kernel.tile.ir import (
     EVEN,
+    NARROW,
     ODD,
     SAME,
     SWAPPED,
@@ -45,10 +46,9 @@ from kcg.kernel.tile.ir import (
     with_reductions_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
 from kcg.kernel.tile.stream import with_stream
-from kcg.types import Region
+from kcg.types import Kernel, Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
@@ -81,13 +81,23 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
     try:
         return _combined(region, calls, holding=True)
     except TileRefusal as refusal:
-        if refusal.construct not in (SEVERAL, CUT):
-            raise
         first = refusal
+    several = first.construct in (SEVERAL, CUT)
+    if not several and not any(_has_maximum(kernel) for kernel in region.kernels):
+        raise first
     try:
-        return _combined(region, calls, holding=False)
+        made = _combined(region, calls, holding=False)
+        if several or made.stream is not None:  # of one query for each head the products may be no contractions
+            return made
     except TileRefusal as refusal:
-        raise (first if first.construct == CUT else refusal) from None
+        if several and first.construct != CUT:
+            raise refusal from None
+    raise first
+
+
+@lru_cache(1024)
+def _has_maximum(kernel: Kernel) -> bool:
+    return any(node.op is Ops.REDUCE and node.arg[0] is Ops.MAX for node in ast_of(kernel).toposort())
 
 
 def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
@@ -130,26 +140,12 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
         elif not holding:
             kernel = _with_stream(wanted, buffers)
         elif kernel.reductions:
-            kernel = _with_rows_or_stream(wanted, kernel, buffers)
+            kernel = with_rows(wanted, kernel, buffers)
         elif kernel.also:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
     return _with_used_buffers(kernel)
-
-
-def _with_rows_or_stream(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """Kernels over the same rows; or an attention of one query, whose products are no contractions by themselves."""
-    try:
-        return with_rows(wanted, kernel, buffers)
-    except TileRefusal:
-        if depth_of(kernel.reductions) < 2:
-            raise
-        try:
-            return _with_stream(wanted, buffers)
-        except TileRefusal:
-            pass
-        raise
 
 
 def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -204,13 +200,30 @@ def _without_factors(node: UOp) -> UOp:
     softmax's weights times values the division by their sum."""
     if node.arg[0] is not Ops.ADD or not dtypes.is_float(node.dtype):
         return node
-    factors, ranges = factors_of(node.src[0]), set(node.src[1:])
+    factors, ranges = factors_of(_with_weights_apart(node)), set(node.src[1:])
     fixed = [f.node for f in factors if not f.gate and not ranges & set(f.node.ranges)]
     if any(f.gate for f in factors) or not any(n.op is Ops.REDUCE for f in fixed for n in f.toposort()):
         return node
     terms = [f.node for f in factors if ranges & set(f.node.ranges)]
     total = node.replace(src=(_product(terms, node), *node.src[1:]))
     return _product([total, *fixed], node)
+
+
+def _with_weights_apart(node: UOp) -> UOp:
+    """The terms of a sum, where weights that a maximum shifts are rounded only without what all of them are divided by:
+    they are at most 1 before, too."""
+    new, ranges = dict[UOp, UOp](), set(node.src[1:])
+    for factor in (f.node for f in factors_of(node.src[0]) if not f.gate):
+        if factor.op is not Ops.CAST or factor.dtype not in NARROW or not dtypes.is_float(factor.src[0].dtype):
+            continue
+        inside = factors_of(factor.src[0])
+        own = [f.node for f in inside if ranges & set(f.node.ranges)]
+        fixed = [f.node for f in inside if not ranges & set(f.node.ranges)]
+        shifted = any(n.op is Ops.REDUCE and n.arg[0] is Ops.MAX for one in own for n in one.toposort())
+        if fixed and own and shifted and not any(f.gate for f in inside):
+            weight = _product(own, factor.src[0]).cast(factor.dtype)
+            new[factor] = _product([weight, *fixed], weight)
+    return node.src[0].substitute(new) if new else node.src[0]
 
 
 def _product(factors: list[UOp], like: UOp) -> UOp:

@@ -52,8 +52,8 @@ def _short(index: UOp) -> UOp:
 
 
 def _divided(index: UOp) -> UOp:
-    """An index without quotients by a size that is known only when the program runs, where what is divided is a multiple
-    of it, and maybe a range of that size."""
+    """An index without quotients by a size that is known only when the program runs, where what is divided is a
+    multiple of it, and maybe a range of that size."""
     new: dict[UOp, UOp] = {}
     for node in index.toposort():
         made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node

@@ -31,6 +31,7 @@ from kcg.kernel.tile.reduction import depth_of
 
 MOST_SIDES = 4  # each is written by itself
 Ranges = tuple[UOp, ...]
+_QUOTIENTS = (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD)
 
 
 def with_rows(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -57,11 +58,10 @@ def in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, BufferS
 
 
 def in_groups(stored: Stored, buffers: dict[UOp, BufferSlot]) -> Stored:
-    """A store with ranges of which something reads a quotient, as of heads that share keys, as over the quotients and
-    what is in each."""
-    nodes = UOp.sink(stored.value, *stored.gates).toposort()
-    for node in nodes:
-        if node.op in (Ops.FLOORDIV, Ops.CDIV) and node.src[0] in stored.outputs and node.src[1].op is Ops.CONST:
+    """A store with ranges of which something reads a quotient or its rest, as of heads that share keys, as over the
+    quotients and what is in each."""
+    for node in UOp.sink(stored.value, *stored.gates).toposort():
+        if node.op in _QUOTIENTS and node.src[0] in stored.outputs and node.src[1].op is Ops.CONST:
             axis, inner = node.src[0], int(node.src[1].arg)
             if not is_symbolic(axis) and 1 < inner < extent(axis) and not extent(axis) % inner:
                 return in_groups(_in_two(stored, axis, inner, buffers), buffers)
