@@ -3,6 +3,7 @@
 - norms: softmax and LayerNorm as in the layers table of docs/flux.md, RMSNorm and cross-entropy beside them.
 - qkv: Flux's projections of query, key and value with norms of heads and rotations, at 1024 and 768.
 - attention: of Flux, and causal, as one program; beside PyTorch's on each of its backends.
+- decode: of one token of Llama against many keys, the same, in CUDA graphs.
 - small: what stands between Flux's contractions: modulated norms, and norms of heads with rotations alone.
 
 Regions of Flux are found by what follows from what: statistics of rows of an intermediate, and all that is made of them
@@ -408,6 +409,9 @@ class _Numbers:
 # ---- attention
 
 CAUSAL = ((32, 4096, 64), (16, 4096, 128))  # heads, tokens, width
+GROUPED = (32, 8, 4096, 128)  # heads, of them with keys of their own, tokens, width
+DECODED = (32, 8, 64)  # heads, of them with keys of their own, width
+KEYS = {"4k": 4096, "32k": 32_768}
 
 
 def _attention(target: Target) -> Iterator[Case]:
@@ -416,6 +420,19 @@ def _attention(target: Target) -> Iterator[Case]:
     for heads, tokens, width in CAUSAL:
         region = causally_attended(heads, tokens, width)
         yield attention_case("causal", f"causal {heads}x{tokens}x{width}", region, "causal_attention")
+    heads, of_keys, tokens, width = GROUPED
+    region = causally_attended(heads, tokens, width, of_keys=of_keys)
+    name = f"causal {heads}x{tokens}x{width}, {of_keys} heads of keys"
+    yield attention_case("causal", name, region, "grouped_causal_attention")
+
+
+def _decode(target: Target) -> Iterator[Case]:
+    heads, of_keys, width = DECODED
+    for group, keys in KEYS.items():
+        for dtype in ("float16", "bfloat16"):
+            name = f"{heads} heads of {width}, {of_keys} of keys, {keys} keys, {dtype}"
+            region = decoded(heads, of_keys, keys, width, dtype)
+            yield replace(attention_case(group, name, region, "decoding_attention"), section="decode")
 
 
 def attentions_of_flux(preset: str) -> Iterator[Case]:
@@ -429,12 +446,22 @@ def attentions_of_flux(preset: str) -> Iterator[Case]:
             yield replace(case, name=f"flux {preset}, values {value.stride[1]} apart")
 
 
-def causally_attended(heads: int, tokens: int, width: int, dtype: str = "bfloat16") -> Region:
-    """Causal attention as tinygrad cuts it into kernels."""
+def causally_attended(heads: int, tokens: int, width: int, dtype: str = "bfloat16", *, of_keys: int = 0) -> Region:
+    """Causal attention as tinygrad cuts it into kernels; with fewer heads `of_keys` some queries' heads share these."""
     from tinygrad import Tensor
 
-    query, key, value = (Tensor.empty(heads, tokens, width, dtype=getattr(dtypes, dtype)) for _ in range(3))
-    return _region_of(query.scaled_dot_product_attention(key, value, is_causal=True))
+    many = (heads, of_keys or heads, of_keys or heads)
+    query, key, value = (Tensor.empty(1, count, tokens, width, dtype=getattr(dtypes, dtype)) for count in many)
+    return _region_of(query.scaled_dot_product_attention(key, value, is_causal=True, enable_gqa=bool(of_keys)))
+
+
+def decoded(heads: int, of_keys: int, keys: int, width: int, dtype: str = "bfloat16") -> Region:
+    """Attention of one token as tinygrad cuts it into kernels."""
+    from tinygrad import Tensor
+
+    sizes = ((1, heads, 1, width), *((1, of_keys, keys, width) for _ in range(2)))
+    query, key, value = (Tensor.empty(*size, dtype=getattr(dtypes, dtype)) for size in sizes)
+    return _region_of(query.scaled_dot_product_attention(key, value, enable_gqa=True))
 
 
 def attention_case(group: str, name: str, region: Region, function: str, *, calls: int = 1) -> Case:
@@ -471,5 +498,6 @@ SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {
     "qkv": _qkv,
     "small": _small,
     "attention": _attention,
+    "decode": _decode,
 }
 """Section -> its cases."""

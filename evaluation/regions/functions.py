@@ -124,7 +124,24 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attention(query, key, value, is_causal=True)
 
 
-ATTENTIONS = ("attention", "attention_of_scaled", "causal_attention")
+def grouped_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same of query (heads of keys, heads that share these, queries, width)."""
+    return attention(query.flatten(0, 1), key, value, is_causal=True, enable_gqa=True).view(query.shape)
+
+
+def decoding_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Of one token: query (heads of keys, heads that share these, width), key and value (heads, keys, width)."""
+    heads = query.flatten(0, 1).unsqueeze(1)
+    return attention(heads, key, value, enable_gqa=True).view(query.shape)
+
+
+ATTENTIONS = (
+    "attention",
+    "attention_of_scaled",
+    "causal_attention",
+    "grouped_causal_attention",
+    "decoding_attention",
+)
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION}  # fmt: skip
 """What PyTorch's attention may run on, by our names."""
@@ -155,6 +172,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         attention,
         attention_of_scaled,
         causal_attention,
+        grouped_causal_attention,
+        decoding_attention,
     )
 }
 """By name, as `Function.name` has it."""

@@ -10,7 +10,7 @@ from evaluation.tiles.summary import COPIES, MODES, OURS, Group, classes, micro,
 from evaluation.tiles.summary import headline as figures_of
 
 PARTS = "parts"  # the best known schedules of a region's kernels as one program
-NORMS, QKV, SMALL, ATTENTION = "norms", "qkv", "small", "attention"
+NORMS, QKV, SMALL, ATTENTION, DECODE = "norms", "qkv", "small", "attention", "decode"
 BACKENDS = ("flash", "cudnn", "efficient")  # of PyTorch's attention
 SMALL_FIGURE, MOST_OF_TIME = "small_parts_vs_compile", 0.5
 GROUPS = (
@@ -20,9 +20,11 @@ GROUPS = (
     Group(NORMS, "", "norms_vs_parts", (PARTS,), (OURS,), words="beside their parts as one program"),
     Group(QKV, "", "qkv_vs_compile", MODES, (OURS,), None, 1.3, "projection, norms of heads, rotations"),
     Group(QKV, "", "qkv_vs_parts", (PARTS,), (OURS,), words="beside their parts as one program"),
-    Group(ATTENTION, "1024", "flux_attention_1024_vs_sdpa", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 1024"),
-    Group(ATTENTION, "768", "flux_attention_768_vs_sdpa", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 768"),
-    Group(ATTENTION, "causal", "causal_attention_vs_sdpa", BACKENDS, (OURS,), None, 0.88, "causal attention"),
+    Group(ATTENTION, "1024", "attention_vs_sdpa_1024", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 1024"),
+    Group(ATTENTION, "768", "attention_vs_sdpa_768", BACKENDS, (OURS,), None, 0.92, "attention of Flux at 768"),
+    Group(ATTENTION, "causal", "causal_vs_sdpa", BACKENDS, (OURS,), None, 0.88, "causal attention"),
+    Group(DECODE, "4k", "decode_vs_sdpa_4k", BACKENDS, (OURS,), words="attention of one token, 4,096 keys"),
+    Group(DECODE, "32k", "decode_vs_sdpa_32k", BACKENDS, (OURS,), words="attention of one token, 32,768 keys"),
     Group(SMALL, "", "small_vs_parts", (PARTS,), (OURS,), words="small parts beside theirs as one program"),
 )
 SMALL_KINDS = (OURS, PARTS)  # whichever is faster is what a plan takes
@@ -61,7 +63,7 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
                 f"| small parts of a step at {preset}, of torch.compile's time: {ours * 1e3:.2f} of {theirs * 1e3:.2f} "
                 f"ms | | {ours / theirs:.2f} | | at most {MOST_OF_TIME:g} |"
             )
-    for section in (NORMS, QKV, SMALL, ATTENTION):
+    for section in (NORMS, QKV, SMALL, ATTENTION, DECODE):
         of_section = {key: row for key, row in rows.items() if row["section"] == section}
         if of_section:
             yield ""
@@ -70,16 +72,16 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
 
 COLUMNS = ("region", "its parts", *MODES, "copy of as many bytes")
 OF_ATTENTION = ("region", "its parts", *BACKENDS)
-_BESIDE = {ATTENTION: BACKENDS}  # section -> who is to be beaten, where that is not torch.compile
+_BESIDE = {ATTENTION: BACKENDS, DECODE: BACKENDS}  # section -> who is to be beaten, where that is not torch.compile
 
 
 def table(section: str, rows: Mapping[str, Row]) -> Iterator[str]:
     """The cases of a section, µs, the worst beside who is to be beaten first."""
     others = _BESIDE.get(section, MODES)
-    columns = OF_ATTENTION if section == ATTENTION else COLUMNS
+    columns = OF_ATTENTION if section in _BESIDE else COLUMNS
     beaten, copied = Group("", "", "", others, (OURS,)), Group("", "", "", COPIES, (OURS,))
     names = [(OURS,), (PARTS,), *((one,) for one in others), *([COPIES] if columns is COLUMNS else [])]
-    shares = ["of PyTorch"] if section == ATTENTION else ["of torch.compile", "of the copy"]
+    shares = ["of PyTorch"] if section in _BESIDE else ["of torch.compile", "of the copy"]
     yield f"| {section}, µs | calls | {' | '.join([*columns, *shares])} | program |"
     yield "|" + "---|" * (len(columns) + len(shares) + 3)
     for key, row in sorted(rows.items(), key=lambda item: share(item[1], beaten) or 0.0):

@@ -37,6 +37,7 @@ from kcg.measure.protocol import PROTOCOL
 
 SCREENING = 5  # samples that tell the fastest of a kernel's tile programs; it is timed again afterwards
 WARM_UPS = 3
+GRAPHED = ("decode",)  # sections that are timed as CUDA graphs: what takes some µs, of more than one launch
 DTYPES: dict[str, torch.dtype] = {
     "half": torch.float16, "__bf16": torch.bfloat16, "float": torch.float32, "double": torch.float64,
     "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16, "int": torch.int32,
@@ -249,6 +250,8 @@ class Table:
             self._verify(calls, case, tensors, found)
             self._sums(order, calls, found)
             self._torch(order, tensors, calls, found)
+            if case.section in GRAPHED and self.device == "cuda":
+                calls = _in_graphs(calls, found)
             hosts = {name: host_seconds(self.clock, call) for name, call in calls.items()}
             tiles = [name for name in calls if name.startswith("tile ")]
             screened = self._samples({name: calls[name] for name in tiles}, hosts, SCREENING)
@@ -340,6 +343,22 @@ class Table:
                 samples[name].append(self.clock.seconds(calls[name], "cold", hosts[name]))
                 self.clock.sensors.look()
         return samples
+
+
+def _in_graphs(calls: Mapping[str, Call], found: dict[str, Any]) -> dict[str, Call]:
+    """The calls as CUDA graphs, whose launches follow each other without the host; who cannot be one takes no part."""
+    graphs: dict[str, Call] = {}
+    for name, call in calls.items():
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            graph.replay()
+            torch.cuda.synchronize()
+            graphs[name] = graph.replay
+        except Exception as error:
+            found[name] = {"status": "failed", "reason": f"no CUDA graph: {first_line(error)[:300]}"}
+    return graphs
 
 
 def apart(made: torch.Tensor, expected: torch.Tensor) -> float:

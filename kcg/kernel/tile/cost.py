@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
-from kcg.kernel.tile.generate import halved, may_have_tail
+from kcg.kernel.tile.generate import halved, may_have_tail, partials_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -41,6 +41,7 @@ from kcg.kernel.tile.prior import (
     shared_bytes,
     shared_taken,
     stream_bytes,
+    stream_tiles,
     sums_of,
 )
 from kcg.kernel.tile.stream import padded, reach_of
@@ -146,7 +147,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
     }.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
-        partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
+        partials = 4 * p.split * partials_of(kernel)
         seconds += LAUNCH_S / 2 + 2 * partials / figures.partial_bytes
     untried = bool(p.evict_last) + bool(p.maxnreg)
     untried += p.num_stages > 1 if p.form == REDUCTION else bool(p.evict_first)
@@ -560,9 +561,8 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     apart = p.form == SPECIALIZED
     (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps * (3 if apart else 1)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    rows = math.prod(kernel.extents[n] for n in p.axes[0])
-    programs = math.prod(kernel.extents) // rows // math.prod(map(extent, stream.columns)) * -(-rows // height)
-    steps: float = -(-extent(stream.keys) // step)
+    programs = stream_tiles(kernel, height) * p.split
+    steps: float = -(-extent(stream.keys) // (step * p.split))
     if reach_of(stream) is not None:
         steps = (steps + 1) / 2  # those that a mask leaves out are not visited
     itemsize = stream.values.dtype.itemsize
@@ -575,7 +575,8 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     load_s = step * (inner + width) * itemsize / f.l2_bytes
     registers = REGISTERS // threads if apart else min(255, height * (step + width) // threads + BESIDE_SUMS)
     together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
-                          REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))  # fmt: skip
+                          REGISTERS // (registers * threads), THREADS // threads, PROGRAMS,
+                          -(-programs // max(1, target.cores))))  # fmt: skip
     groups = together * max(1, p.num_warps // 4)
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
@@ -585,4 +586,5 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     turns = programs / slots
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    return float(waves * together * steps * step_s + opening_s)
+    nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
+    return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)

@@ -22,6 +22,7 @@ from kcg.kernel.tile.cut import CUT, parts_of
 from kcg.kernel.tile.indices import moved, with_short_indices
 from kcg.kernel.tile.ir import (
     EVEN,
+    NARROW,
     ODD,
     SAME,
     SWAPPED,
@@ -45,9 +46,9 @@ from kcg.kernel.tile.ir import (
     with_reductions_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.rows import in_rows, with_rows
-from kcg.kernel.tile.stream import stream_of
-from kcg.types import Region
+from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
+from kcg.kernel.tile.stream import with_stream
+from kcg.types import Kernel, Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
@@ -80,13 +81,23 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
     try:
         return _combined(region, calls, holding=True)
     except TileRefusal as refusal:
-        if refusal.construct not in (SEVERAL, CUT):
-            raise
         first = refusal
+    several = first.construct in (SEVERAL, CUT)
+    if not several and not any(_has_maximum(kernel) for kernel in region.kernels):
+        raise first
     try:
-        return _combined(region, calls, holding=False)
+        made = _combined(region, calls, holding=False)
+        if several or made.stream is not None:  # of one query for each head the products may be no contractions
+            return made
     except TileRefusal as refusal:
-        raise (first if first.construct == CUT else refusal) from None
+        if several and first.construct != CUT:
+            raise refusal from None
+    raise first
+
+
+@lru_cache(1024)
+def _has_maximum(kernel: Kernel) -> bool:
+    return any(node.op is Ops.REDUCE and node.arg[0] is Ops.MAX for node in ast_of(kernel).toposort())
 
 
 def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
@@ -127,7 +138,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
         if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
             kernel = _with_shared_operand(wanted, buffers)
         elif not holding:
-            kernel = replace(kernel, stream=stream_of(kernel))
+            kernel = _with_stream(wanted, buffers)
         elif kernel.reductions:
             kernel = with_rows(wanted, kernel, buffers)
         elif kernel.also:
@@ -135,6 +146,13 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
     return _with_used_buffers(kernel)
+
+
+def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """An attention. Raises TileRefusal where it is none."""
+    if len(wanted) > 1:
+        raise TileRefusal(SEVERAL, "they are no terms of one sum, and no attention")
+    return with_stream(in_groups(wanted[0], buffers), buffers)
 
 
 def _with_used_buffers(kernel: TileKernel) -> TileKernel:
@@ -162,7 +180,8 @@ def _renamed(region: Region) -> list[UOp]:
                 new[node] = node.replace(arg=replace(node.arg, slot=slots[node.arg.slot]))
             elif node.op is Ops.RANGE:
                 new[node] = node.replace(arg=(next(numbers), node.arg[-1]))
-        found.append(ast.substitute(new, walk=True))
+        ast = ast.substitute(new, walk=True)
+        found.append(with_short_indices(ast) if ast.variables() else ast)
     return found
 
 
@@ -181,13 +200,30 @@ def _without_factors(node: UOp) -> UOp:
     softmax's weights times values the division by their sum."""
     if node.arg[0] is not Ops.ADD or not dtypes.is_float(node.dtype):
         return node
-    factors, ranges = factors_of(node.src[0]), set(node.src[1:])
+    factors, ranges = factors_of(_with_weights_apart(node)), set(node.src[1:])
     fixed = [f.node for f in factors if not f.gate and not ranges & set(f.node.ranges)]
     if any(f.gate for f in factors) or not any(n.op is Ops.REDUCE for f in fixed for n in f.toposort()):
         return node
     terms = [f.node for f in factors if ranges & set(f.node.ranges)]
     total = node.replace(src=(_product(terms, node), *node.src[1:]))
     return _product([total, *fixed], node)
+
+
+def _with_weights_apart(node: UOp) -> UOp:
+    """The terms of a sum, where weights that a maximum shifts are rounded only without what all of them are divided by:
+    they are at most 1 before, too."""
+    new, ranges = dict[UOp, UOp](), set(node.src[1:])
+    for factor in (f.node for f in factors_of(node.src[0]) if not f.gate):
+        if factor.op is not Ops.CAST or factor.dtype not in NARROW or not dtypes.is_float(factor.src[0].dtype):
+            continue
+        inside = factors_of(factor.src[0])
+        own = [f.node for f in inside if ranges & set(f.node.ranges)]
+        fixed = [f.node for f in inside if not ranges & set(f.node.ranges)]
+        shifted = any(n.op is Ops.REDUCE and n.arg[0] is Ops.MAX for one in own for n in one.toposort())
+        if fixed and own and shifted and not any(f.gate for f in inside):
+            weight = _product(own, factor.src[0]).cast(factor.dtype)
+            new[factor] = _product([weight, *fixed], weight)
+    return node.src[0].substitute(new) if new else node.src[0]
 
 
 def _product(factors: list[UOp], like: UOp) -> UOp:
@@ -198,9 +234,11 @@ def _product(factors: list[UOp], like: UOp) -> UOp:
 def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
     """A reduction over the range that is used for all of its length; over its own where one inside of it uses that."""
     ranges = node.src[1:]
-    if any(axis.op is not Ops.RANGE or is_symbolic(axis) for axis in ranges):
+    if any(axis.op is not Ops.RANGE or (is_symbolic(axis) and len(ranges) > 1) for axis in ranges):
         return node
-    size = ranges[0].src[0].const_like(math.prod(map(extent, ranges)))
+    size = ranges[0].src[0]
+    if len(ranges) > 1:
+        size = size.const_like(math.prod(map(extent, ranges)))
     axis = shared.setdefault(size, UOp(Ops.RANGE, ranges[0].dtype, (size,), (_SHARED + len(shared), AxisType.REDUCE)))
     inner = [n for n in node.src[0].toposort() if n.op is Ops.REDUCE and set(ranges) & set(n.ranges)]
     if any(axis in n.src[1:] for n in inner):
@@ -246,7 +284,7 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     if stored.store.node.dtype is not access.node.dtype:
         raise TileRefusal("intermediate whose bits are read as another type")
     steps = affine(stored.store.address)
-    if steps is None or any(map(is_symbolic, stored.outputs)):
+    if steps is None:
         raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
     step = 1
     for axis in reversed(stored.outputs):

@@ -57,13 +57,15 @@ from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.specialized import write_specialized
-from kcg.kernel.tile.stream import write_stream
+from kcg.kernel.tile.stream import Partials, write_stream
+from kcg.kernel.tile.stream_sums import write_stream_sums
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
     bind_axis,
     bind_scalar,
+    flat_place,
     is_power_of_two,
     launched_with,
     open_frame,
@@ -120,11 +122,12 @@ def generate_kernel(
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
         workspace_bytes = tail.left * tail.count * math.prod(parameters.tile) * 4
     elif split:
-        lines, sums = _write_sums(kernel, parameters, writer)
+        add = write_stream_sums if parameters.form == STREAM else _write_sums
+        lines, sums = add(kernel, parameters, writer)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
         itemsize = 8 if "64" in _workspace_type(kernel) else 4
-        workspace_bytes = parameters.split * len(kernel.reductions) * math.prod(kernel.extents) * itemsize
+        workspace_bytes = parameters.split * partials_of(kernel) * itemsize
     functions = "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
     if parameters.form in IN_GLUON:
         text = in_gluon(functions)
@@ -147,7 +150,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("reduce_tile", "a power of two")
     if not is_power_of_two(parameters.num_warps) or parameters.num_stages < 1 or parameters.split < 1:
         raise TileRefusal("num_warps, num_stages or split")
-    if parameters.split > 1 and not may_split(kernel):
+    if parameters.split > 1 and (not may_split(kernel) or parameters.form == SPECIALIZED):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
     if parameters.tail > 1 and (
         parameters.form != CONTRACTION
@@ -214,12 +217,12 @@ def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple
 
 
 def may_split(kernel: TileKernel) -> bool:
-    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
+    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output; or the
+    keys of an attention."""
     first = kernel.reductions[0] if kernel.reductions else None
-    return (
+    return kernel.stream is not None or (
         first is not None
         and kernel.rows is None
-        and kernel.stream is None
         and not kernel.also
         and not kernel.before
         and not kernel.others
@@ -233,6 +236,13 @@ def may_split(kernel: TileKernel) -> bool:
         )
         and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
     )
+
+
+def partials_of(kernel: TileKernel) -> int:
+    """How many values each part of a split reduction leaves for the second launch."""
+    if kernel.stream is not None:
+        return Partials.of(kernel).count
+    return len(kernel.reductions) * math.prod(kernel.extents)
 
 
 def may_have_tail(kernel: TileKernel) -> bool:
@@ -695,7 +705,7 @@ def _described(
 
 def _store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
     """Stores what this part of the reductions came to, where the second launch looks for it."""
-    place = _flat_place(frame, kernel)
+    place = flat_place(frame, kernel.outputs)
     conditions = frame.mask_of(place.axes, kernel.outputs)
     count = math.prod(kernel.extents)
     mask = f", mask={frame.all_of(conditions)}" if conditions else ""
@@ -706,23 +716,6 @@ def _store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
             raise TileRefusal("split", "2^31 partial sums or more")
         text = frame.cast(value, accumulator(node)).text
         frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
-
-
-def _flat_place(frame: Frame, kernel: TileKernel) -> Block:
-    """The place of an output among all outputs, the last range changing fastest."""
-    total = Block("0", "int32", constant=0)
-    step = 1
-    for axis in reversed(kernel.outputs):
-        value = frame.value(axis)
-        if step > 1:
-            value = frame.new(f"{value.text} * {step}", "int32", value.axes)
-        total = (
-            value
-            if total.constant == 0
-            else frame.new(f"{total.text} + {value.text}", "int32", total.axes | value.axes)
-        )
-        step *= extent(axis)
-    return total
 
 
 def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
@@ -754,6 +747,8 @@ def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) 
 
 
 def _workspace_type(kernel: TileKernel) -> str:
+    if kernel.stream is not None:
+        return "float32"
     return accumulator(kernel.reductions[0])
 
 

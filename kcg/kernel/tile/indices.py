@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 
 from kcg.compat.tiny import Ops, UOp, dtypes
@@ -40,6 +41,7 @@ def decided(value: UOp) -> UOp:
 
 def _short(index: UOp) -> UOp:
     """An index with its products taken apart, so that a quotient and its rest become what was divided."""
+    index = _divided(index)
     if index.op is Ops.WHERE:
         return index.replace(src=(index.src[0].simplify(), *map(_short, index.src[1:])))
     terms = _terms(index)
@@ -47,6 +49,71 @@ def _short(index: UOp) -> UOp:
         return index.simplify()
     short = _summed(terms).simplify()
     return _summed(_terms(short)) if short.op is Ops.ADD else short
+
+
+def _divided(index: UOp) -> UOp:
+    """An index without quotients by a size that is known only when the program runs, where what is divided is a
+    multiple of it, and maybe a range of that size."""
+    new: dict[UOp, UOp] = {}
+    for node in index.toposort():
+        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
+        if made.op in (Ops.FLOORDIV, Ops.FLOORMOD) and made.src[1].op is not Ops.CONST and not made.src[1].ranges:
+            found = _by_size(*made.src)
+            made = made if found is None else found[made.op is Ops.FLOORMOD]
+        new[node] = made
+    return new[index]
+
+
+Polynomial = dict[tuple[int, UOp | None], int]
+"""A sum of powers of a variable, times terms, times constants."""
+
+
+def _by_size(index: UOp, size: UOp) -> tuple[UOp, UOp] | None:
+    """A quotient by a size that is a variable and a constant, and the rest, where that is 0 or a range of this size."""
+    variables = [node for node in size.toposort() if node.op is Ops.PARAM]
+    if len(variables) != 1:
+        return None
+    divided, by = _polynomial(index, variables[0]), _polynomial(size, variables[0])
+    if divided is None or by is None or by.pop((1, None), 0) != 1 or not by.keys() <= {(0, None)}:
+        return None
+    if any(power > 1 for power, _ in divided):
+        return None
+    quotient = {term: times for (power, term), times in divided.items() if power}
+    terms = {term for _, term in divided}
+    rest = {term: divided.get((0, term), 0) - by.get((0, None), 0) * quotient.get(term, 0) for term in terms}
+    left = {term: times for term, times in rest.items() if times}
+    zero, one = index.const_like(0), index.const_like(1)
+    within = zero
+    for term, times in left.items():
+        if term is None or times != 1 or len(left) > 1 or term.op is not Ops.RANGE or term.src[0] is not size:
+            return None
+        within = term
+    found = {one if term is None else term: times for term, times in quotient.items()}
+    return _summed(found) if found else zero, within
+
+
+def _polynomial(index: UOp, variable: UOp) -> Polynomial | None:
+    """An index as a polynomial of a variable; None where terms are multiplied with each other."""
+    if index.op is Ops.CONST:
+        return {(0, None): int(index.arg)} if index.arg else {}
+    if index is variable:
+        return {(1, None): 1}
+    if index.op not in (Ops.ADD, Ops.MUL):
+        return {(0, index): 1}
+    one, other = (_polynomial(s, variable) for s in index.src)
+    if one is None or other is None:
+        return None
+    found: Polynomial = {}
+    if index.op is Ops.ADD:
+        for key, times in (*one.items(), *other.items()):
+            found[key] = found.get(key, 0) + times
+        return found
+    for ((power, term), times), ((more, factor), again) in itertools.product(one.items(), other.items()):
+        if term is not None and factor is not None:
+            return None
+        key = power + more, factor if term is None else term
+        found[key] = found.get(key, 0) + times * again
+    return found
 
 
 def _summed(terms: dict[UOp, int]) -> UOp:

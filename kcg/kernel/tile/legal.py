@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split
+from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
 from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -30,6 +30,7 @@ from kcg.kernel.tile.parameters import (
 )
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, parts_of
 from kcg.kernel.tile.prior import (
+    KEY_SPLITS,
     REGISTERS,
     THREADS,
     arrangements,
@@ -46,6 +47,7 @@ from kcg.kernel.tile.prior import (
     shared_bytes,
     shared_taken,
     stream_bytes,
+    stream_tiles,
     sums_of,
     whole_row,
 )
@@ -78,7 +80,8 @@ ALONE = ("warp_specialize", "read_early", "evict_first", "evict_last")
 """What programs have that are all of one kernel."""
 
 SPECIALIZEDS: dict[str, tuple[Any, ...]] = {
-    "tile": ((PROGRAM_ROWS,),), "num_warps": (4,), "loads": (TMA,), "num_stages": tuple(range(2, MOST_SLOTS + 1)),
+    "tile": ((PROGRAM_ROWS,),), "num_warps": (4,), "split": (1,), "loads": (TMA,),
+    "num_stages": tuple(range(2, MOST_SLOTS + 1)),
 }  # fmt: skip
 """What attention by specialised warps has alone."""
 
@@ -103,6 +106,7 @@ MOST_REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768, ROWS: 65_536}
 MOST_OF_THREAD = {ELEMENTWISE: 128, REDUCTION: 128, ROWS: 64}
 LEAST_STEP = 256  # elements of a row that is gone through in a loop
+MOST_WAVES = 4  # of programs that share keys
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
@@ -190,6 +194,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "reduce_tile":
             return _reduce_tiles(kernel, parameters)
         case "split":
+            if kernel.stream is not None:
+                return KEY_SPLITS
             return SPLITS if kernel.reductions and may_split(kernel) else (1,)
         case "group":
             return GROUPS if parameters.form in CONTRACTIONS else (1,)
@@ -318,10 +324,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
     if p.form == ROWS:
         return math.prod(tiles_of(kernel, p))
     if p.form in ATTENTION:
-        assert kernel.stream is not None
-        columns = math.prod(map(extent, kernel.stream.columns))
-        rows = math.prod(kernel.extents[n] for n in p.axes[0])
-        return math.prod(kernel.extents) // columns // rows * math.prod(tiles_of(kernel, p))
+        return p.split * stream_tiles(kernel, *p.tile)
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.others else tiles_of(kernel, p))
 
@@ -331,9 +334,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     threads = 32 * p.num_warps
     elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1)
     steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
-    if p.split > 1 and (
-        p.split > steps // 2 or p.split * len(kernel.reductions) * math.prod(kernel.extents) >= 1 << 31
-    ):
+    if p.split > 1 and p.split * partials_of(kernel) >= 1 << 31:
+        return False
+    if p.form != STREAM and p.split > 1 and p.split > steps // 2:
         return False
     if p.form == STREAM:
         return _fits_stream(kernel, target, p)
@@ -413,6 +416,8 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if height * (step + width) // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
         return False
     steps = -(-extent(stream.keys) // step)
-    if p.num_stages > steps + 1 or stream_bytes(kernel, p) > shared_bytes(target):
+    if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):
+        return False
+    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, p) > shared_bytes(target):
         return False
     return p.loads != TMA or can_stream_by_tma(kernel, p)

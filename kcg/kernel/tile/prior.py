@@ -16,6 +16,7 @@ from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, sto
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
+from kcg.kernel.tile.gluon import GROUP_ROWS
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
@@ -75,6 +76,10 @@ HELD_LOOP = 16_384  # of a longer one in each step
 WARP_ROW = 1_024  # elements of a row that one warp holds
 WARP_BYTES = 32 * VECTOR_BYTES  # that a warp loads at once
 SHARING_ROWS = 4  # of a program, that share tables
+KEY_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
+"""Programs that share the keys of an attention."""
+BUSY, NEARLY = 0.8, 0.85  # of the multiprocessors, and of the best wave's efficiency
+FEW_STEPS = 4  # of keys, which are not split
 FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for each other
 
 
@@ -219,7 +224,11 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= least // 2:
             form = CONTRACTION
-    return parameters_of(kernel, target, form, arrangements(kernel, form)[0])
+    made = parameters_of(kernel, target, form, arrangements(kernel, form)[0])
+    if form == SPECIALIZED:  # which programs do not share keys
+        plain = parameters_of(kernel, target, STREAM, made.axes)
+        made = plain if plain.split > 1 else made
+    return made
 
 
 def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
@@ -490,16 +499,43 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
     if stream.values.dtype.itemsize == 4:
         height, step, warps, stages = 64, 32, 4, 2
-    rows = _count(kernel, axes[0])
-    others = math.prod(kernel.extents) // rows // math.prod(extent(axis) for axis in stream.columns)
-    height = max(LEAST, min(height, power_of_two(rows)))
-    while height > 64 and others * -(-rows // height) < target.cores:
+    height = max(LEAST, min(height, power_of_two(_count(kernel, axes[0]))))
+    while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
-    made = TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+    steps = -(-extent(stream.keys) // step)
+    split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
+    made = TileParameters(
+        STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps if height >= WGMMA_ROWS else 4,
+        num_stages=min(stages, -(-steps // split) + 1),
+    )  # fmt: skip
     while made.num_stages > 1 and stream_bytes(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made
+
+
+def stream_tiles(kernel: TileKernel, height: int) -> int:
+    """Tiles of so many queries of an attention, of all heads."""
+    assert kernel.stream is not None
+    rows = math.prod(map(extent, kernel.stream.rows))
+    others = math.prod(kernel.extents) // rows // math.prod(map(extent, kernel.stream.columns))
+    return others * -(-rows // height)
+
+
+def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
+    """The fewest parts of so many steps by which nearly as many multiprocessors are busy as by any (the rule of
+    FlashAttention-3); 1 where tiles do that by themselves."""
+    if tiles >= BUSY * cores or steps <= FEW_STEPS:
+        return 1
+
+    def efficiency(split: int) -> float:
+        waves = tiles * split / cores
+        return waves / math.ceil(waves)
+
+    # of parts that leave as many steps to the longest one fewer do as well
+    found = {-(-steps // split): split for split in reversed(KEY_SPLITS) if split <= min(steps, cores)}
+    enough = NEARLY * max(map(efficiency, found.values()))
+    return min(split for split in found.values() if efficiency(split) >= enough)
 
 
 def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
@@ -516,6 +552,8 @@ def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
     assert kernel.stream is not None
     if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
+        return False
+    if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
         return False
     return can_specialize(kernel, _specialized(kernel, target, stream_axes(kernel)))
 

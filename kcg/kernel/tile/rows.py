@@ -31,6 +31,7 @@ from kcg.kernel.tile.reduction import depth_of
 
 MOST_SIDES = 4  # each is written by itself
 Ranges = tuple[UOp, ...]
+_QUOTIENTS = (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD)
 
 
 def with_rows(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -52,17 +53,32 @@ def in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, BufferS
     for axis in stored.outputs:
         step = steps.get(axis, 0)
         if step and step < width < step * extent(axis) and not width % step and not extent(axis) % (width // step):
-            inner = width // step
-            row, along = (
-                UOp(Ops.RANGE, axis.dtype, (axis.src[0].const_like(size),), (axis.arg[0], place, AxisType.LOOP))
-                for place, size in enumerate((extent(axis) // inner, inner))
-            )
-            at = {axis: row * inner + along}
-            node = moved(stored.store.node, at)
-            outputs = [new for old in stored.outputs for new in ((row, along) if old is axis else (old,))]
-            gates = tuple(gate.substitute(at).simplify() for gate in stored.gates)
-            return Stored(access_of(node, buffers), moved(stored.value, at), gates, tuple(outputs))
+            return _in_two(stored, axis, width // step, buffers)
     return stored
+
+
+def in_groups(stored: Stored, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """A store with ranges of which something reads a quotient or its rest, as of heads that share keys, as over the
+    quotients and what is in each."""
+    for node in UOp.sink(stored.value, *stored.gates).toposort():
+        if node.op in _QUOTIENTS and node.src[0] in stored.outputs and node.src[1].op is Ops.CONST:
+            axis, inner = node.src[0], int(node.src[1].arg)
+            if not is_symbolic(axis) and 1 < inner < extent(axis) and not extent(axis) % inner:
+                return in_groups(_in_two(stored, axis, inner, buffers), buffers)
+    return stored
+
+
+def _in_two(stored: Stored, axis: UOp, inner: int, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """A store over two ranges in the place of one, the second of so many elements."""
+    outer, along = (
+        UOp(Ops.RANGE, axis.dtype, (axis.src[0].const_like(size),), (*axis.arg[:-1], place, AxisType.LOOP))
+        for place, size in enumerate((extent(axis) // inner, inner))
+    )
+    at = {axis: outer * inner + along}
+    node = moved(stored.store.node, at)
+    outputs = [new for old in stored.outputs for new in ((outer, along) if old is axis else (old,))]
+    gates = tuple(gate.substitute(at).simplify() for gate in stored.gates)
+    return Stored(access_of(node, buffers), moved(stored.value, at), gates, tuple(outputs))
 
 
 def rows_of(kernel: TileKernel) -> Rows:

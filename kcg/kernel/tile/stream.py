@@ -10,29 +10,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
 from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import (
+    BufferSlot,
+    Contraction,
+    Factor,
     Operand,
     Shifted,
+    Stored,
     Stream,
     TileKernel,
+    access_of,
     affine,
-    contraction_of,
     extent,
     factors_of,
+    kernel_of,
     product_dtype,
 )
 from kcg.kernel.tile.online import linear, running, shifted_sums
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import masked_term
-from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number, start_of, total_of
+from kcg.kernel.tile.tiles import (
+    Axis,
+    bind_axis,
+    bind_scalar,
+    flat_place,
+    open_frame,
+    split_number,
+    start_of,
+    total_of,
+)
 
 BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
@@ -40,8 +54,38 @@ LEAST = 16
 MOST_QUERIES = 128  # of one program
 
 
-def stream_of(kernel: TileKernel) -> Stream:
-    """How the value is a product of weights with values. Raises TileRefusal where it is none."""
+def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """An attention, with how its value is a product of weights with values. Raises TileRefusal where it is none."""
+    kernel = kernel_of((stored,), buffers)
+    stream = _stream_of(kernel)
+    if not stream.rows:  # one query for each head of keys
+        kernel = kernel_of((_over_one_row(stored, stream, buffers),), buffers)
+        stream = _stream_of(kernel)
+    if not stream.rows:
+        raise TileRefusal("several contractions", "its keys are made of its queries")
+    return replace(kernel, stream=stream)
+
+
+def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """An attention of one query for each head of keys, over a range of one row: queries and result have it."""
+    like = stream.columns[0]
+    row = UOp(Ops.RANGE, like.dtype, (like.src[0].const_like(1),), (-1, AxisType.LOOP))
+
+    def over(index: UOp) -> UOp:
+        access = access_of(index, buffers)
+        place = access.address + row * extent(like)
+        for gate in access.gates:
+            place = place.valid(gate)
+        return index.replace(src=(index.src[0], place))
+
+    queries = UOp.sink(*(factor.node for factor in stream.scores.sides[0].factors))
+    at = {load: over(load) for load in _loads(queries)}
+    number = stored.outputs.index(like)
+    outputs = (*stored.outputs[:number], row, *stored.outputs[number:])
+    return Stored(access_of(over(stored.store.node), buffers), stored.value.substitute(at), stored.gates, outputs)
+
+
+def _stream_of(kernel: TileKernel) -> Stream:
     refused = TileRefusal("several contractions", "they are no terms of one sum, and no attention")
     maxima = [r for r in kernel.reductions if r.arg[0] is Ops.MAX]
     if len(maxima) != 1 or kernel.also:
@@ -57,8 +101,8 @@ def stream_of(kernel: TileKernel) -> Stream:
     (product,), (score,) = products, inner
     columns = tuple(axis for axis in kernel.outputs if axis in product.node.ranges and axis not in rows_of)
     over = (*(axis for axis in kernel.outputs if axis in rows_of), *keys)
-    scores = contraction_of((score,), over)
-    if scores is None or scores.sides[1].ranges != (len(over) - 1,) or set(kernel.outputs) != rows_of | set(columns):
+    scores = _scores_of(score, over)
+    if scores is None or not columns or set(kernel.outputs) != rows_of | set(columns):
         raise refused
     factors = factors_of(product.node.src[0])
     weights = [f for f in factors if not set(f.node.ranges) & set(columns)]
@@ -77,16 +121,44 @@ def stream_of(kernel: TileKernel) -> Stream:
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
 
 
-def reach_of(stream: Stream) -> int | None:
-    """How far keys go that a query can have a weight for: for query n to key n + reach, exclusive. None where no mask
-    bounds them so.
+@dataclass(frozen=True)
+class Reach:
+    """How far keys go that a query can have a weight for: for number n of a range of the rows to key n + `keys`,
+    exclusive."""
+
+    axis: UOp
+    keys: int
+
+
+def _scores_of(score: UOp, over: tuple[UOp, ...]) -> Contraction | None:
+    """The product of queries with keys, whose last range is that of the keys; rows are what keys are the same for."""
+    key, factors = over[-1], factors_of(score.src[0])
+    number = {axis: place for place, axis in enumerate(over)}
+    sides: tuple[list[Factor], list[Factor]] = ([], [])
+    for factor in (f for f in factors if not f.gate):
+        sides[key in factor.node.ranges].append(factor)
+    if not all(sides):
+        return None
+    spans = [{number[axis] for f in side for axis in f.node.ranges if axis in number} for side in sides]
+    rows, keys = tuple(sorted(spans[0] - spans[1])), (number[key],)
+    gates = [f for f in factors if f.gate]
+    if any(number.get(axis) in {*rows, *keys} for gate in gates for axis in gate.node.ranges):
+        return None  # the other side has nowhere to leave its values out
+    dtype = product_dtype(score, list(sides))
+    if dtype is None:
+        return None
+    queries, taken = (Operand((*side, *gates), own, dtype) for side, own in zip(sides, (rows, keys), strict=True))
+    return Contraction(score, (queries, taken), tuple(n for n in range(len(over)) if n not in (*rows, *keys)))
+
+
+def reach_of(stream: Stream) -> Reach | None:
+    """How far a query reaches. None where no mask bounds its keys.
 
     A mask is a term of the scores that is -inf where keys are not below a number that grows with the query's. What is
     shifted by the maximum of the scores is 0 there (`online.py`).
     """
-    (row, *more) = stream.rows
     for node, factor in linear(stream.maximum.src[0]).items():
-        if more or node is None or node.op is not Ops.WHERE or factor <= 0 or node.src[0].op is not Ops.CMPLT:
+        if node is None or node.op is not Ops.WHERE or factor <= 0 or node.src[0].op is not Ops.CMPLT:
             continue
         left, right = (_steps(side) for side in node.src[0].src)
         if left is None or right is None:
@@ -94,10 +166,11 @@ def reach_of(stream: Stream) -> int | None:
         difference = {axis: left.get(axis, 0) - right.get(axis, 0) for axis in {*left, *right}}
         constant = difference.pop(None, 0)
         steps = {axis: step for axis, step in difference.items() if step}
-        if _is_out(node.src[2]) and steps == {stream.keys: 1, row: -1}:
-            return -constant  # key - query + constant < 0
-        if _is_out(node.src[1]) and steps == {stream.keys: -1, row: 1}:
-            return constant + 1  # query - key + constant >= 0
+        for row in stream.rows:
+            if _is_out(node.src[2]) and steps == {stream.keys: 1, row: -1}:
+                return Reach(row, -constant)  # key - query + constant < 0
+            if _is_out(node.src[1]) and steps == {stream.keys: -1, row: 1}:
+                return Reach(row, constant + 1)  # query - key + constant >= 0
     return None
 
 
@@ -126,6 +199,37 @@ def stream_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
     """The only axis of the tile of an attention: the ranges of its queries."""
     assert kernel.stream is not None
     return (tuple(kernel.outputs.index(axis) for axis in kernel.stream.rows),)
+
+
+def all_rows(kernel: TileKernel) -> tuple[UOp, ...]:
+    """The output ranges that number the rows of an attention: of all heads."""
+    assert kernel.stream is not None
+    return tuple(axis for axis in kernel.outputs if axis not in kernel.stream.columns)
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Where a part of the keys leaves what it came to, in float32: for each row the weighted values, then the largest
+    score of each row, then each sum."""
+
+    rows: int
+    columns: int
+    sums: int
+
+    @staticmethod
+    def of(kernel: TileKernel) -> Partials:
+        assert kernel.stream is not None
+        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
+        return Partials(rows, columns, len(kernel.stream.sums))
+
+    @property
+    def count(self) -> int:
+        """Values of one part, in whole blocks of 16 bytes."""
+        return -(-self.rows * (self.columns + 1 + self.sums) // 4) * 4
+
+    def of_rows(self, number: int) -> int:
+        """The first of the largest scores, or of a sum from 1 on."""
+        return self.rows * (self.columns + number)
 
 
 def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
@@ -157,6 +261,7 @@ class StreamWriting:
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
         self.reach = reach_of(self.stream)
+        self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
         query, key, value = self._described()
@@ -169,9 +274,12 @@ class StreamWriting:
             self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
-        end = self._end(self.top, start, self.rows)
-        self.top.lines.extend(f"for {self.key} in range(0, {end}, {self.step}):", self.body)
-        self._stored(start, sums)
+        begin, end = self._part_of(self._end(self.top, start, self.rows))
+        self.top.lines.extend(f"for {self.key} in range({begin}, {end}, {self.step}):", self.body)
+        if self.parameters.split > 1:
+            self._left(start, sums)
+        else:
+            self._stored(start, sums)
         return self.top.lines, grid
 
     def _begun(self, scores: str = "", values: str = "") -> list[str]:
@@ -202,10 +310,10 @@ class StreamWriting:
         """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a
         program each."""
         rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
-        counts = [*(extent(r) for r in rest), tile.tiles]
+        counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
+        self.part, *digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
         for axis, digit in zip(rest, digits[:-1], strict=True):
             bind_scalar(frame, axis, digit)
         number = digits[-1]
@@ -218,7 +326,23 @@ class StreamWriting:
         total, _ = total_of(frame, (self.stream.keys,))
         if self.reach is None:
             return total
-        return frame.lines.name(f"tl.minimum({total}, {start} + {tile.size - 1 + self.reach})", "end")
+        place = tile.ranges.index(self.reach.axis)
+        inner, first = math.prod(map(extent, tile.ranges[place + 1 :])), start
+        if inner > 1:
+            first = frame.lines.name(f"{first} // {inner}")
+        if place:  # where a tile goes on with the first number again, it has been to the last one before
+            first = frame.lines.name(f"{first} % {extent(self.reach.axis)}")
+        most = -(-(tile.size - 1) // inner) + self.reach.keys
+        return frame.lines.name(f"tl.minimum({total}, {first} + {most})", "end")
+
+    def _part_of(self, end: str) -> tuple[str, str]:
+        """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
+        split, lines = self.parameters.split, self.top.lines
+        if split == 1:
+            return "0", end
+        chunk = lines.name(f"({end} + {self.step * split - 1}) // {self.step * split} * {self.step}", "chunk")
+        begin = lines.name(f"{self.part} * {chunk}", "begin")
+        return begin, lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
 
     def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
         """The frame of one block of scores, in which they are bound; the queries are loaded above the loop."""
@@ -289,6 +413,20 @@ class StreamWriting:
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
 
+    def _left(self, start: str, sums: Sequence[str]) -> None:
+        """Leaves what a part of the keys came to for the second launch."""
+        partials, rows = Partials.of(self.kernel), all_rows(self.kernel)
+        if self.parameters.split * partials.count >= 1 << 31:
+            raise TileRefusal("split", "2^31 partial values or more")
+        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
+        part = out.lines.name(f"{self.part} * {partials.count}", "offset")
+        row = flat_place(out, rows)
+        of_rows = [(name, partials.of_rows(number)) for number, name in enumerate((self.largest, *sums))]
+        for text, first in of_rows:
+            _store_partial(out, f"{part} + {first}", row, text, rows)
+        place = flat_place(out, (*rows, *self.stream.columns))
+        _store_partial(out, part, place, self.product, (*rows, *self.stream.columns))
+
     def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
         """A frame of some axes, each from a start on."""
         frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top)
@@ -298,6 +436,12 @@ class StreamWriting:
 
     def _precision(self, block: Block) -> str:
         return f', input_precision="{self.parameters.precision}"' if block.type == "float32" else ""
+
+
+def _store_partial(frame: Frame, first: str, place: Block, text: str, ranges: Sequence[UOp]) -> None:
+    conditions = frame.mask_of(place.axes, ranges)
+    mask = f", mask={frame.all_of(conditions)}" if conditions else ""
+    frame.lines.add(f"tl.store(workspace + {first} + {place.text}, {text}{mask})")
 
 
 def _block(

@@ -214,6 +214,23 @@ def bind_scalar(frame: Frame, axis: UOp, digit: str) -> None:
         frame.scalar_masks[axis] = frame.lines.name(text, "mask")
 
 
+def flat_place(frame: Frame, ranges: Sequence[UOp]) -> Block:
+    """The place of an element among all elements of some ranges, the last one changing fastest."""
+    total = Block("0", "int32", constant=0)
+    step = 1
+    for axis in reversed(ranges):
+        value = frame.value(axis)
+        if step > 1:
+            value = frame.new(f"{value.text} * {step}", "int32", value.axes)
+        total = (
+            value
+            if total.constant == 0
+            else frame.new(f"{total.text} + {value.text}", "int32", total.axes | value.axes)
+        )
+        step *= extent(axis)
+    return total
+
+
 def start_of(frame: Frame, digit: str, axis: Axis) -> str:
     """The first element of an axis in a program's tile, by the number of the tile along it."""
     if digit == "0" or axis.size == 1:

@@ -31,6 +31,7 @@ from evaluation.regions.cases import (
     attentions_of_flux,
     cases,
     causally_attended,
+    decoded,
     layer,
     projections,
     small_parts,
@@ -123,9 +124,21 @@ def test_torch_is_given_the_attentions() -> None:
     of_flux = list(attentions_of_flux("mini"))
     assert {case.calls for case in of_flux} == {2, 4} and len({case.key for case in of_flux}) == 2
     causal = attention_case("causal", "small", causally_attended(2, 40, 16, "float32"), "causal_attention")
-    for case in (*of_flux, causal):
+    region = causally_attended(4, 40, 16, "float32", of_keys=2)
+    grouped = attention_case("causal", "grouped", region, "grouped_causal_attention")
+    one_token = attention_case("4k", "one token", decoded(4, 2, 300, 16, "float32"), "decoding_attention")
+    for case in (*of_flux, causal, grouped, one_token):
         assert as_pytorch_computes(case) < 1e-3, case.key
         assert in_torch(case, tensors_of(case, "cpu"), Settings()).keys() == BACKENDS.keys()
+
+
+def test_every_attention_begins_with_a_program() -> None:
+    """Those of one token with keys that are split, the others by specialised warps."""
+    lines = list(planned([*cases("attention", H100), *cases("decode", H100)], H100))
+    assert len(lines) == 22 and not any("refused" in line for line in lines)
+    decode = [line for line in lines if "stream" in line]
+    assert len(decode) == 4 and all("split" in line for line in decode)
+    assert sum("specialized" in line for line in lines) == 7
 
 
 def test_regions_are_found_by_wiring(parts_of_flux: list[Case]) -> None:
@@ -261,9 +274,13 @@ def test_figures_are_torchs_time_over_ours_and_of_small_parts_a_share() -> None:
     widths = {line.count("|") for line in table("qkv", {"qkv a": rows["qkv a"]})}
     assert widths == {len(COLUMNS) + 6}
     attention = {"attention a": row("attention", "1024", **{"tile 1": 2e-4, "cudnn": 1.9e-4, "flash": 3e-4})}
-    assert headline(attention)["flux_attention_1024_vs_sdpa_min"] == pytest.approx(0.95)
+    assert headline(attention)["attention_vs_sdpa_1024_min"] == pytest.approx(0.95)
     header, _, line = table("attention", attention)
     assert header.count("|") == line.count("|") == len(OF_ATTENTION) + 5 and "| 0.95 |" in line
+    decode = {"decode a": row("decode", "4k", **{"tile 1": 1e-5, "flash": 1.2e-5})}
+    assert headline(attention | decode)["decode_vs_sdpa_4k"] == pytest.approx(1.2)
+    assert "decode_vs_sdpa_32k" not in headline(decode)
+    assert any("| 1.20 |" in line for line in table("decode", decode))
 
 
 def test_the_tables_are_of_what_this_script_timed(capsys: pytest.CaptureFixture[str]) -> None:

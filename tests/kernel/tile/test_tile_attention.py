@@ -8,15 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tinygrad import Tensor
+from tinygrad import Tensor, Variable
 
+from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.ir import extent
 from kcg.kernel.tile.legal import legal_values
-from kcg.kernel.tile.parameters import POINTER, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, stream_tiles
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.stream import stream_axes
 from kcg.types import Region
+from kcg.workloads.registry import spec_of
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
@@ -149,3 +155,211 @@ def test_warps_are_not_specialised() -> None:
     with pytest.raises(TileRefusal, match="only a contraction's loop"):
         generate(region, KNOWN_TARGETS["sm_90"], p)
     assert legal_values(read_region(region), KNOWN_TARGETS["sm_90"], p, "warp_specialize") == (False,)
+
+
+# ---- decoding: few queries, and keys that are split over programs
+
+HEADS, KEY_HEADS = 8, 2
+LENGTHS = (1, 17, 40, 300)  # of 300: parts without a key, and keys that are no multiple of anything
+
+
+def decoded(
+    keys: int,
+    dtype: str = "float16",
+    *,
+    heads: int = HEADS,
+    key_heads: int = KEY_HEADS,
+    size: int = SIZE,
+    queries: int = 1,
+) -> Tensor:
+    """The last tokens against a cache, each key and value of `heads / key_heads` query heads."""
+    q = empty(1, heads, queries, size, dtype=dtype)
+    k, v = (empty(1, key_heads, keys, size, dtype=dtype) for _ in range(2))
+    return q.scaled_dot_product_attention(k, v, enable_gqa=True)
+
+
+def alone(keys: int, dtype: str = "float16") -> Tensor:
+    """Each head of queries has keys of its own: a product with one row."""
+    return decoded(keys, dtype, key_heads=HEADS)
+
+
+def with_mask(keys: int, dtype: str = "float16") -> Tensor:
+    """Three tokens, of which each sees one key more than the one before; query heads by `repeat_interleave`."""
+    q = empty(HEADS, 3, SIZE, dtype=dtype)
+    k, v = (empty(KEY_HEADS, keys, SIZE, dtype=dtype).repeat_interleave(HEADS // KEY_HEADS, dim=0) for _ in range(2))
+    mask = (Tensor.arange(keys).reshape(1, keys) <= Tensor.arange(3).reshape(3, 1) + keys - 3).where(0.0, -math.inf)
+    return q.scaled_dot_product_attention(k, v, attn_mask=mask.cast(dtype))
+
+
+def cached(keys: int, dtype: str = "float16") -> Tensor:
+    """Of a cache of so many keys as many as a variable says."""
+    length = Variable("length", 1, keys).bind(keys)
+    q = empty(1, HEADS, 1, SIZE, dtype=dtype)
+    k, v = (empty(1, KEY_HEADS, keys, SIZE, dtype=dtype)[:, :, :length] for _ in range(2))
+    return q.scaled_dot_product_attention(k, v, enable_gqa=True)
+
+
+def cached_alone(keys: int, dtype: str = "float16") -> Tensor:
+    """The same, each head of queries with keys of its own."""
+    length = Variable("length", 1, keys).bind(keys)
+    q = empty(HEADS, 1, SIZE, dtype=dtype)
+    k, v = (empty(HEADS, keys, SIZE, dtype=dtype)[:, :length] for _ in range(2))
+    return q.scaled_dot_product_attention(k, v)
+
+
+def in_parts(region: Region, split: int, loads: str = POINTER) -> TileParameters:
+    return replace(parameters(region, loads), split=split)
+
+
+@interpreted
+@pytest.mark.parametrize("split", [2, 3, 8])
+def test_keys_are_split(split: int, tmp_path: Path) -> None:
+    """40 keys are three steps: of eight parts five have none, and of causal rows more see none of a part's."""
+    cases = {}
+    for attention in ATTENTIONS:
+        for loads in (POINTER, TMA):
+            region = region_of(attention("bfloat16" if split == 3 else "float32"))
+            if loads == TMA and attention is grouped:
+                continue
+            program = generate(region, TARGET, in_parts(region, split, loads), interpreted=True)
+            assert len(program.launches) == 2 and "atomic" not in program.source
+            cases[f"{attention.__name__} {loads}"] = Case(region, program)
+    assert not wrong_of(cases, tmp_path)
+
+
+@interpreted
+@pytest.mark.parametrize("split", [1, 3, 16])
+def test_few_queries(split: int, tmp_path: Path) -> None:
+    cases = {}
+    for attention in (decoded, alone, with_mask):
+        for dtype in ("float16", "bfloat16"):
+            region = region_of(attention(77, dtype))
+            cases[f"{attention.__name__} {dtype}"] = Case(
+                region, generate(region, TARGET, in_parts(region, split), interpreted=True)
+            )
+    for attention in (cached, cached_alone):
+        region = region_of(attention(300))
+        program = generate(region, TARGET, in_parts(region, split), interpreted=True)
+        assert program.launches[0].grid == split * stream_tiles(read_region(region), 16)
+        for length in LENGTHS:
+            cases[f"{attention.__name__} {length}"] = Case(region, program, (("length", length),))
+    assert not wrong_of(cases, tmp_path)
+
+
+@interpreted
+def test_parts_are_added_in_the_same_order_every_time(tmp_path: Path) -> None:
+    region = region_of(decoded(300))
+    program = generate(region, TARGET, in_parts(region, 5), interpreted=True)
+    assert not any(compare([Case(region, program), Case(region, program)], tmp_path))
+    (slot,) = region.outputs
+    one, other = ((tmp_path / f"case{number}.p{slot}.npy").read_bytes() for number in range(2))
+    assert one == other
+
+
+@interpreted
+def test_what_is_missing_of_parts_is_found(tmp_path: Path) -> None:
+    """No correction by the largest score, a part that is left out, a part that is read where another one's is."""
+    region = region_of(decoded(300))
+    right = generate(region, TARGET, in_parts(region, 4), interpreted=True)
+    launch = right.source.index("tile_kernel_sum")
+    first, second = right.source[:launch], right.source[launch:]
+    broken = [
+        first + second.replace("(shift", "0 * (shift"),
+        first + second.replace("< 4, other=float", "< 3, other=float"),
+        first.replace("tl.minimum(begin", "tl.minimum(16 + begin", 1) + second,
+    ]
+    assert all(text != right.source for text in broken)
+    wrong = compare([Case(region, replace(right, source=text)) for text in broken], tmp_path)
+    assert all(wrong), wrong
+
+
+def test_query_heads_that_share_keys_are_rows_of_one_tile() -> None:
+    """Whatever the program says of groups: keys are read once for each head of keys."""
+    for made, rows in ((decoded(300), [4]), (with_mask(300), [4, 3]), (cached(300), [4]), (alone(300), [1])):
+        stream = read_region(region_of(made)).stream
+        assert stream is not None and [extent(axis) for axis in stream.rows] == rows
+    stream = read_region(region_of(grouped("float16"))).stream
+    assert stream is not None and sorted(extent(axis) for axis in stream.rows) == [2, QUERIES]
+
+
+@interpreted
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_causal_rows_of_several_heads_end_where_their_last_token_does(tokens_first: bool, tmp_path: Path) -> None:
+    """Of tiles that begin anywhere in a head, and of tiles with all heads of some tokens."""
+    order = (1, 0, 2) if tokens_first else (0, 1, 2)
+    q = empty(*((40, 4, SIZE) if tokens_first else (4, 40, SIZE))).permute(order)
+    k, v = (empty(2, 40, SIZE).repeat_interleave(2, dim=0) for _ in range(2))
+    out = q.scaled_dot_product_attention(k, v, is_causal=True).permute(order)
+    region = region_of(out.reshape(40, 4 * SIZE).contiguous() if tokens_first else out)
+    cases = {}
+    for split in (1, 2):
+        program = generate(region, TARGET, in_parts(region, split), interpreted=True)
+        assert "tl.minimum(40, " in program.source
+        cases[f"{split}"] = Case(region, program)
+    assert not wrong_of(cases, tmp_path)
+
+
+def test_the_prior_splits_keys_where_tiles_leave_multiprocessors_idle() -> None:
+    """About as many programs as multiprocessors; none more where tiles are enough, or keys few."""
+    target = replace(TARGET, cores=132)
+    chosen = {
+        keys: default_parameters(read_region(region_of(decoded(keys, heads=32, key_heads=8, size=64))), target)
+        for keys in (256, 4096, 32_768)
+    }
+    assert {keys: p.form for keys, p in chosen.items()} == dict.fromkeys(chosen, STREAM)
+    assert chosen[256].split == 1
+    assert all(0.8 * 132 <= 8 * p.split <= 132 for keys, p in chosen.items() if keys > 256)
+    many = read_region(region_of(decoded(4096, heads=32, key_heads=8, size=64, queries=512)))
+    assert (p := default_parameters(many, target)).split == 1 and p.form == SPECIALIZED
+
+
+def test_a_split_is_a_step_of_the_space_and_costs_less_for_decoding() -> None:
+    target = replace(TARGET, cores=132)
+    region = region_of(decoded(32_768, heads=32, key_heads=8, size=64))
+    kernel = read_region(region)
+    space = TileSpace(region, target, kernel)
+    p = space.parameters(space.start())
+    assert {1, 8, 16, 32} <= set(legal_values(kernel, target, p, "split"))
+    assert any(action.label.startswith("split,") for action in space.actions(space.start()))
+    seconds = {split: predicted_seconds(kernel, target, replace(p, split=split)) for split in (1, 4, p.split)}
+    assert seconds[1] > seconds[4] > seconds[p.split]
+    few = read_region(region_of(plain("float16")))
+    assert legal_values(few, target, replace(parameters(region_of(plain("float16"))), reduce_tile=128), "split") == (1,)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("build", [decoded, cached, alone])
+def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> None:
+    target = replace(TARGET, cores=132)
+    for keys in (4096, 32_768):
+        region = region_of(
+            decoded(keys, heads=32, key_heads=8, size=64) if build is decoded else build(keys, "bfloat16")
+        )
+        schedule = schedule_of(default_parameters(read_region(region), target))
+        variables = (("length", keys),) if build is cached else ()
+        launches = compile_tile(region, schedule, target, variables=variables).launches
+        assert len(launches) == 2
+        assert all(dict(launch.compiled.report)["spilled_bytes"] == 0 for launch in launches)
+
+
+@interpreted
+@pytest.mark.parametrize("preset", ["mini-decode", "smollm-decode-b16", "3.2-1b-decode", "2-7b-decode"])
+def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
+    """The calls that read the cache up to a variable: of float32 and of 16 bits, of grouped heads and of others."""
+    (sequence,) = spec_of("llama").capture(preset).sequences
+    kernels = [call.kernel for call in sequence.calls]
+    assert kernels
+    found = [place for place in range(len(kernels) - 4) if _is_attention(sequence.region(*range(place, place + 5)))]
+    assert len(found) == 2  # of two layers
+    if preset == "mini-decode":
+        region = sequence.region(*range(found[0], found[0] + 5))
+        program = generate(region, TARGET, in_parts(region, 2), interpreted=True)
+        cases = {f"{n}": Case(region, program, (("start_pos", n),)) for n in (1, 20, 63)}
+        assert not wrong_of(cases, tmp_path)
+
+
+def _is_attention(region: Region) -> bool:
+    try:
+        return read_region(region).stream is not None
+    except TileRefusal:
+        return False

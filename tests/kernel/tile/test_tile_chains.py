@@ -147,7 +147,7 @@ HARD: dict[str, tuple[Callable[[], Tensor | tuple[Tensor, ...]], str]] = {
     "update in place": (stored_twice, "update in place"),
     "read, then written": (read_and_written, "update in place"),
     "stored in part": (stored_in_part, "intermediate of another layout"),
-    "symbolic rows": (symbolic_rows, "intermediate of another layout"),
+    "symbolic rows": (symbolic_rows, "rows"),
     "symbolic length": (symbolic_length, "rows"),
     "other lengths": (other_lengths, ""),
     "padded": (lambda: padded(exponentials()), ""),

@@ -297,6 +297,9 @@ ATTENTIONS: dict[str, Callable[[], Tensor]] = {
         heads(333, 80, "float16"), heads(333, 96, "float16")
     ),
     "causal": lambda: heads(384, 128).scaled_dot_product_attention(heads(384, 128), heads(384, 128), is_causal=True),
+    "heads that share keys": lambda: empty(1, 6, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, 3, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
     "a bias": lambda: heads(256, 128).scaled_dot_product_attention(
         heads(512, 128), heads(512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
     ),
@@ -307,8 +310,12 @@ def specialized(name: str, target: Target) -> list[Schedule]:
     """The prior's program by specialised warps, and those with one parameter changed."""
     region = region_of(ATTENTIONS[name]())
     space = space_of(region, target, ScheduleKind.TILE)
-    found = [space.start(), *space.neighbours(space.start())]
-    return [s for s in found if TileParameters.from_json(s.body).form == SPECIALIZED]
+
+    def of_form(found: list[Schedule]) -> list[Schedule]:
+        return [s for s in found if TileParameters.from_json(s.body).form == SPECIALIZED]
+
+    first, *_ = of_form([space.start(), *space.neighbours(space.start())])  # of few queries the start has no such warps
+    return [first, *of_form(space.neighbours(first))]
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -331,6 +338,21 @@ def test_attention_by_specialised_warps_is_right() -> None:
             requests = [Request(region, one) for one in specialized(name, service.target)]
             rows = [future.result() for future in service.measure(requests)]
             assert {row.status for row in rows} == {Status.OK}, (name, [row.reason for row in rows])
+
+
+@pytest.mark.gpu
+def test_attention_of_one_token_is_right() -> None:
+    """With keys that are split, by the prior and by its neighbours."""
+    with MeasureService("CUDA", run_id="test") as service:
+        for keys in (4096, 5003):
+            k, v = (empty(1, 8, keys, 64, dtype="bfloat16") for _ in range(2))
+            region = region_of(
+                empty(1, 32, 1, 64, dtype="bfloat16").scaled_dot_product_attention(k, v, enable_gqa=True)
+            )
+            space = space_of(region, service.target, ScheduleKind.TILE)
+            found = [space.start(), *space.neighbours(space.start())]
+            rows = [future.result() for future in service.measure([Request(region, one) for one in found])]
+            assert {row.status for row in rows} == {Status.OK}, [row.reason for row in rows]
 
 
 # ---- contractions by specialised warps
