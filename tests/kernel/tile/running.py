@@ -7,10 +7,11 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from random import Random
 from threading import Timer
 from typing import Any
 
@@ -19,14 +20,19 @@ import numpy as np
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
 from kcg.kernel.reference import StoreValues, error_ratio
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.ir import TileKernel
+from kcg.kernel.tile.legal import is_legal, random_parameters
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import WORKSPACE, TileSource
 from kcg.measure.inputs import buffers_of_kernels, make_inputs_of_kernels, numpy_dtype, to_values
-from kcg.types import Region, Variables
+from kcg.types import Region, Target, Variables
 
 CHILD = Path(__file__).with_name("interpreter_child.py")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 WITHOUT = "Triton is not installed: pip install 'kcg[gpu]'"
 POINTS = 512
+MOST_PROGRAMS = 64  # of a random case: the interpreter takes one after another
 POISON = 0x7E
 
 
@@ -39,6 +45,23 @@ class Case:
     variables: tuple[tuple[str, int], ...] = ()
     seed: int = 1
     inputs: Mapping[int, np.ndarray] = field(default_factory=dict)  # by slot, where they are not drawn
+
+
+def random_program(
+    kernel: TileKernel,
+    target: Target,
+    rng: Random,
+    changed: Callable[[TileParameters], TileParameters] = lambda p: p,
+) -> TileSource:
+    """A program of random parameters, maybe changed, that is not of many."""
+    for _ in range(60):
+        p = random_parameters(kernel, target, rng)
+        assert is_legal(kernel, target, p), p
+        p = replace(p, fast_math=False)  # of large values the approximation is not as exact as the reference asks for
+        program = generate_kernel(kernel, target, changed(p), interpreted=True)
+        if max(launch.grid for launch in program.launches) <= MOST_PROGRAMS:
+            return program
+    raise AssertionError("no program of few launches")
 
 
 def wrong_of(cases: Mapping[str, Case], folder: Path) -> dict[str, str]:

@@ -16,20 +16,18 @@ from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
 from kcg.kernel.tile.ir import TileKernel
-from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.random_chains import FAMILIES, random_chain, random_regions
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, random_program, wrong_of
 from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, split_sum
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
-MOST_PROGRAMS = 64  # of a case: the interpreter takes one after another
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 LEAST_SHARE = {"rows": 0.85, "long_rows": 0.75, "integers": 0.95, "products": 0.75, "prologues": 0.8}
@@ -37,17 +35,13 @@ LEAST_SHARE = {"rows": 0.85, "long_rows": 0.75, "integers": 0.95, "products": 0.
 
 
 def drawn(kernel: TileKernel, rng: Random) -> TileSource:
-    """A program of random parameters that is not of many; of rows at random one that goes through them in a loop."""
-    for _ in range(60):
-        p = random_parameters(kernel, TARGET, rng)
-        assert is_legal(kernel, TARGET, p), p
-        p = replace(p, fast_math=False)  # of large values the approximation is not as exact as the reference asks for
-        if p.form == ROWS and rng.random() < 0.5:
-            p = replace(p, reduce_tile=rng.choice((16, 32)))
-        program = generate_kernel(kernel, TARGET, p, interpreted=True)
-        if program.launches[0].grid <= MOST_PROGRAMS:
-            return program
-    raise AssertionError("no program of few launches")
+    """A program of random parameters; of rows at random one that goes through them in a loop."""
+
+    def looped(p: TileParameters) -> TileParameters:
+        through = p.form == ROWS and rng.random() < 0.5
+        return replace(p, reduce_tile=rng.choice((16, 32))) if through else p
+
+    return random_program(kernel, TARGET, rng, looped)
 
 
 @interpreted

@@ -27,7 +27,7 @@ from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.space import TileSpace
 from kcg.types import Region
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, MOST_PROGRAMS, WITHOUT, Case, compare
 from tests.kernels import empty, example_asts, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -38,7 +38,7 @@ REFUSED = {"sharded.2": "range over devices"}
 """Of the examples, those that no tile program can express."""
 
 EXAMPLES = [name for name in example_asts() if name not in REFUSED]
-MOST_PROGRAMS = 100  # of a random case: the interpreter takes one after another
+
 EVERY = 8  # of the examples, each eighth unless all are asked for
 
 

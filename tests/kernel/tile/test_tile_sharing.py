@@ -20,7 +20,7 @@ from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import TileKernel, read_kernel
-from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters
+from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal, TileSource
@@ -30,13 +30,12 @@ from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_
 from kcg.types import Region
 from kcg.workloads.registry import spec_of
 from tests.chains import region_of, sequence_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, random_program, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
 FEW = replace(TARGET, cores=3)  # persistent programs of small kernels have several tiles
-MOST_PROGRAMS = 48  # of a case: the interpreter takes one after another
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 Sizes = tuple[int, int, int]
@@ -256,20 +255,9 @@ def test_programs_of_random_parameters_are_right(count: int, tmp_path: Path) -> 
     for place, chain in enumerate((*CHAINS, projections, heads)):
         for number, dtype in (formats * 2)[place % 3 :][:count]:
             region = region_of(*chain(dtype, (33 + 7 * number, 64, 64)))
-            program = drawn(read_region(region), Random(f"{chain.__name__} {number}"))
+            program = random_program(read_region(region), FEW, Random(f"{chain.__name__} {number}"))
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
     assert not wrong_of(cases, tmp_path)
-
-
-def drawn(kernel: TileKernel, rng: Random) -> TileSource:
-    """A program of random parameters that is not of many."""
-    for _ in range(60):
-        p = random_parameters(kernel, FEW, rng)
-        assert is_legal(kernel, FEW, p), p
-        program = generate_kernel(kernel, FEW, replace(p, fast_math=False), interpreted=True)
-        if max(launch.grid for launch in program.launches) <= MOST_PROGRAMS:
-            return program
-    raise AssertionError("no program of few launches")
 
 
 @with_triton
