@@ -136,12 +136,9 @@ def _tile_programs(target: Target) -> list[Finding]:
     if not supported(target):
         return [] if target.device == "CPU" else [Finding("tile programs", f"none, Opts only: {missing(target)}")]
     if problem := missing(target):
-        words, _, advice = problem.partition(": ")
-        return [
-            Finding(
-                "tile programs", f"none, Opts only: {words}", True, f"up to 10 times faster matmuls with it: {advice}"
-            )
-        ]
+        words, _, remedy = problem.partition(": ")
+        advice = f"up to 10 times faster matmuls with it: {remedy}" if remedy else ""
+        return [Finding("tile programs", f"none, Opts only: {words}", True, advice)]
     using = assembler()
     assert using is not None
     advice = (

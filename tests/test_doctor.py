@@ -45,6 +45,9 @@ def test_without_triton_it_says_what_is_missed_and_how_to_get_it() -> None:
 def test_a_target_that_triton_does_not_know_has_opts_only() -> None:
     words = "none, Opts only: tile programs are for NVIDIA GPUs from sm_80 on, not for "
     assert _tile_programs(KNOWN_TARGETS["Apple9"]) == [Finding("tile programs", f"{words}METAL Apple9")]
+    words = "none, Opts only: tile programs compile for gfx942, and none was ever run there"
+    assert _tile_programs(KNOWN_TARGETS["gfx942"]) == [Finding("tile programs", words)]
+    words = "none, Opts only: tile programs are for NVIDIA GPUs from sm_80 on, not for "
     old = replace(KNOWN_TARGETS["sm_90"], arch="sm_75")
     assert _tile_programs(old) == [Finding("tile programs", f"{words}CUDA sm_75")]
     assert _tile_programs(X86) == []

@@ -197,6 +197,13 @@ class Device:
             important=True,
         )
 
+    def notice_missing_tiles(self) -> None:
+        """Say why only Opts are searched on a device that could have tile programs."""
+        from kcg.kernel.tile.targets import missing, supported
+
+        if supported(self.service.target) and (problem := missing(self.service.target)):
+            self._log.warn(f"Opts alone are searched, and no tile programs: {problem}")
+
     # ---- measuring ----
 
     def plan(self, workload: Workload) -> list[RegionWork]:

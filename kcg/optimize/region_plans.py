@@ -3,7 +3,7 @@
 Functions of values, in the order in which a run calls them:
 
     propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    as_deployed
-    rows_of, inside_of    fastest_step
+    plans_to_time    rows_of, inside_of    fastest_step
 
 A saving is against the best known schedules of a region's parts as one program (`best_parts`), both timed in turns. So
 the cost of a region in a plan is what its calls take alone, by the best that is known of each, minus that saving.
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import cast
 
 from kcg.errors import ScheduleError
@@ -29,7 +30,7 @@ from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
 from kcg.optimize.planning import claimed, planned
 from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
 
-PLANS = 5  # whole steps that are timed
+PLANS = 5  # whole steps that are timed, beside that of every kernel alone
 BETWEEN_S = 1.5e-6
 """Between two launches of one program, which a region of fewer launches spares; not the floor of an event pair, which a
 program of several launches pays once too."""
@@ -148,17 +149,19 @@ def plans_of(
     savings: Mapping[Key, float],
     *,
     memory_bytes: float = float("inf"),
+    workspaces: Mapping[Key, int] = MappingProxyType({}),
     count: int = PLANS,
 ) -> list[WorkloadPlan]:
     """The best plans of the whole workload, the best first, and last that of every call alone, where it is not among
     them.
 
     `alone_s` are seconds of kernels by id, `savings` those of one occurrence of a candidate; what has none is no
-    option. `memory_bytes` is what the intermediates of one sequence may take.
+    option. `memory_bytes` is what the intermediates of one sequence and a program's workspace may take, `workspaces`
+    those of candidates that have one, in bytes.
     """
     ways: list[tuple[float, tuple[SequencePlan, ...]]] = [(0.0, ())]
     for blocks, candidates in proposals.sequences:
-        options = options_of(blocks, candidates, alone_s, savings)
+        options = options_of(blocks, candidates, alone_s, savings, workspaces)
         plans = best_plans(blocks, options, count=count, memory_bytes=memory_bytes)
         alone = best_plans(blocks, [option for option in options if option.is_alone], count=1)
         plans += [plan for plan in alone if all(other.programs for other in plans)]
@@ -174,7 +177,11 @@ def plans_of(
 
 
 def options_of(
-    blocks: Blocks, candidates: Iterable[Candidate], alone_s: Mapping[str, float], savings: Mapping[Key, float]
+    blocks: Blocks,
+    candidates: Iterable[Candidate],
+    alone_s: Mapping[str, float],
+    savings: Mapping[Key, float],
+    workspaces: Mapping[Key, int] = MappingProxyType({}),
 ) -> list[Option]:
     """Every call alone, and every occurrence of each candidate that something is known of."""
     calls = blocks.sequence.calls
@@ -187,7 +194,8 @@ def options_of(
             own = tuple(sorted(candidate.own(places)))
             again = tuple(sorted(set(places).difference(own)))
             seconds = max(0.0, sum(each_s[place] for place in own) - saving_s)
-            options.append(Option(own, seconds, again, key_of(candidate)))
+            key = key_of(candidate)
+            options.append(Option(own, seconds, again, key, workspaces.get(key, 0)))
     return options
 
 
@@ -243,9 +251,45 @@ def deployed_plans(
     *,
     memory_bytes: float = float("inf"),
 ) -> list[WorkloadPlan]:
-    """The plans of `plans_of` as programs get them."""
+    """The plans of `plans_of` as programs get them; several that come to the same there are one."""
     plans = plans_of(proposals, alone_s, savings, memory_bytes=memory_bytes)
     return as_deployed(plans, proposals, alone_s, savings)
+
+
+def plans_to_time(
+    proposals: Proposals,
+    alone_s: Mapping[str, float],
+    savings: Mapping[Key, float],
+    *,
+    memory_bytes: float = float("inf"),
+    workspaces: Mapping[Key, int] = MappingProxyType({}),
+) -> list[WorkloadPlan]:
+    """The `PLANS` best plans with different regions as programs get them, the best first, and last that of every call
+    alone.
+
+    Plans of sequences that differ often come to the same in a program. So the next best one is looked for as the best
+    without one of the regions of a plan before it (branching as in Murty, 1968).
+    """
+
+    def best(without: frozenset[str]) -> list[WorkloadPlan]:
+        left = {key: saving_s for key, saving_s in savings.items() if key[0] not in without}
+        plans = plans_of(proposals, alone_s, left, memory_bytes=memory_bytes, workspaces=workspaces, count=1)
+        return as_deployed(plans, proposals, alone_s, savings)
+
+    *first, alone = best(frozenset())
+    seen, found = {frozenset[str]()}, dict[tuple[Region, ...], WorkloadPlan]()
+    waiting = [(plan.seconds, number, frozenset[str](), plan) for number, plan in enumerate(first)]
+    while waiting and len(found) < PLANS:
+        _, _, without, plan = heapq.heappop(waiting)
+        if found.setdefault(plan.regions, plan) is not plan:
+            continue
+        for region in plan.regions:
+            if (others := without | {region.id}) not in seen:
+                seen.add(others)
+                *next_best, _ = best(others)
+                waiting += [(one.seconds, len(seen), others, one) for one in next_best]
+        heapq.heapify(waiting)
+    return [*found.values(), alone]
 
 
 def next_to_measure(

@@ -32,6 +32,7 @@ from kcg.optimize.region_plans import (
     key_of,
     next_to_measure,
     plans_of,
+    plans_to_time,
     propose,
     rows_of,
 )
@@ -274,7 +275,23 @@ def plans_by(results: RegionResults, proposed: Proposed, *, memory_bytes: float 
     """The best plans by what was judged, as programs get them."""
     proposals, alone_s = proposed.proposals, {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
     savings = measured_savings(results.rows, proposals)
-    return deployed_plans(proposals, alone_s, savings, memory_bytes=memory_bytes)
+    workspaces = _workspaces(results.rows, proposed)
+    return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces)
+
+
+def _workspaces(rows: Sequence[RegionResult], proposed: Proposed) -> dict[Key, int]:
+    """What the chosen programs of candidates take of memory beside their buffers, in bytes."""
+    from kcg.kernel.tile.generate import generate
+    from kcg.kernel.tile.parameters import TileParameters
+
+    target = proposed.estimates.device.service.target
+    by_region = {
+        row.region.id: generate(row.region, target, TileParameters.from_json(row.chosen.schedule.body)).workspace_bytes
+        for row in rows
+        if beats_its_parts(row) and row.chosen.schedule.kind == ScheduleKind.TILE
+    }
+    keys = map(key_of, proposed.proposals.candidates.values())
+    return {key: taken for key in keys if (taken := by_region.get(key[0], 0))}
 
 
 def measured_savings(rows: Sequence[RegionResult], proposals: Proposals) -> Mapping[Key, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -25,6 +26,7 @@ from kcg.optimize import region_search
 from kcg.optimize.console import progress
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
+    PLANS,
     Key,
     Proposals,
     WorkloadPlan,
@@ -36,6 +38,7 @@ from kcg.optimize.region_plans import (
     key_of,
     next_to_measure,
     plans_of,
+    plans_to_time,
     propose,
     rows_of,
 )
@@ -163,6 +166,49 @@ def test_plans_that_a_program_gets_as_they_are_cost_the_same(
     (same,) = as_deployed([first], proposals, alone_s, expected)
     assert first.seconds == pytest.approx(same.seconds) and first.regions == same.regions
     assert plans[0].seconds <= first.seconds <= 1.001 * plans[0].seconds
+
+
+def test_as_many_plans_are_timed_as_there_can_be(
+    proposals: Proposals, plans: list[WorkloadPlan], alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    """Also where the best plans of the sequence come to the same in a program."""
+    assert len(as_deployed(plans, proposals, alone_s, expected)) <= PLANS
+    timed = plans_to_time(proposals, alone_s, expected)
+    assert len(timed) == PLANS + 1 and not timed[-1].programs
+    assert len({frozenset(plan.regions) for plan in timed}) == len(timed)
+    assert [plan.seconds for plan in timed] == sorted(plan.seconds for plan in timed)
+    assert timed[0].seconds == as_deployed(plans, proposals, alone_s, expected)[0].seconds
+    (alone,) = plans_to_time(proposals, alone_s, {})
+    assert not alone.programs
+
+
+def test_the_plans_that_are_timed_are_the_best_of_all_sets_of_regions(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    """By all subsets of six regions that do not need each other's calls."""
+    some, taken = dict[Key, float](), set[int]()
+    for key, candidate in proposals.candidates.items():
+        calls = {place for places in candidate.places for place in places}
+        if len(some) < 6 and expected[key] > 0 and not calls & taken:
+            some[key], taken = expected[key], taken | calls
+    subsets = [s for n in range(len(some) + 1) for s in itertools.combinations(some, n)]
+    times = {
+        round(plans_of(proposals, alone_s, {key: some[key] for key in subset}, count=1)[0].seconds, 9)
+        for subset in subsets
+    }
+    timed = plans_to_time(proposals, alone_s, some)
+    assert [plan.seconds for plan in timed[:-1]] == pytest.approx(sorted(times)[:PLANS], abs=1e-8)
+
+
+def test_a_workspace_takes_memory_in_a_plan(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float], plans: list[WorkloadPlan]
+) -> None:
+    most, (candidate, _) = max(one.peak_bytes for one in plans[0].sequences), plans[0].programs[0]
+    held = {key_of(candidate): most}
+    assert all(
+        candidate.region not in plan.regions
+        for plan in plans_of(proposals, alone_s, expected, memory_bytes=most, workspaces=held, count=1)
+    )
 
 
 def test_every_call_alone_is_the_sum_of_its_kernels(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.tile import targets
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -387,3 +389,19 @@ def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
     for values in work.bindings:
         stress.keep_pass(work.call.region, BY_TMA.id, *service.facts, values)
     assert estimates.stress_s(work, BY_TMA) == 0.0
+
+
+def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that could have tile programs; elsewhere there is nothing to get."""
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=1, folder=tmp_path / "out")
+    monkeypatch.setattr(targets, "triton_version", lambda: "")
+    with begun(settings) as run:
+        run.device.notice_missing_tiles()
+        assert not run.log.warnings
+        own = run.device.service
+        monkeypatch.setattr(run.device, "service", SimpleNamespace(target=KNOWN_TARGETS["sm_90"], close=own.close))
+        run.device.notice_missing_tiles()
+        monkeypatch.setattr(run.device, "service", own)
+        assert run.log.warnings == [
+            "Opts alone are searched, and no tile programs: Triton is not installed: pip install 'kcg[gpu]'"
+        ]

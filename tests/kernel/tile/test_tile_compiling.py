@@ -88,6 +88,7 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "
     ("arch", "examples"),
     [
         ("sm_90", EXAMPLES[2::EVERY]),
+        ("sm_80", []),
         ("sm_100", []),
         ("sm_120", []),
         *(pytest.param(arch, EXAMPLES, marks=pytest.mark.slow) for arch in ("sm_80", "sm_90", "sm_100", "sm_120")),
