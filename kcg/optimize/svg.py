@@ -363,7 +363,7 @@ class Row:
 
     @property
     def at_ends(self) -> str:
-        """What a call takes at the smallest and at the largest values of its variables; empty where there is one set.
+        """What a call takes at each end of the values of its variables; empty where there is one set.
 
         `a call takes 40 µs → 31 µs with position 1, as 54% of the calls count, and …`
         """
