@@ -72,7 +72,7 @@ class Candidate:
     form: Form
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
     again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
-    bytes: int  # that one occurrence reads and stores, each element once; of symbolic sizes with the mean of their values
+    bytes: int  # that one occurrence reads and stores, each element once; with the mean of the values of variables
     saved_bytes: int  # that one occurrence no longer stores and reads, against its calls alone; of `BESIDE` maybe 0
     again_operations: float  # that one occurrence computes beside what each of its calls does, about
 

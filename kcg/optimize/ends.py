@@ -108,7 +108,7 @@ def _verification(ends: Sequence[End], found: Sequence[Verification]) -> Verific
 def timed_at(
     ends: Sequence[End], before_s: Sequence[float] | None, after_s: Sequence[float] | None
 ) -> tuple[TimedAt, ...]:
-    """What a result keeps of the ends, where there are several. A time that is not known is 0, as elsewhere in a result."""
+    """What a result keeps of several ends. A time that is not known is 0, as elsewhere in a result."""
     if len(ends) == 1:
         return ()
     nothing = [0.0] * len(ends)

@@ -369,7 +369,7 @@ class Row:
         """
         parts = [
             f"{format_seconds(end.before_s)} → {format_seconds(end.after_s)} with {values_text(end.variables)}, "
-            f"as {format_share(end.share)} of the calls count"
+            f"as {format_share(end.share) if end.share else 'none'} of the calls count"
             for end in self.region.ends
         ]
         return f"a call takes {', and '.join(parts)}" if parts else ""
