@@ -154,8 +154,8 @@ def _seen_ends(call: WorkloadCall) -> tuple[End, ...]:
 
 
 def at_ends(call: WorkloadCall) -> list[WorkloadCall]:
-    """The call as one of its own for each end, for whoever measures kernels with one set of values at a time."""
-    *first, last = ends_of(call)
+    """The call as one of its own for each end that was seen, for whoever measures with one set of values at a time."""
+    *first, last = _seen_ends(call)
     counts = [max(1, round(end.share * call.calls)) for end in first]
     counts.append(max(1, call.calls - sum(counts)))
     return [

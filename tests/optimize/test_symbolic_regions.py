@@ -1,5 +1,5 @@
-"""A region whose calls have variables, the attention of a decode loop, in a run: planned with the values that were seen,
-timed and verified with several, and put into a program that calls it with others."""
+"""A region whose calls have variables, the attention of a decode loop: planned with the values that were seen, timed
+and verified with several, and put into a program that calls it with others."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.jobs import CompileOutcome
-from kcg.optimize import ends, tile_programs
+from kcg.optimize import ends, region_search, tile_programs
 from kcg.optimize.console import progress
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import planned
-from kcg.optimize.region_plans import deployed_plans, key_of, propose
+from kcg.optimize.region_plans import best_parts, deployed_plans, key_of, propose
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import Finished, optimize
 from kcg.optimize.settings import Settings
-from kcg.types import Region, Result, Schedule, ScheduleKind, Variables, Workload, WorkloadCall
+from kcg.optimize.work import RegionResults
+from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
 from kcg.workloads.registry import spec_of
 from kcg.workloads.script import Form as ProgramForm
 from kcg.workloads.script import Program as Script
@@ -188,6 +189,38 @@ def with_other_value(program: Program, values: Variables) -> Program:
     return replace(program, launches=tuple(launches))
 
 
+def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path: Path) -> None:
+    """There is no program for it here: that one wins is said of its parts."""
+    with begun(settings(tmp_path / "out", measurements=40, regions=True)) as run:
+        estimates = run.estimates(run.measured(meanwhile=run.guide.read))
+        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
+        proposed = region_search.search_regions(
+            kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: region == attention
+        )
+        assert proposed is not None
+        (work,) = proposed.works
+        parts = best_parts(attention, region_search.best_schedules(run.works))
+        assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"
+        results = run.judge(proposed.estimates, proposed.candidates).run()
+        tile = Schedule(ScheduleKind.TILE, TileParameters(STREAM, ((0,),), (16,), reduce_tile=16).to_json())
+        rows = [
+            replace(row, outcome="improved", opts=None, chosen=replace(row.baseline, cold_s=1e-9, schedule=tile))
+            if row.region == attention
+            else row
+            for row in results.rows
+        ]
+        first, last = region_search.variants(RegionResults(tuple(rows)), proposed, run.captured.workload)
+        (row,) = [row for row in first.rows if row.region == attention]
+        assert (row.calls, row.replayed) == (POSITIONS, POSITIONS - 1) and len(row.ends) == len(ENDS)
+        assert not {one.region.id for one in first.rows} & {kernel.id for kernel in attention.kernels}
+        assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
+        result = run.result(kernels, first)
+        assert from_dict(to_dict(result)) == result and result.planning is not None
+        assert {one.region.id for one in result.planning.inside} == {kernel.id for kernel in attention.kernels}
+        (planned_one,) = result.planning.regions
+        assert planned_one.form == Form.CHAINED and planned_one.calls == POSITIONS
+
+
 # ---- deployed
 
 
@@ -302,4 +335,21 @@ def test_launches_of_a_tile_program_take_their_values_from_the_call_that_runs_th
             assert info.launch_dims({"start_pos": 0}) == info.launch_dims({"start_pos": 63})
         for values in (first, *others):
             bound = program.at(values).launches
-            assert all(dict(values)["start_pos"] in one.compiled.values for one in bound)
+            assert all(one.compiled.values == (dict(values)["start_pos"],) for one in bound)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_the_program_that_was_verified_is_made_again_for_another_process() -> None:
+    decode = spec_of("llama").capture("mini-decode")
+    region = attention_of(decode)
+    call, schedule = last_call(decode, region), schedule_of(tile_parameters(region)[1])
+    first, *others = bindings = [end.variables for end in ends_of(call)]
+    program = compile_tile(region, schedule, TARGET, variables=first, also=tuple(others))
+    (row,) = [row for row in planned_result(decode, region).regions if row.region == region]
+    chosen = replace(row.chosen, schedule=schedule, binary_hash=program.at(call.variables).binary_hash)
+    timed = tuple(TimedAt(values, 1 / len(bindings), 1e-6, 1e-6) for values in bindings)
+    row = replace(row, chosen=chosen, variables=call.variables, ends=timed)
+    made = tile_programs._kept(row, TARGET)
+    assert isinstance(made, Program) and made == program
+    assert not tile_programs._why_another(row, made)
+    assert tile_programs._why_another(replace(row, chosen=replace(chosen, binary_hash="another")), made)
