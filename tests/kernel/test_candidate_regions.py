@@ -224,6 +224,12 @@ def test_attention_of_a_decode_step_is_one_without_its_update_of_the_cache() -> 
     assert not any(updates & set(places) for c in candidates_of(sequence) for places in c.places)
 
 
+def test_attention_of_heads_with_keys_of_their_own_is_a_row_group() -> None:
+    """Each product has one row: none of them is a contraction."""
+    (sequence,) = spec_of("llama").capture("2-7b-decode").sequences
+    assert [c.form for c in candidates_of(sequence) if c.places[0] == (10, 11, 12, 13, 14)] == [Form.ROWS]
+
+
 def test_what_is_updated_is_left_alone() -> None:
     state = empty(ROWS, WIDTH)
     before = (state @ empty(WIDTH, 128)).contiguous()

@@ -35,6 +35,7 @@ from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import Finished, optimize
 from kcg.optimize.settings import Settings
+from kcg.optimize.whole_model import compare
 from kcg.optimize.work import RegionResults
 from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
 from kcg.workloads.registry import spec_of
@@ -259,6 +260,14 @@ def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
     assert len({one.tobytes() for one in wanted}) == len(wanted), "a program of another position would be seen"
     counted = place.replaced.counts[region.id]
     assert counted == 2 * (2 if captured else len(wanted)), place.sets_left
+
+
+def test_the_check_of_a_decoding_model_has_its_attention_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = spec_of("llama").capture("mini-decode")
+    region = attention_of(workload)
+    result = with_stand_in(workload, region, monkeypatch)
+    (check,) = compare(spec_of("llama").runnable("mini-decode", 3), [result], seed=3)  # type: ignore[misc]
+    assert check.passed and dict(check.replaced) == {region.id: 2} and not check.left, check
 
 
 def tokens(captured: bool) -> list[np.ndarray]:
