@@ -468,10 +468,10 @@ class Finalist:
 
 @dataclass(frozen=True)
 class TimedAt:
-    """What one call of a kernel takes at one of the two ends of the values that its symbolic variables had."""
+    """What one call takes at one of the ends of the values of its symbolic variables (`kcg.kernel.symbolic`)."""
 
     variables: Variables
-    share: float  # of the calls that count as calls at this end; those of both ends sum to 1
+    share: float  # of the calls that count as calls at this end; those of all ends sum to 1
     before_s: float  # cold, with the baseline
     after_s: float  # with what was chosen
 
@@ -498,7 +498,7 @@ class RegionResult:
     opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
     handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
     clocks: tuple[tuple[str, float], ...] = ()  # what the device told while both were timed, as in `Measurement`
-    ends: tuple[TimedAt, ...] = ()  # the smallest and the largest values; none where there was one set of values
+    ends: tuple[TimedAt, ...] = ()  # the smallest values first; none where there is one set of values
 
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
 

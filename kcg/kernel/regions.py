@@ -20,17 +20,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from kcg.compat.hazards import Access, is_convex, successors_of
-from kcg.compat.tiny import DType, Ops, UOp
+from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
-from kcg.kernel.tile.ir import TileKernel, affine, extent, read_kernel
-from kcg.types import Kernel, Region, Sequence, SlotBinding
+from kcg.kernel.symbolic import at_values, mean_values
+from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic, read_kernel
+from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
 
 Steps = dict[UOp, int]
 """How far an address moves with each range, in elements."""
@@ -71,7 +72,7 @@ class Candidate:
     form: Form
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
     again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
-    bytes: int  # that one occurrence reads and stores, each element once
+    bytes: int  # that one occurrence reads and stores, each element once; with the mean of the values of variables
     saved_bytes: int  # that one occurrence no longer stores and reads, against its calls alone; of `BESIDE` maybe 0
     again_operations: float  # that one occurrence computes beside what each of its calls does, about
 
@@ -104,13 +105,15 @@ class Elements:
     high: int  # of the first stretch
 
     @staticmethod
-    def of(address: UOp) -> Elements:
-        """What an address reaches; of one that is not affine as many elements as it has values, wherever they are."""
+    def of(address: UOp, values: Mapping[str, int]) -> Elements:
+        """What an address reaches with these values of its variables; of one that is not affine as many elements as it
+        has values, wherever they are."""
         steps = _steps(address)
         if steps is None:
-            return Elements(((0, _count(address.ranges)), (hash(address), 1)), 0, 1)
+            many = math.prod(_extent_at(r, values) for r in address.ranges)
+            return Elements(((0, many), (hash(address), 1)), 0, 1)
         axes, width = list[tuple[int, int]](), 1
-        for step, count in sorted((abs(step), extent(r)) for r, step in steps.items()):
+        for step, count in sorted((abs(step), _extent_at(r, values)) for r, step in steps.items()):
             if not axes and step <= width:
                 width += step * (count - 1)
             elif axes and step == axes[-1][0] * axes[-1][1]:
@@ -137,13 +140,15 @@ class Elements:
 
 
 class _Read:
-    """A kernel, read for the rules."""
+    """A kernel, read for the rules. They see symbolic sizes at their largest values, for which buffers are laid out;
+    bytes and operations are those with some values of its variables."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, variables: Variables) -> None:
         tile: TileKernel = read_kernel(Region((kernel,)))
         contraction = tile.contraction
         inside = contraction.reduce.backward_slice_with_self if contraction is not None else {}
-        self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
+        self.ast, self.variables = ast_of(kernel), variables
+        values = {v.arg.name: int(v.vmax) for v in tile.variables} | dict(variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
         self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of rows by columns
@@ -155,29 +160,30 @@ class _Read:
         self.stored = _steps(tile.store.address)
         self.loads: dict[int, list[_Load]] = {}
         for load in tile.loads:
-            found = _Load(_steps(load.address), load.node in inside, Elements.of(load.address))
+            found = _Load(_steps(load.address), load.node in inside, Elements.of(load.address, values))
             self.loads.setdefault(load.buffer.slot, []).append(found)
-        self.written = {tile.store.buffer.slot: Elements.of(tile.store.address)}
+        self.written = {tile.store.buffer.slot: Elements.of(tile.store.address, values)}
         self.itemsizes = {b.slot: b.dtype.itemsize for b in tile.buffers}
 
     @cached_property
     def operations(self) -> float:
-        return arithmetic(self.ast)
+        return arithmetic(at_values(self.ast, self.variables))
 
     @cached_property
     def an_element(self) -> float:
         """Operations for each element that it stores."""
-        return self.operations / _count(self.outputs)
+        return arithmetic(self.ast) / _count(self.outputs)
 
 
 @lru_cache(1024)
-def _read(kernel: Kernel) -> _Read | None:
-    """None where there is no tile program for it, or where its sizes are known only when it runs."""
+def _read(kernel: Kernel, variables: Variables) -> _Read | None:
+    """None where there is no tile program for it, or where what it stores is not at a sum of ranges, as an update of a
+    cache at a position."""
     try:
-        found = _Read(kernel)
+        found = _Read(kernel, variables)
     except Exception:  # a TileRefusal, or whatever tinygrad raises on a kernel that is none of its scheduler
         return None
-    return None if found.is_symbolic or found.stored is None else found
+    return None if found.stored is None else found
 
 
 def _steps(address: UOp) -> Steps | None:
@@ -206,14 +212,20 @@ def _count(ranges: Iterable[UOp]) -> int:
     return math.prod(extent(r) for r in ranges)
 
 
+def _extent_at(axis: UOp, values: Mapping[str, int]) -> int:
+    """The number of steps of a range with these values of its variables."""
+    return int(sym_infer(axis.src[0], dict(values))) if is_symbolic(axis) else extent(axis)
+
+
 # ---- the rules
 
 
 class _Candidates:
     def __init__(self, sequence: Sequence, limits: Limits) -> None:
         self.sequence, self.limits = sequence, limits
+        values = mean_values(sequence)
         self.kernels = [
-            _read(c.kernel) if c.kernel is not None and len(c.devices) < 2 else None for c in sequence.calls
+            _read(c.kernel, values) if c.kernel is not None and len(c.devices) < 2 else None for c in sequence.calls
         ]
         self.views = [call.views for call in sequence.calls]
         self.reads = [{call.views[slot] for slot in call.reads} for call in sequence.calls]

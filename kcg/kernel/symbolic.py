@@ -7,15 +7,21 @@ both, weighted by calls. Which values are smaller: where one variable differs, i
 kernel's work at their values (arithmetic and elements stored). Calls between the ends are split linearly: one whose
 values lie a quarter of the way from the smallest to the largest counts as three quarters of a call at the smallest and
 one quarter of a call at the largest.
+
+The variables of a region of several kernels are those of all of its kernels. What takes the place of its calls runs
+with every value that they can have, so the smallest and the largest that are possible are ends of it too: it is
+verified there, and no call counts as one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kcg.types import Region, Variables, WorkloadCall
+from kcg.types import Kernel, Region, Sequence, Variables, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
@@ -26,10 +32,11 @@ VALUES_KEPT = 100
 
 @dataclass(frozen=True)
 class End:
-    """The smallest or the largest values of a kernel's variables, or the only ones."""
+    """The smallest or the largest values of a kernel's variables, or the only ones; of a region of several kernels also
+    the smallest and the largest that are possible."""
 
     variables: Variables
-    share: float  # of the kernel's calls that count as calls with these values; the shares of a kernel sum to 1
+    share: float  # of the calls that count as calls with these values; the shares of a kernel or a region sum to 1
 
 
 def merged(calls: Iterable[WorkloadCall]) -> tuple[WorkloadCall, ...]:
@@ -52,7 +59,27 @@ def seen_by(call: WorkloadCall) -> tuple[tuple[Variables, int], ...]:
     return call.seen or ((call.variables, call.calls),)
 
 
-def _with_values(call: WorkloadCall, counts: dict[Variables, int]) -> WorkloadCall:
+def called(region: Region, counts: Mapping[Variables, int], *, replayed: int = 0) -> WorkloadCall:
+    """The call of a region that ran with these values of its variables, each so often."""
+    return thinned(_with_values(WorkloadCall(region, 1, replayed=replayed), counts))
+
+
+def without(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall | None:
+    """The call without so many of its executions with these values; None where none is left.
+
+    Those with values that it has no count of, since it is `thinned`, are taken from others in their order.
+    """
+    left = Counter(dict(seen_by(call)))
+    for values, count in counts.items():
+        for other in (values, *left):
+            taken = min(count, left[other])
+            left[other] -= taken
+            count -= taken
+    left = +left
+    return _with_values(call, left) if left else None
+
+
+def _with_values(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall:
     size = _size_of(call.region, counts)
     ordered = sorted(counts, key=lambda variables: (size(variables), variables))
     seen = tuple((variables, counts[variables]) for variables in ordered) if len(ordered) > 1 else ()
@@ -71,8 +98,51 @@ def _size_of(region: Region, bindings: Collection[Variables]) -> Callable[[Varia
     return lambda variables: sum(work(dict(variables)) for work in works)
 
 
+def of_names(variables: Variables, names: Collection[str]) -> Variables:
+    """Those of some values whose variables have these names."""
+    return tuple((name, value) for name, value in variables if name in names)
+
+
+@lru_cache(4096)
+def ranges_of(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest value that each variable of a kernel can have, by name."""
+    from kcg.kernel.codec import ast_of
+
+    return {v.expr: (int(v.vmin), int(v.vmax)) for v in ast_of(kernel).variables()}
+
+
+def ranges_of_region(region: Region) -> dict[str, tuple[int, int]]:
+    """The same of all kernels of a region: values that each kernel with the variable can have."""
+    found: dict[str, tuple[int, int]] = {}
+    for kernel in region.kernels:
+        for name, (low, high) in ranges_of(kernel).items():
+            before = found.get(name, (low, high))
+            found[name] = max(low, before[0]), min(high, before[1])
+    return found
+
+
+def mean_values(sequence: Sequence) -> Variables:
+    """The mean of the values that each variable of a sequence had, rounded: with these its bytes are counted."""
+    totals: Counter[str] = Counter()
+    for variables, count in sequence.seen:
+        for name, value in variables:
+            totals[name] += count * value
+    return tuple((name, round(total / sequence.executions)) for name, total in sorted(totals.items()))
+
+
 def ends_of(call: WorkloadCall) -> tuple[End, ...]:
-    """Where a kernel is timed: with the smallest and the largest values that were seen, or with the only ones."""
+    """Where a region is timed and verified: with the smallest and the largest values that were seen, or with the only
+    ones; one of several kernels also with the smallest and the largest that are possible, before and behind these."""
+    seen = _seen_ends(call)
+    if len(call.region.kernels) == 1 or not call.variables:
+        return seen
+    ranges, known = ranges_of_region(call.region), {end.variables for end in seen}
+    low, high = (tuple((name, ranges[name][side]) for name, _ in call.variables) for side in (0, 1))
+    before, behind = (() if one in known else (End(one, 0.0),) for one in (low, high))
+    return (*before, *seen, *behind)
+
+
+def _seen_ends(call: WorkloadCall) -> tuple[End, ...]:
     if not call.seen:
         return (End(call.variables, 1.0),)
     size = _size_of(call.region, [variables for variables, _ in call.seen])
@@ -84,8 +154,8 @@ def ends_of(call: WorkloadCall) -> tuple[End, ...]:
 
 
 def at_ends(call: WorkloadCall) -> list[WorkloadCall]:
-    """The call as one of its own for each end, for whoever measures kernels with one set of values at a time."""
-    *first, last = ends_of(call)
+    """The call as one of its own for each end that was seen, for whoever measures with one set of values at a time."""
+    *first, last = _seen_ends(call)
     counts = [max(1, round(end.share * call.calls)) for end in first]
     counts.append(max(1, call.calls - sum(counts)))
     return [

@@ -1,8 +1,9 @@
-"""A kernel that ran with several values of its variables: what was seen of a schedule at both ends, as one.
+"""A region that ran with several values of its variables: what was seen of a schedule at all ends, as one.
 
 The time of one call is the mean of its times at the smallest and at the largest values, weighted by calls
-(`kcg.kernel.symbolic`). A schedule that is wrong at one end is wrong, and one that cannot be timed there has no time.
-Of a kernel with one set of values, all here is what was seen with these.
+(`kcg.kernel.symbolic`). A schedule that is wrong at one end is wrong, and one that cannot be timed there has no time:
+so at the ends of a region of several kernels that no call counts as. Of a kernel with one set of values, all here is
+what was seen with these.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def values_text(*ends: Variables) -> str:
 
 def values_of(row: RegionResult) -> str:
     """The values of its variables with which a kernel of a result ran, in words."""
-    return values_text(*(end.variables for end in row.ends)) if row.ends else values_text(row.variables)
+    ran = [end.variables for end in row.ends if end.share] or [row.variables]
+    return values_text(*ran)
 
 
 def mean(ends: Sequence[End], of_ends: Sequence[float]) -> float:
@@ -106,7 +108,7 @@ def _verification(ends: Sequence[End], found: Sequence[Verification]) -> Verific
 def timed_at(
     ends: Sequence[End], before_s: Sequence[float] | None, after_s: Sequence[float] | None
 ) -> tuple[TimedAt, ...]:
-    """What a result keeps of the ends, where there are two. A time that is not known is 0, as elsewhere in a result."""
+    """What a result keeps of several ends. A time that is not known is 0, as elsewhere in a result."""
     if len(ends) == 1:
         return ()
     nothing = [0.0] * len(ends)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.errors import ScheduleError
 from kcg.kernel.repeats import blocks_of_workload
 from kcg.kernel.sequences import partition_of
-from kcg.types import Region, Workload, WorkloadCall
+from kcg.kernel.symbolic import called, of_names, ranges_of, ranges_of_region, without
+from kcg.types import Region, Variables, Workload
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Claimed:
 
     found: Counter[str]
     replayed: Counter[str]  # of these, replays of the steady state
+    seen: defaultdict[str, Counter[Variables]]  # with which values of the region's variables, and how often each
     left: Counter[tuple[str, str]]  # region id, reason -> sets that match it and stay as they are
 
 
@@ -26,7 +28,7 @@ def claimed(workload: Workload, regions: Sequence[Region]) -> Claimed:
 
     A sequence that was captured of fewer blocks than the model has counts as all of them.
     """
-    all_of_it = Claimed(Counter(), Counter(), Counter())
+    all_of_it = Claimed(Counter(), Counter(), defaultdict(Counter), Counter())
     for blocks in blocks_of_workload(workload) if regions else ():
         sequence, partition = blocks.sequence, partition_of(blocks.sequence)
         for region in regions:
@@ -34,6 +36,9 @@ def claimed(workload: Workload, regions: Sequence[Region]) -> Claimed:
             count = round(here) * sequence.executions
             all_of_it.found[region.id] += count
             all_of_it.replayed[region.id] += count if sequence.steady and workload.steps else 0
+            names = ranges_of_region(region)
+            for variables, executions in sequence.seen if count else ():
+                all_of_it.seen[region.id][of_names(variables, names)] += round(here) * executions
         for region_id, reason, places in partition.left_sets():
             all_of_it.left[region_id, reason] += max(1, round(blocks.weight(sorted(places)))) * sequence.executions
     return all_of_it
@@ -43,29 +48,28 @@ def planned(workload: Workload, regions: Sequence[Region], *, wanted: bool = Tru
     """The workload with these regions of several kernels among its calls, where they are `claimed`; their kernels are
     called less often by themselves, or not at all.
 
-    Raises ScheduleError where a region that is `wanted` occurs nowhere, with the reasons, or where its kernels have
-    symbolic variables.
+    Raises ScheduleError where a region that is `wanted` occurs nowhere, with the reasons.
     """
     taken = claimed(workload, regions)
-    spent: Counter[tuple[str, bool]] = Counter()  # kernel, whether replays alone -> calls
+    spent: defaultdict[str, Counter[Variables]] = defaultdict(Counter)  # by kernel and values of its variables
+    replays: Counter[str] = Counter()  # by kernel
     for region in regions:
         if wanted and not taken.found[region.id]:
             reasons = dict.fromkeys(reason for _, reason in taken.left)
             why = f": {', '.join(reasons)}" if reasons else ""
             raise ScheduleError(f"region {region.id[:12]} occurs nowhere in {workload.name}{why}")
         for kernel in region.kernels:
-            spent[kernel.id, False] += taken.found[region.id]
-            spent[kernel.id, True] += taken.replayed[region.id]
-    alone = [_fewer(c, spent[c.region.id, False], replays=spent[c.region.id, True]) for c in workload.calls]
+            replays[kernel.id] += taken.replayed[region.id]
+            for variables, count in taken.seen[region.id].items():
+                spent[kernel.id][of_names(variables, ranges_of(kernel))] += count
+    alone = [
+        replace(left, replayed=call.replayed - replays[call.region.id])
+        for call in workload.calls
+        if (left := without(call, spent[call.region.id])) is not None
+    ]
     made = [
-        WorkloadCall(region, taken.found[region.id], replayed=taken.replayed[region.id])
+        called(region, taken.seen[region.id], replayed=taken.replayed[region.id])
         for region in regions
         if taken.found[region.id]
     ]
-    return replace(workload, calls=(*(call for call in alone if call.calls > 0), *made))
-
-
-def _fewer(call: WorkloadCall, by: int, *, replays: int) -> WorkloadCall:
-    if by and call.variables:
-        raise ScheduleError(f"kernel {call.region.id[:12]} has symbolic variables: it is planned by itself")
-    return replace(call, calls=call.calls - by, replayed=call.replayed - replays)
+    return replace(workload, calls=(*alone, *made))

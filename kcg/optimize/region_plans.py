@@ -317,10 +317,10 @@ def rows_of(
 
     `rows` are of the kernels, `regions` of regions, by id.
     """
-    calls = {(call.region.id, call.variables): call for call in planned(workload, plan.regions, wanted=False).calls}
+    calls = {call.region.id: call for call in planned(workload, plan.regions, wanted=False).calls}
     found = []
     for row in (*rows, *(regions[region.id] for region in plan.regions)):
-        if (call := calls.get((row.region.id, row.variables))) is not None:
+        if (call := calls.get(row.region.id)) is not None:
             found.append(replace(row, calls=call.calls, replayed=call.replayed))
     return tuple(found)
 

@@ -345,8 +345,10 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(where, "a count is negative, or more are replayed than called")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
         raise _Malformed(f"{where}.ends", "a share or a time is negative")
-    if row.ends and (len(row.ends) != 2 or not math.isclose(sum(end.share for end in row.ends), 1, abs_tol=1e-9)):
-        raise _Malformed(f"{where}.ends", "they are not two whose shares sum to 1")
+    most = 2 if len(region.kernels) == 1 else 4
+    shares = sum(end.share for end in row.ends)
+    if row.ends and not (2 <= len(row.ends) <= most and math.isclose(shares, 1, abs_tol=1e-9)):
+        raise _Malformed(f"{where}.ends", f"they are not {'two' if most == 2 else 'two to four'} whose shares sum to 1")
     if len({tuple(name for name, _ in end.variables) for end in row.ends}) > 1:
         raise _Malformed(f"{where}.ends", "they name different variables")
     for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen), ("opts", row.opts)):

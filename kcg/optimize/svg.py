@@ -363,13 +363,13 @@ class Row:
 
     @property
     def at_ends(self) -> str:
-        """What a call takes at the smallest and at the largest values of its variables; empty where there is one set.
+        """What a call takes at each end of the values of its variables; empty where there is one set.
 
         `a call takes 40 µs → 31 µs with position 1, as 54% of the calls count, and …`
         """
         parts = [
             f"{format_seconds(end.before_s)} → {format_seconds(end.after_s)} with {values_text(end.variables)}, "
-            f"as {format_share(end.share)} of the calls count"
+            f"as {format_share(end.share) if end.share else 'none'} of the calls count"
             for end in self.region.ends
         ]
         return f"a call takes {', and '.join(parts)}" if parts else ""

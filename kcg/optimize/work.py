@@ -119,7 +119,7 @@ class RegionWork:
 
     @functools.cached_property
     def bindings(self) -> tuple[Variables, ...]:
-        """The values at the ends: one set, which is empty where the kernel has no variables, or two."""
+        """The values at the ends: one set, which is empty where no kernel has variables, or several."""
         return tuple(end.variables for end in self.ends)
 
     @functools.cached_property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
-from tinygrad import Tensor, Variable, dtypes
+from tinygrad import Tensor, UOp, Variable, dtypes
 
 from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
 from kcg.kernel.sequences import partition_of
@@ -202,9 +203,34 @@ def test_an_operand_is_made_on_the_way_and_made_again_for_others() -> None:
 # ---- in all
 
 
-def test_what_is_updated_or_has_symbolic_sizes_is_left_alone() -> None:
-    length = Variable("length", 1, ROWS).bind(20)
-    assert proposed(empty(ROWS, WIDTH)[:length].softmax().contiguous()) == {}
+def test_symbolic_sizes_are_read_at_their_largest_and_count_as_they_ran() -> None:
+    def softmax(rows: int | UOp) -> Tensor:
+        return empty(ROWS, WIDTH)[:rows].softmax().contiguous()
+
+    def of(sequence: Calls) -> dict[tuple[int, ...], tuple[int, int, float]]:
+        return {c.places[0]: (c.bytes, c.saved_bytes, c.again_operations) for c in candidates_of(sequence)}
+
+    symbolic = sequence_of(softmax(Variable("length", 1, ROWS).bind(20)))
+    ran = replace(symbolic, seen=(((("length", 16),), 3), ((("length", 32),), 1)))
+    assert len(of(ran)) == 3 and of(ran) == of(sequence_of(softmax(20))), "the mean"
+    assert of(symbolic) == of(sequence_of(softmax(ROWS)))
+
+
+def test_attention_of_a_decode_step_is_one_without_its_update_of_the_cache() -> None:
+    (sequence,) = spec_of("llama").capture("mini-decode").sequences
+    found = [c for c in candidates_of(sequence) if c.form is Form.CHAINED]
+    assert [c.places for c in found] == [((10, 11, 12, 13, 14), (30, 31, 32, 33, 34))]
+    updates = {6, 9, 26, 29}
+    assert not any(updates & set(places) for c in candidates_of(sequence) for places in c.places)
+
+
+def test_attention_of_heads_with_keys_of_their_own_is_a_row_group() -> None:
+    """Each product has one row: none of them is a contraction."""
+    (sequence,) = spec_of("llama").capture("2-7b-decode").sequences
+    assert [c.form for c in candidates_of(sequence) if c.places[0] == (10, 11, 12, 13, 14)] == [Form.ROWS]
+
+
+def test_what_is_updated_is_left_alone() -> None:
     state = empty(ROWS, WIDTH)
     before = (state @ empty(WIDTH, 128)).contiguous()
     update = state.assign(state + 1)

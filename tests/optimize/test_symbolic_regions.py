@@ -1,0 +1,364 @@
+"""A region whose calls have variables, the attention of a decode loop: planned with the values that were seen, timed
+and verified with several, and put into a program that calls it with others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, TinyJit, UOp, Variable
+
+from kcg.compat import standalone
+from kcg.kernel.installing import placed_program
+from kcg.kernel.parts import compile_region
+from kcg.kernel.program import Program
+from kcg.kernel.regions import Form
+from kcg.kernel.symbolic import End, called, ends_of, without
+from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.parameters import POINTER, STREAM, TileParameters
+from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.space import schedule_of
+from kcg.measure.jobs import CompileOutcome
+from kcg.optimize import ends, region_search, tile_programs
+from kcg.optimize.console import progress
+from kcg.optimize.deploy import scheduling
+from kcg.optimize.planning import planned
+from kcg.optimize.region_plans import best_parts, deployed_plans, key_of, propose
+from kcg.optimize.report import render_report
+from kcg.optimize.result import from_dict, read_result, to_dict
+from kcg.optimize.run import Finished, optimize
+from kcg.optimize.settings import Settings
+from kcg.optimize.whole_model import compare
+from kcg.optimize.work import RegionResults
+from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
+from kcg.workloads.registry import spec_of
+from kcg.workloads.script import Form as ProgramForm
+from kcg.workloads.script import Program as Script
+from kcg.workloads.script import capture_program
+from kcg.workloads.zoo import llama
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
+from tests.known_targets import KNOWN_TARGETS
+from tests.optimize_run import Begun, begun
+from tests.planned_result import planned_result
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_attention.py"
+TARGET = KNOWN_TARGETS["sm_90"]
+POSITIONS, LAST = 6, 31
+ENDS = (End((("start_pos", 1),), 0.5), End((("start_pos", POSITIONS),), 0.5), End((("start_pos", LAST),), 0.0))
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    program = Script(ProgramForm.SCRIPT, str(SCRIPT))
+    return capture_program(program, dev=os.environ["DEV"]).workload
+
+
+def attention_of(workload: Workload) -> Region:
+    return next(c.region for c in propose(workload).candidates.values() if c.form is Form.CHAINED)
+
+
+@pytest.fixture(scope="module")
+def attention(workload: Workload) -> Region:
+    region = attention_of(workload)
+    assert len(region.kernels) == 5
+    return region
+
+
+def last_call(workload: Workload, region: Region) -> WorkloadCall:
+    call = planned(workload, [region]).calls[-1]
+    assert call.region == region
+    return call
+
+
+# ---- planned
+
+
+def test_its_variables_are_those_of_its_kernels_with_the_values_of_its_sequences(
+    workload: Workload, attention: Region
+) -> None:
+    call = last_call(workload, attention)
+    assert call.seen == tuple(((("start_pos", n),), 1) for n in range(1, POSITIONS + 1))
+    assert (call.calls, call.replayed, call.variables) == (POSITIONS, POSITIONS - 1, (("start_pos", POSITIONS),))
+    rest = {c.region.id: c for c in planned(workload, [attention]).calls}
+    assert not rest.keys() & {kernel.id for kernel in attention.kernels}
+    assert sum(c.calls for c in workload.calls) - sum(c.calls for c in rest.values()) == 4 * POSITIONS
+
+
+def test_it_is_verified_with_the_smallest_and_the_largest_values_that_are_possible(
+    workload: Workload, attention: Region
+) -> None:
+    assert ends_of(last_call(workload, attention)) == ENDS
+    decode = spec_of("llama").capture("mini-decode")
+    found = ends_of(last_call(decode, attention_of(decode)))
+    assert [(dict(end.variables)["start_pos"], end.share) for end in found] == [(1, 0.0), (37, 1.0), (63, 0.0)]
+    assert ends_of(called(Region(attention.kernels[:1]), {(("start_pos", 3),): 2})) == (
+        End((("start_pos", 3),), 1.0),
+    ), "a kernel only with what was seen"
+
+
+def test_a_kernel_that_also_runs_elsewhere_is_called_less_often_with_the_values_of_the_region(
+    workload: Workload, attention: Region
+) -> None:
+    name = attention.kernels[0].id
+    call = next(call for call in workload.calls if call.region.id == name)
+    assert without(call, dict(call.seen)) is None
+    left = without(call, {(("start_pos", POSITIONS),): 1, (("start_pos", 9),): 1})
+    assert left is not None and left.calls == POSITIONS - 2
+    assert dict(left.seen) == {(("start_pos", n),): 1 for n in range(2, POSITIONS)}, "the first for what is not seen"
+
+
+@pytest.mark.parametrize("preset", ["mini-decode", "3.2-1b-decode"])
+def test_the_best_expected_plan_of_a_decoding_llama_has_its_attention(preset: str) -> None:
+    decode = spec_of("llama").capture(preset)
+    proposals = propose(decode)
+    region = attention_of(decode)
+    savings = {key_of(c): 1e-6 * c.saved_bytes for c in proposals.candidates.values() if c.region == region}
+    alone_s = {call.region.id: 1.0 for call in decode.calls}
+    best, *_ = deployed_plans(proposals, alone_s, savings)
+    assert best.regions == (region,) and best.programs[0][1] == 2, "of two layers"
+
+
+# ---- timed, verified, stored
+
+
+def settings(folder: Path, **more: int) -> Settings:
+    return Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, predictor="roofline", **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def finished(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    with progress(quiet=True) as shown:
+        chosen = settings(tmp_path_factory.mktemp("decode") / "out", measurements=40)
+        yield optimize(chosen, shown, regions=[attention])
+
+
+def test_a_run_has_it_in_its_result_with_what_was_timed_at_each_end(finished: Finished, attention: Region) -> None:
+    result = read_result(finished.result_path)
+    (row,) = [row for row in result.regions if row.region == attention]
+    assert row.calls == POSITIONS and row.outcome in ("improved", "kept"), row.note
+    assert [(end.variables, end.share) for end in row.ends] == [(end.variables, end.share) for end in ENDS]
+    assert all(end.before_s > 0 for end in row.ends)
+    assert ends.values_of(row) == f"start_pos 1 to {POSITIONS}", "with these it ran"
+    assert from_dict(to_dict(result)) == result
+    assert f"with start_pos {LAST}, as none of the calls count" in render_report(result)
+
+
+@pytest.fixture(scope="module")
+def opened(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    with begun(settings(tmp_path_factory.mktemp("judged") / "out"), regions=[attention]) as started:
+        yield started
+
+
+@pytest.mark.parametrize("wrong", [None, *ENDS])
+def test_a_program_that_is_wrong_at_one_end_is_refused(
+    opened: Begun, attention: Region, wrong: End | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launches with one of the values pass another one: it is right with all others."""
+    (work,) = [work for work in opened.works if work.call.region == attention]
+    assert work.ends == ENDS
+    other = work.space.neighbours(work.space.baseline())[0]
+    program = opened.device.compiled(work, other)
+    if wrong is not None:
+        faulty = CompileOutcome(with_other_value(program, wrong.variables), 0.1)
+        monkeypatch.setitem(opened.device.service._kept, (attention.id, other), faulty)
+    comparisons = opened.comparisons(opened.estimates(opened.untimed()))
+    own, mine = (comparisons.side(work, schedule) for schedule in (work.space.baseline(), other))
+    assert not isinstance(own, str) and not isinstance(mine, str)
+    seen = comparisons.compare(work, own, mine)
+    assert seen.outcome is not None and seen.outcome.baseline_verification.passed, seen.reason
+    verified = seen.outcome.finalist_verification
+    assert verified is not None and verified.passed == (wrong is None), verified
+    if wrong is not None:
+        assert verified.wrong and verified.reason.endswith(f", with start_pos {dict(wrong.variables)['start_pos']}")
+
+
+def with_other_value(program: Program, values: Variables) -> Program:
+    launches = []
+    for one in program.launches:
+        bound = tuple(
+            replace(b, values=tuple(None if v is None else 3 for v in b.values)) if b.variables == values else b
+            for b in one.compiled.launches
+        )
+        launches.append(replace(one, compiled=replace(one.compiled, launches=bound)))
+    return replace(program, launches=tuple(launches))
+
+
+def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path: Path) -> None:
+    """There is no program for it here: that one wins is said of its parts."""
+    with begun(settings(tmp_path / "out", measurements=40, regions=True)) as run:
+        estimates = run.estimates(run.measured(meanwhile=run.guide.read))
+        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
+        proposed = region_search.search_regions(
+            kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: region == attention
+        )
+        assert proposed is not None
+        (work,) = proposed.works
+        parts = best_parts(attention, region_search.best_schedules(run.works))
+        assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"
+        results = run.judge(proposed.estimates, proposed.candidates).run()
+        tile = Schedule(ScheduleKind.TILE, TileParameters(STREAM, ((0,),), (16,), reduce_tile=16).to_json())
+        rows = [
+            replace(row, outcome="improved", opts=None, chosen=replace(row.baseline, cold_s=1e-9, schedule=tile))
+            if row.region == attention
+            else row
+            for row in results.rows
+        ]
+        first, last = region_search.variants(RegionResults(tuple(rows)), proposed, run.captured.workload)
+        (row,) = [row for row in first.rows if row.region == attention]
+        assert (row.calls, row.replayed) == (POSITIONS, POSITIONS - 1) and len(row.ends) == len(ENDS)
+        assert not {one.region.id for one in first.rows} & {kernel.id for kernel in attention.kernels}
+        assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
+        result = run.result(kernels, first)
+        assert from_dict(to_dict(result)) == result and result.planning is not None
+        assert {one.region.id for one in result.planning.inside} == {kernel.id for kernel in attention.kernels}
+        (planned_one,) = result.planning.regions
+        assert planned_one.form == Form.CHAINED and planned_one.calls == POSITIONS
+
+
+# ---- deployed
+
+
+def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """A result whose region is a program of machine code, as a tile program is: here its kernels as they are."""
+    result = planned_result(workload, region)
+    made = compile_region(
+        region,
+        next(row.baseline.schedule for row in result.regions if row.region == region),
+        result.target,
+        variables=ENDS[0].variables,
+        also=tuple(end.variables for end in ENDS[1:]),
+    )
+    assert isinstance(made, Program)
+    tile = Schedule(ScheduleKind.TILE, "{}")
+    rows = tuple(
+        replace(row, chosen=replace(row.chosen, schedule=tile)) if row.region == region else row
+        for row in result.regions
+    )
+    monkeypatch.setattr(tile_programs, "remade", lambda result: tile_programs.Remade({region.id: made}, {}))
+    return replace(result, regions=rows)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program for all positions: each call passes the value of its own."""
+    workload = spec_of("llama").capture("mini-decode")
+    region = attention_of(workload)
+    result = with_stand_in(workload, region, monkeypatch)
+    wanted = tokens(captured)
+    with scheduling(result) as place:
+        found = tokens(captured)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert len({one.tobytes() for one in wanted}) == len(wanted), "a program of another position would be seen"
+    counted = place.replaced.counts[region.id]
+    assert counted == 2 * (2 if captured else len(wanted)), place.sets_left
+
+
+def test_the_check_of_a_decoding_model_has_its_attention_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = spec_of("llama").capture("mini-decode")
+    region = attention_of(workload)
+    result = with_stand_in(workload, region, monkeypatch)
+    (check,) = compare(spec_of("llama").runnable("mini-decode", 3), [result], seed=3)  # type: ignore[misc]
+    assert check.passed and dict(check.replaced) == {region.id: 2} and not check.left, check
+
+
+def tokens(captured: bool) -> list[np.ndarray]:
+    """Logits at some positions, of a cache that grows and one that is read again from the start."""
+    step = spec_of("llama").runnable("mini-decode", 3)  # type: ignore[misc]
+    position = Variable("start_pos", 1, llama.PRESETS["mini-decode"].context - 1)
+    inputs = {name: value for name, value in step.inputs.items() if not isinstance(value, UOp)}
+
+    def run(start_pos: UOp) -> Tensor:
+        return step.run(**inputs, start_pos=start_pos).contiguous().realize()  # type: ignore[union-attr]
+
+    call = TinyJit(run) if captured else run
+    return [call(position.bind(n)).numpy() for n in (1, 2, 3, 4, 40, 63, 7)]
+
+
+# ---- generated
+
+
+def tile_parameters(region: Region) -> list[TileParameters]:
+    """Where the space begins, and the same with keys split over two programs."""
+    kernel = read_region(region)
+    start = replace(default_parameters(kernel, TARGET), form=STREAM, reduce_tile=16, loads=POINTER)
+    return [start, replace(start, split=2)]
+
+
+def with_tile_programs(workload: Workload) -> list[Region]:
+    found = []
+    for region in {c.region: None for c in propose(workload).candidates.values()}:
+        try:
+            read_region(region)
+            found.append(region)
+        except TileRefusal as refusal:
+            assert len(refusal.args[0]) > 10, "a reason"
+    return found
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_programs_of_all_candidates_are_right_at_all_ends(tmp_path: Path) -> None:
+    """In Triton's interpreter, against the float64 reference: also with the rotated queries made on the way."""
+    decode = spec_of("llama").capture("mini-decode")
+    regions = with_tile_programs(decode)
+    assert [len(region.kernels) for region in regions] == [6, 5]
+    cases = {}
+    for region in regions:
+        for parameters in tile_parameters(region):
+            program = generate(region, TARGET, parameters, interpreted=True)
+            for end in ends_of(last_call(decode, region)):
+                cases[f"{len(region.kernels)} {parameters.split} {end.variables}"] = Case(
+                    region, program, end.variables
+                )
+    assert len(cases) == 2 * 2 * 3 and not wrong_of(cases, tmp_path)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_launches_of_a_tile_program_take_their_values_from_the_call_that_runs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What tinygrad's graphs go by: variables with names, and a grid that has none."""
+    monkeypatch.setattr(standalone, "load_program", lambda *args, **more: None)
+    monkeypatch.setattr(standalone.realize, "runtime_cache", {})
+    decode = spec_of("llama").capture("mini-decode")
+    (region,) = [region for region in with_tile_programs(decode) if len(region.kernels) == 5]
+    first, *others = (end.variables for end in ends_of(last_call(decode, region)))
+    for parameters in tile_parameters(region):
+        schedule = schedule_of(parameters)
+        program = compile_tile(region, schedule, TARGET, variables=first, also=tuple(others))
+        assert len(program.launches) == parameters.split
+        placed = placed_program(region, program, TARGET, True)("CUDA")
+        assert placed is not None
+        for launch in placed.launches:
+            info = launch.body.arg
+            assert [v.expr for v in info.vars] == ["start_pos"]
+            assert [info.vals({"start_pos": n}) for n in (1, 37, 63)] == [(1,), (37,), (63,)]
+            assert info.launch_dims({"start_pos": 0}) == info.launch_dims({"start_pos": 63})
+        for values in (first, *others):
+            bound = program.at(values).launches
+            assert all(one.compiled.values == (dict(values)["start_pos"],) for one in bound)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_the_program_that_was_verified_is_made_again_for_another_process() -> None:
+    decode = spec_of("llama").capture("mini-decode")
+    region = attention_of(decode)
+    call, schedule = last_call(decode, region), schedule_of(tile_parameters(region)[1])
+    first, *others = bindings = [end.variables for end in ends_of(call)]
+    program = compile_tile(region, schedule, TARGET, variables=first, also=tuple(others))
+    (row,) = [row for row in planned_result(decode, region).regions if row.region == region]
+    chosen = replace(row.chosen, schedule=schedule, binary_hash=program.at(call.variables).binary_hash)
+    timed = tuple(TimedAt(values, 1 / len(bindings), 1e-6, 1e-6) for values in bindings)
+    row = replace(row, chosen=chosen, variables=call.variables, ends=timed)
+    made = tile_programs._kept(row, TARGET)
+    assert isinstance(made, Program) and made == program
+    assert not tile_programs._why_another(row, made)
+    assert tile_programs._why_another(replace(row, chosen=replace(chosen, binary_hash="another")), made)
