@@ -142,7 +142,7 @@ class _Read:
     def __init__(self, kernel: Kernel) -> None:
         tile: TileKernel = read_kernel(Region((kernel,)))
         contraction = tile.contraction
-        inside = contraction.reduce.backward_slice_with_self if contraction is not None else {}
+        inside = {n for c in (*tile.before, *tile.together) for n in c.reduce.backward_slice_with_self}
         self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
