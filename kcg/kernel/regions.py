@@ -146,8 +146,8 @@ class _Read:
         self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
-        self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of rows by columns
-        if contraction is not None and not contraction.batch:
+        self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of one of rows by columns
+        if contraction is not None and not contraction.batch and not tile.sharing:
             rows, columns = contraction.sides
             self.product = rows.dtype, self.reduce_extent, _count(self.outputs[n] for n in columns.ranges)
         self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)
