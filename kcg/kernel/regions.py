@@ -146,13 +146,13 @@ class _Read:
     def __init__(self, kernel: Kernel, variables: Variables) -> None:
         tile: TileKernel = read_kernel(Region((kernel,)))
         contraction = tile.contraction
-        inside = contraction.reduce.backward_slice_with_self if contraction is not None else {}
+        inside = {n for c in (*tile.before, *tile.together) for n in c.reduce.backward_slice_with_self}
         self.ast, self.variables = ast_of(kernel), variables
         values = {v.arg.name: int(v.vmax) for v in tile.variables} | dict(variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
-        self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of rows by columns
-        if contraction is not None and not contraction.batch:
+        self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of one of rows by columns
+        if contraction is not None and not contraction.batch and not tile.sharing:
             rows, columns = contraction.sides
             self.product = rows.dtype, self.reduce_extent, _count(self.outputs[n] for n in columns.ranges)
         self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)

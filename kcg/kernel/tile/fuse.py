@@ -25,17 +25,16 @@ from kcg.kernel.tile.ir import (
     NARROW,
     ODD,
     SAME,
+    SEVERAL,
     SWAPPED,
     Access,
     BufferSlot,
-    Contraction,
     Held,
     Stored,
     TileKernel,
     access_of,
     affine,
     buffers_of,
-    contraction_of,
     extent,
     factors_of,
     is_symbolic,
@@ -44,15 +43,14 @@ from kcg.kernel.tile.ir import (
     refuse_unknown,
     stored_of,
     with_reductions_merged,
+    with_shared_operand,
 )
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
 from kcg.kernel.tile.stream import with_stream
 from kcg.types import Kernel, Region
 
-SEVERAL = "several contractions"
 MOST_KERNELS = 16
-MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
 
@@ -136,7 +134,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
         kernel = kernel_of(wanted, buffers)
         if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
-            kernel = _with_shared_operand(wanted, buffers)
+            kernel = _with_contractions(wanted, buffers)
         elif not holding:
             kernel = _with_stream(wanted, buffers)
         elif kernel.reductions:
@@ -535,31 +533,24 @@ def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:
     return rows.dtype, kernel.reduce_extent, math.prod(kernel.extents[n] for n in rows.ranges), frozenset(slots)
 
 
-def _with_shared_operand(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """What is stored of contractions that multiply one operand with one of their own each, over the same rows and
-    columns. Raises TileRefusal."""
+def _with_contractions(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """What is stored of contractions that are terms of one sum, or share an operand. A store whose range runs over rows
+    and columns is as over both. Raises TileRefusal."""
+    grouped = [in_groups(stored, buffers) for stored in wanted]
+    try:
+        return _of_same_shape(wanted, buffers)
+    except TileRefusal:
+        if all(len(one.outputs) == len(stored.outputs) for one, stored in zip(grouped, wanted, strict=True)):
+            raise
+    return _of_same_shape(grouped, buffers)
+
+
+def _of_same_shape(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     if len({stored.extents for stored in wanted}) > 1:
         raise TileRefusal(SEVERAL, "what they store has different shapes")
     stored = _over_ranges_of_first(wanted, buffers)
     kernel = kernel_of(stored, buffers)
-    if any(one in other.backward_slice for one in kernel.reductions for other in kernel.reductions):
-        raise TileRefusal(SEVERAL, "one is of another one's result")
-    found = [contraction_of((node,), kernel.outputs) for node in kernel.reductions]
-    known = [contraction for contraction in found if contraction is not None]
-    if len(known) < len(found):
-        raise TileRefusal("reduction beside the contraction")
-    if not 2 <= len(known) <= MOST_SHARING or len(set(map(_form, known))) > 1:
-        raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
-    made = replace(kernel, contraction=known[0], before=(), sharing=tuple(known[1:]))
-    if min(made.operands) > 1:
-        raise TileRefusal(SEVERAL, "they share no operand")
-    return made
-
-
-def _form(contraction: Contraction) -> tuple[object, ...]:
-    """What contractions that one loop makes have in common."""
-    sides = [(side.ranges, side.dtype) for side in contraction.sides]
-    return (contraction.reduce.src[1:], contraction.reduce.dtype, contraction.batch, *sides)
+    return kernel if kernel.contraction is not None else with_shared_operand(stored, buffers)
 
 
 # ---- elements

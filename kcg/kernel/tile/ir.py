@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,6 +20,8 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Region
 
 MAX_REDUCE_DEPTH = 3  # reductions inside reductions: each is an axis of every block
+MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
+SEVERAL = "several contractions"
 NARROW = (dtypes.float16, dtypes.bfloat16)
 """Formats that are computed in float32 and rounded only where they are stored or multiplied by a tensor core."""
 
@@ -228,8 +231,8 @@ class TileKernel:
     branches: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
     hidden: bool = False  # whether the first of `stored` is only used by the others
     stream: Stream | None = None  # of several kernels: attention
-    before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
-    sharing: tuple[Contraction, ...] = ()  # of several kernels: others with the same operand, each a sum of its own
+    before: tuple[Contraction, ...] = ()  # what is added to the contraction, over the same outputs
+    sharing: tuple[Contraction, ...] = ()  # others with the same operand and as many terms, each a sum of its own
     others: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
     stacked: bool = False  # whether `others` have other rows and as many columns, not other columns of the same rows
 
@@ -379,12 +382,29 @@ def stored_of(ast: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
 
 
 def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """What computes all that is stored; the first is what the axes of its tiles are of."""
+    """What computes all that is stored; the first is what the axes of its tiles are of. Contractions are found of one
+    store alone."""
+    if len(stored) > 1:
+        return _kernel_of(stored, buffers)
+    contraction, before = contractions_of(stored[0])
+    kernel = _kernel_of(stored, buffers, contraction, before=before)
+    if contraction is None and len(kernel.reductions) > 1:
+        with suppress(TileRefusal):
+            return with_shared_operand(stored, buffers)
+    return kernel
+
+
+def _kernel_of(
+    stored: Sequence[Stored],
+    buffers: dict[UOp, BufferSlot],
+    contraction: Contraction | None = None,
+    *,
+    before: tuple[Contraction, ...] = (),
+    sharing: tuple[Contraction, ...] = (),
+) -> TileKernel:
     first, *also = stored
-    contraction, before = (None, ()) if also else contractions_of(first)
     bodies = [n for s in stored for n in (s.value, *s.store.node.src[1:], *s.gates)]
     nodes = list(UOp.sink(*bodies).toposort())
-    reductions = tuple(n for n in UOp.sink(*(s.value for s in stored)).toposort() if n.op is Ops.REDUCE)
     return TileKernel(
         store=first.store,
         value=first.value,
@@ -393,11 +413,16 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
         buffers=tuple(buffers.values()),
         variables=tuple(sorted((n for n in nodes if _is_variable(n)), key=lambda n: n.arg.name)),
         loads=tuple(access_of(n, buffers) for n in nodes if n.op is Ops.INDEX),
-        reductions=reductions,
+        reductions=_reductions_of(stored),
         contraction=contraction,
         also=tuple(also),
         before=before,
+        sharing=sharing,
     )
+
+
+def _reductions_of(stored: Sequence[Stored]) -> tuple[UOp, ...]:
+    return tuple(n for n in UOp.sink(*(s.value for s in stored)).toposort() if n.op is Ops.REDUCE)
 
 
 def with_reductions_merged(ast: UOp) -> UOp:
@@ -589,6 +614,42 @@ def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contracti
 
 def _spans(contraction: Contraction) -> list[tuple[int, ...]]:
     return [side.ranges for side in contraction.sides]
+
+
+def with_shared_operand(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """What is stored, all over the same outputs, of contractions that multiply one operand with one of their own each,
+    over the same rows and columns and as many terms. Raises TileRefusal."""
+    stored = _over_same_terms(stored)
+    reductions, outputs = _reductions_of(stored), stored[0].outputs
+    if any(one in other.backward_slice for one in reductions for other in reductions):
+        raise TileRefusal(SEVERAL, "one is of another one's result")
+    found = [contraction_of((node,), outputs) for node in reductions]
+    known = [contraction for contraction in found if contraction is not None]
+    if len(known) < len(found):
+        raise TileRefusal("reduction beside the contraction")
+    if len(known) > MOST_SHARING or len(set(map(_form, known))) != 1:
+        raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
+    kernel = _kernel_of(stored, buffers, known[0], sharing=tuple(known[1:]))
+    if min(kernel.operands) > 1:
+        raise TileRefusal(SEVERAL, "they share no operand")
+    return kernel
+
+
+def _over_same_terms(stored: Sequence[Stored]) -> Sequence[Stored]:
+    """Values whose reductions are over the same ranges where they have the same extents."""
+    ranges: dict[tuple[UOp, ...], tuple[UOp, ...]] = {}
+    at: dict[UOp, UOp] = {}
+    for node in _reductions_of(stored):
+        over = node.src[1:]
+        if all(axis.op is Ops.RANGE for axis in over):
+            at |= zip(over, ranges.setdefault(tuple(axis.src[0] for axis in over), over), strict=True)
+    return [replace(one, value=one.value.substitute(at)) for one in stored]
+
+
+def _form(contraction: Contraction) -> tuple[object, ...]:
+    """What contractions that one loop makes have in common."""
+    sides = [(side.ranges, side.dtype) for side in contraction.sides]
+    return (contraction.reduce.src[1:], contraction.reduce.dtype, contraction.batch, *sides)
 
 
 def _are_added(value: UOp, reductions: tuple[UOp, ...]) -> bool:

@@ -221,7 +221,7 @@ REFUSED = {
     other_terms: "results beside each other: contractions of other formats, terms or columns",
     other_columns: "results beside each other: contractions of other formats, terms or columns",
     some_rows: "use of a contraction's result: in other rows, or not in all of them",
-    joined_without_bounds: "reduction beside the contraction",
+    joined_without_bounds: "several contractions: they share no operand",
 }
 
 

@@ -122,6 +122,73 @@ def heads(dtype: str, sizes: Sizes, size: int = 16) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+Keep = Callable[[Tensor], Tensor]
+"""Whether a product stays in the kernel that joins it (`inside`), or is the result of a call (`stored`)."""
+
+
+def inside(product: Tensor) -> Tensor:
+    return product
+
+
+def stored(product: Tensor) -> Tensor:
+    return product.contiguous()
+
+
+def gate_of(dtype: str, sizes: Sizes, keep: Keep = inside) -> tuple[Tensor, ...]:
+    x, one, other = operands(dtype, sizes, 2)
+    return ((keep(x @ one.T).silu() * keep(x @ other.T)).contiguous(),)
+
+
+def biased(dtype: str, sizes: Sizes, keep: Keep = inside) -> tuple[Tensor, ...]:
+    """Gate and up with biases, each rounded on the way."""
+    x, one, other = operands(dtype, sizes, 2)
+    gate, up = (
+        keep((x.float() @ weight.float().T + empty(sizes[2], dtype=dtype)).cast(dtype)) for weight in (one, other)
+    )
+    return ((gate.gelu() * up).contiguous(),)
+
+
+def third(dtype: str, sizes: Sizes, keep: Keep = inside) -> tuple[Tensor, ...]:
+    x, *weights = operands(dtype, sizes, 3)
+    gate, up, more = (keep(x @ weight.T) for weight in weights)
+    return ((gate.silu() * up + more.sigmoid()).contiguous(),)
+
+
+def batched_gate(dtype: str, sizes: Sizes, keep: Keep = inside) -> tuple[Tensor, ...]:
+    rows, terms, columns = sizes
+    x, one, other = empty(3, rows, terms, dtype=dtype), *(empty(3, terms, columns, dtype=dtype) for _ in range(2))
+    return ((keep(x @ one).sigmoid() * keep(x @ other)).contiguous(),)
+
+
+def both_kept(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Somebody else reads both products."""
+    x, *weights = operands(dtype, sizes, 2)
+    gate, up = ((x @ weight.T).contiguous() for weight in weights)
+    return gate, up, (gate.silu() * up).contiguous()
+
+
+def gate_with_norm(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """A norm of heads is made of what one kernel joins."""
+    (made,) = gate_of(dtype, sizes)
+    wide = made.reshape(sizes[0], sizes[2] // 16, 16).float()
+    return ((wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast(dtype).contiguous(),)
+
+
+def gate_and_another(dtype: str, sizes: Sizes) -> tuple[Tensor, ...]:
+    """Gate and up as one kernel, and another product of the same rows."""
+    x, one, other, more = operands(dtype, sizes, 3)
+    return ((x @ one.T).silu() * (x @ other.T)).contiguous(), (x @ more.T).contiguous()
+
+
+def sum_of(dtype: str, sizes: Sizes, keep: Keep = inside) -> tuple[Tensor, ...]:
+    """Products of different lengths, with a bias."""
+    rows, terms, columns = sizes
+    found = [
+        keep(empty(rows, n, dtype=dtype) @ empty(columns, n, dtype=dtype).T) for n in (terms, terms // 2, 3 * terms)
+    ]
+    return ((found[0] + found[1] + found[2] + empty(columns, dtype=dtype)).gelu().contiguous(),)
+
+
 Made = Callable[[str, Sizes], tuple[Tensor, ...]]
 CHAINS: tuple[Made, ...] = (gated, gate_kept, apart, three, normed, turned, in_batches)
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
@@ -166,6 +233,91 @@ def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_pa
                 assert len(program.launches) == 1
                 cases[f"{dtype} {sizes} {changes}"] = Case(region, program)
     assert not wrong_of(cases, tmp_path)
+
+
+JOINS = {gate_of: (1, 0), biased: (1, 0), third: (2, 0), batched_gate: (1, 0), sum_of: (0, 2)}
+"""Functions that join products: how many share the loop of the contraction, and how many are before it."""
+
+
+def kernels_of_joins(dtype: str, sizes: Sizes) -> dict[str, tuple[Region, TileKernel]]:
+    """Each join as one kernel, and as a call behind those of the products."""
+    found = {}
+    for join, (sharing, before) in JOINS.items():
+        for keep in (inside, stored):
+            region = region_of(*join(dtype, sizes, keep))
+            kernel = read_region(region)
+            assert len(region.kernels) == (1 if keep is inside else sharing + before + 2)
+            assert (len(kernel.sharing), len(kernel.before), len(kernel.written)) == (sharing, before, 1)
+            assert len(kernel.outputs) == (3 if join is batched_gate else 2)
+            found[f"{join.__name__} {keep.__name__} {dtype} {sizes}"] = region, kernel
+    return found
+
+
+@with_triton
+@pytest.mark.parametrize("sizes", [EVEN, pytest.param(ODD, marks=pytest.mark.slow)])
+def test_a_join_is_read_alike_in_one_kernel_and_as_a_call_of_its_own(sizes: Sizes, tmp_path: Path) -> None:
+    cases = {
+        f"{name} {seed}": Case(region, random_program(kernel, FEW, Random(f"{name} {seed}")))
+        for name, (region, kernel) in kernels_of_joins("bfloat16", sizes).items()
+        for seed in range(2)
+    }
+    assert not wrong_of(cases, tmp_path)
+
+
+@with_triton
+def test_products_are_stored_where_somebody_else_reads_them(tmp_path: Path) -> None:
+    region = region_of(*both_kept("bfloat16", ODD))
+    kernel = sharing(region)
+    assert len(kernel.written) == 3 and len(kernel.together) == 2
+    cases = [Case(region, random_program(kernel, FEW, Random(seed))) for seed in range(3)]
+    assert not any(compare(cases, tmp_path))
+
+
+@with_triton
+def test_one_kernel_of_several_products_is_part_of_regions(tmp_path: Path) -> None:
+    """What is made of its result is written in its tiles; another product of the same rows is in its loop."""
+    cases, found = {}, {}
+    for chain in (gate_with_norm, gate_and_another):
+        region = region_of(*chain("bfloat16", EVEN))
+        kernel = sharing(region)
+        found[chain] = len(region.kernels), len(kernel.together), len(kernel.branches)
+        for seed in range(2):
+            cases[f"{chain.__name__} {seed}"] = Case(region, random_program(kernel, FEW, Random(seed)))
+    assert found == {gate_with_norm: (3, 2, 1), gate_and_another: (2, 3, 0)}
+    assert not wrong_of(cases, tmp_path)
+
+
+def test_the_same_product_twice_is_one() -> None:
+    x, weight = operands("bfloat16", EVEN, 1)
+    kernel = read_region(region_of(((x @ weight.T).silu() * (x @ weight.T)).contiguous()))
+    assert kernel.contraction is not None and len(kernel.reductions) == len(kernel.together) == 1
+
+
+def test_one_kernel_of_products_that_share_nothing_is_a_reduction() -> None:
+    x, *weights = operands("float32", EVEN, 5)
+    y, other = operands("float32", EVEN, 1)
+    longer = empty(32, 48) @ empty(48, 64)
+    sums = [x @ weight.T for weight in weights]
+    for made in (
+        (x @ weights[0].T) * (y @ other.T),
+        (x @ weights[0].T) * longer,
+        (sums[0] + longer).silu() * sums[1],
+        sums[0].silu() * sums[1] + sums[2].silu() * sums[3] * sums[4],
+    ):
+        kernel = read_region(region_of(made.contiguous()))
+        assert kernel.contraction is None and not kernel.sharing and not kernel.before
+        assert default_parameters(kernel, TARGET).form == REDUCTION
+
+
+def test_a_join_is_proposed_with_the_products_that_it_joins() -> None:
+    """With gate and up neither of which is stored; so is a sum of different lengths."""
+    for join in JOINS:
+        sequence = sequence_of(*join("bfloat16", (64, 96, 128), stored))
+        calls = len(sequence.calls)
+        (found,) = [c for c in candidates_of(sequence) if len(c.region.kernels) == calls]
+        elements = 64 * 128 * (3 if join is batched_gate else 1)
+        assert found.form is Form.EPILOGUE and found.saved_bytes >= (calls - 1) * 2 * 2 * elements
+        assert len(found.region.outputs) == 1 and read_region(found.region).contraction is not None
 
 
 @with_triton
@@ -311,6 +463,12 @@ def formats_differ() -> tuple[Tensor, ...]:
     return (x @ empty(48, 64, dtype="float16")).contiguous(), (x.float() @ empty(48, 64)).contiguous()
 
 
+def sum_and_its_terms() -> tuple[Tensor, ...]:
+    """Terms of a sum have no sums of their own."""
+    one, other = ((empty(32, n) @ empty(n, 64)).contiguous() for n in (48, 32))
+    return one, (one + other).contiguous()
+
+
 def one_of_another() -> tuple[Tensor, ...]:
     x = empty(32, 48)
     return (x @ empty(48, 32)).contiguous(), ((x @ empty(48, 32)).contiguous() @ empty(32, 32)).contiguous()
@@ -321,6 +479,7 @@ REFUSED = {
     widths_differ_and_are_joined: "several contractions: what they store has different shapes",
     nothing_shared: "several contractions: they share no operand",
     terms_differ: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
+    sum_and_its_terms: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
     formats_differ: "several contractions: contractions of other formats, terms or columns",
     one_of_another: "several contractions: one is of another one's result",
 }
@@ -370,7 +529,7 @@ def test_the_priors_choice_for_llama_spills_nothing(
     model: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for chain in (gated, gate_kept):
+    for chain in (gated, gate_kept, gate_of, both_kept):
         region = region_of(*chain(dtype, LLAMA[model]))
         kernel = sharing(region)
         p = default_parameters(kernel, TARGET)
