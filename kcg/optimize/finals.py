@@ -255,7 +255,7 @@ class Judge:
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words
-                return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=note)
+                return replace(won, chosen=_stressed(work, won.chosen), opts=row.chosen, note=note)
             fate = fate if won is row else failed
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
@@ -411,9 +411,9 @@ def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult],
     return RegionResults(tuple(row_of(work) for work in works))
 
 
-def _stressed(one: Finalist) -> Finalist:
-    """A finalist that has passed what `Comparisons.stress` asks of it."""
-    if not is_delicate(one.schedule):
+def _stressed(work: RegionWork, one: Finalist) -> Finalist:
+    """A finalist of a region that has passed what `Comparisons.stress` asks of it."""
+    if not is_delicate(work.call.region, one.schedule):
         return one
     rules = (*one.verification.rules, f"{LAUNCHES} launches under stress bitwise equal")
     return replace(one, verification=replace(one.verification, rules=rules))
