@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, KernelInfo, Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
@@ -885,14 +886,16 @@ class DeviceFill:
                 raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
 
 
-def launcher_of(ast: UOp, target: Target) -> Callable[..., None]:
-    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order."""
+def launcher_of(ast: UOp, target: Target, stream: Stream | None = None) -> Callable[..., None]:
+    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order; on
+    tinygrad's own stream where no other one is given."""
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.kinds import baseline_of
 
     region = Region((kernel_of(ast),))
     compiled = compile_schedule(region, baseline_of(region, target), target)
     runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
+    runtime = runtime if stream is None else stream.program(runtime)
 
     def launch(*buffers: Any) -> None:
         runtime(

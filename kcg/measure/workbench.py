@@ -12,6 +12,7 @@ import numpy as np
 from kcg.compat.hardware import device_memset, device_pieces
 from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s
 from kcg.compat.standalone import load_program
+from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.errors import DeviceError
 from kcg.kernel.chain import Chain
@@ -365,9 +366,10 @@ class Workbench(Bench):
         together = self._timed_as_one(sends)
         return together if len(self.region.kernels) > 1 else lambda: together() + self._own_s
 
-    def sender(self, runs: Executable) -> Callable[[], None]:
-        """As tinygrad would load it; the callable sends all its launches off and waits for none."""
-        sends = self._senders(runs, True)
+    def sender(self, runs: Executable, stream: Stream | None = None) -> Callable[[], None]:
+        """As tinygrad would load it; the callable sends all its launches off and waits for none, on tinygrad's own
+        stream where no other one is given."""
+        sends = self._senders(runs, True, stream)
 
         def send() -> None:
             for one in sends:
@@ -375,18 +377,21 @@ class Workbench(Bench):
 
         return send
 
-    def _senders(self, runs: Executable, as_tinygrad: bool) -> list[Callable[..., Any]]:
+    def _senders(self, runs: Executable, as_tinygrad: bool, stream: Stream | None = None) -> list[Callable[..., Any]]:
         program = runs if isinstance(runs, Program) else program_of_parts(self.region, [runs])
         slots = [*range(program.buffers), *(self._slot_of(i, one) for i, one in enumerate(program.scratch))]
         return [
-            self._sender(launch.compiled, [self._views[slots[number]] for number in launch.args], as_tinygrad)
+            self._sender(launch.compiled, [self._views[slots[number]] for number in launch.args], as_tinygrad, stream)
             for launch in program.launches
         ]
 
-    def _sender(self, compiled: Compiled, views: list[Any], as_tinygrad: bool) -> Callable[..., Any]:
+    def _sender(
+        self, compiled: Compiled, views: list[Any], as_tinygrad: bool, stream: Stream | None
+    ) -> Callable[..., Any]:
         """One launch on buffers. The buffers themselves, and not their addresses: who holds this keeps their memory."""
         elf = to_elf(compiled, self.target, as_tinygrad=as_tinygrad)
         runtime = load_program(self.device, elf, shared_bytes=compiled.shared_bytes)
+        runtime = runtime if stream is None else stream.program(runtime)
 
         def send(*, wait: bool = False) -> Any:
             pointers = [view.get_buf(self.device) for view in views]

@@ -255,9 +255,9 @@ class Estimates:
 
     def stress_s(self, work: RegionWork, schedule: Schedule) -> float:
         """What a schedule's launches under stress are expected to take, in seconds; 0 where it has none to pass."""
-        if not is_delicate(schedule):
-            return 0.0
         service, region = self.device.service, work.call.region
+        if not is_delicate(region, schedule):
+            return 0.0
         binary = seen.binary_hash if (seen := work.of_tiles.get(schedule)) is not None else ""
         if binary and all(stress.has_passed(region, binary, *service.facts, values) for values in work.bindings):
             return 0.0

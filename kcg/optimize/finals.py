@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from kcg.kernel.kinds import describe
 from kcg.kernel.tile.kind import is_delicate
+from kcg.measure import stress
 from kcg.measure.protocol import median, median_interval
-from kcg.measure.stress import LAUNCHES
 from kcg.optimize import ends
 from kcg.optimize.console import format_seconds
 from kcg.optimize.estimates import Pace
@@ -255,10 +255,17 @@ class Judge:
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words
-                return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=note)
+                return replace(won, chosen=self._stressed(work, won.chosen), opts=row.chosen, note=note)
             fate = fate if won is row else failed
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
+
+    def _stressed(self, work: RegionWork, one: Finalist) -> Finalist:
+        """A finalist of a region that has passed what `Comparisons.stress` asks of it."""
+        if not is_delicate(work.call.region, one.schedule):
+            return one
+        rules = (*one.verification.rules, stress.rule(self._device.service.target))
+        return replace(one, verification=replace(one.verification, rules=rules))
 
     def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
         """The result after the tile programs, and then the hand-written kernels had their turn, the fastest first."""
@@ -409,14 +416,6 @@ def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult],
         return replace(row, opts=(others or [base])[0]) if work.tile_candidates and faster else row
 
     return RegionResults(tuple(row_of(work) for work in works))
-
-
-def _stressed(one: Finalist) -> Finalist:
-    """A finalist that has passed what `Comparisons.stress` asks of it."""
-    if not is_delicate(one.schedule):
-        return one
-    rules = (*one.verification.rules, f"{LAUNCHES} launches under stress bitwise equal")
-    return replace(one, verification=replace(one.verification, rules=rules))
 
 
 def _time_s(work: RegionWork, one: Offer) -> float:

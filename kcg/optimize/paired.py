@@ -293,7 +293,7 @@ class Comparisons:
         """Why a schedule that was verified and timed is out after all: it failed under stress ("rejected: …"), or
         nothing is known of it ("not judged: …"), since there was no time for that before `until`, by `time.monotonic`,
         or it was ended from outside. Empty where it passed, now or before, and where it need not."""
-        if not is_delicate(schedule):
+        if not is_delicate(work.call.region, schedule):
             return ""
         side = self.side(work, schedule)
         if isinstance(side, str):

@@ -6,11 +6,15 @@ What fails here or in test_compat_steps.py after a new tinygrad version is the l
 from __future__ import annotations
 
 import ast as python_ast
+import ctypes
 import inspect
+import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +32,7 @@ from tinygrad import Tensor, schedule
 from tinygrad.engine import jit, realize
 from tinygrad.runtime.autogen import nvrtc
 
-from kcg.compat import scheduling, tiny
+from kcg.compat import scheduling, streams, tiny
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import (
     AxisType,
@@ -156,6 +160,62 @@ def test_what_kcg_takes_of_the_cuda_runtime() -> None:
     assert bytes(arguments)[:20] == (4096).to_bytes(8, "little") + (8192).to_bytes(8, "little") + b"\7\0\0\0"
     spin, _ = ops_cuda.encode_args((), (1 << 33,), (("cycles", 0, dtypes.int64, ()),))
     assert bytes(spin) == (1 << 33).to_bytes(8, "little")
+
+
+def test_a_second_stream_takes_what_tinygrad_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch is tinygrad's own but for the stream; the driver's functions are stand-ins."""
+    from tinygrad.runtime.autogen import cuda
+
+    text = inspect.getsource(ops_cuda.CUDAProgram.__call__)
+    assert "cuLaunchKernel(self.prg, *global_size, *local_size, self.smem, None, None, self.vargs)" in text
+    asked: list[tuple[str, tuple[Any, ...]]] = []
+    names = "CtxSetCurrent StreamCreate StreamSynchronize StreamWaitEvent EventCreate EventRecord LaunchKernel"
+    for name in names.split():
+        monkeypatch.setattr(cuda, f"cu{name}", lambda *given, name=name: asked.append((name, given)) or 0)
+    monkeypatch.setattr(streams, "Device", {"CUDA": SimpleNamespace(context="context")})
+    stream = streams.Stream("CUDA")
+    assert [given[1] for name, given in asked if name == "StreamCreate"] == [cuda.CU_STREAM_NON_BLOCKING]
+    signature = (("out", 0, dtypes.float32, ()), ("x", 1, dtypes.float32, ()), ("n", 2, dtypes.int32, ()))
+    launch = stream.program(SimpleNamespace(prg="function", smem=48, signature=signature))
+    seen = []
+    for pointers, count in (((4096, 8192), 7), ((12288, 16384), 9)):
+        launch(
+            *(cuda.CUdeviceptr_v2(one) for one in pointers), global_size=(3, 2, 1), local_size=(64, 1, 1), vals=(count,)
+        )
+        name, (function, *sizes, on, _, extra) = asked[-1]
+        assert (name, function, sizes) == ("LaunchKernel", "function", [3, 2, 1, 64, 1, 1, 48])
+        assert on is stream._stream
+        seen.append(ctypes.string_at(extra[1], 20))
+    assert seen == [struct.pack("<QQi", 4096, 8192, 7), struct.pack("<QQi", 12288, 16384, 9)]
+    stream.follow()
+    stream.wait()
+    order = [name for name, _ in asked if name.startswith(("Event", "Stream"))][-3:]
+    assert order == ["EventRecord", "StreamWaitEvent", "StreamSynchronize"]
+    assert not streams.has_second_stream("CPU") and streams.second_stream("CPU") is None
+
+
+@pytest.mark.gpu
+def test_a_second_stream_runs_beside_tinygrads_own_on_a_gpu() -> None:
+    from kcg.compat.device import prepare
+    from kcg.compat.programs import Spin, synchronize
+
+    prepare("CUDA")
+    stream, spin = streams.second_stream("CUDA"), Spin("CUDA")
+    assert stream is not None and spin._code is not None
+    beside = stream.program(spin._code._program)
+
+    def waited_s(*, follows: bool) -> float:
+        synchronize("CUDA")
+        begin = time.perf_counter()
+        spin(0.2)
+        if follows:
+            stream.follow()
+        beside(global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(int(1e6),))
+        stream.wait()
+        return time.perf_counter() - begin
+
+    waited_s(follows=False)  # the first launch loads it
+    assert waited_s(follows=False) < 0.1 <= waited_s(follows=True)
 
 
 @pytest.mark.gpu

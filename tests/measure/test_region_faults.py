@@ -7,6 +7,7 @@ that stores nothing in 16 bits, compiled and run. What bfloat16 rounds, which no
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +17,7 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from kcg.kernel.arithmetic import CONFIDENT
-from kcg.kernel.chain import Chain
+from kcg.kernel.chain import ENOUGH_TERMS, FEWEST, Chain, Evaluation
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Program
@@ -560,15 +561,27 @@ def test_random_roundings_tighten_the_error_where_it_is_that_of_a_value_used_twi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [attention(4608, width=128, rows=4608), projection(4608, 3072, 24, 128)])
-def test_a_large_region_is_looked_at_in_fewer_places_and_always_at_its_ends(case: Case) -> None:
+def test_a_large_region_is_looked_at_in_fewer_places_and_always_at_its_ends(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In as many as the terms are enough for, by what the first ones take."""
     region, _, _ = bound_region(lambda **x: as_tuple(case.region(**x)), case.inputs("bfloat16"))
     chain = Chain(region)
     infos = {info.slot: info for info in buffers_of_kernels(chain.asts)}
     bits = make_inputs_of_kernels(chain.asts, 1, recipe=RECIPE)
     inputs = {slot: to_values(held, infos[slot].dtype) for slot, held in bits.items()}
     points = chain.sample_points(96, np.random.default_rng(1), {})
-    (found,) = chain.on(inputs, {}).at(points)
-    assert 16 <= len(found.values) <= 96 and np.isfinite(found.error).all()
+    terms, spend = Counter[Evaluation](), Evaluation._spend
+
+    def counted(evaluation: Evaluation, count: int) -> None:
+        terms[evaluation] += count
+        spend(evaluation, count)
+
+    monkeypatch.setattr(Evaluation, "_spend", counted)
+    evaluation = chain.on(inputs, {})
+    (found,) = evaluation.at(points)
+    assert FEWEST < len(found.values) < 96 and np.isfinite(found.error).all()
+    assert 0.8 * ENOUGH_TERMS < terms[evaluation] < 1.2 * ENOUGH_TERMS
     assert {0, infos[found.slot].size - 1} <= set(found.indices.tolist())
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +27,12 @@ from kcg.measure.jobs import StressJob
 from kcg.measure.service import MeasureService
 from kcg.measure.stress import stressed
 from kcg.measure.verify import CheckedBench
+from kcg.measure.workbench import Workbench
 from kcg.types import Region, Target, Toolchain
 from tests.chains import region_of as all_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET: Target = detect("CPU:X86", 1)[0]
 
@@ -92,9 +97,97 @@ def test_one_launch_that_leaves_something_else_is_found() -> None:
 
 def test_a_program_that_leaves_alone_what_looks_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Prepared(REGIONS["a reduction"]())
-    monkeypatch.setattr(asked.bench, "sender", lambda runs: nothing)
+    monkeypatch.setattr(asked.bench, "sender", lambda runs, stream: nothing)
     assert asked.stressed(launches=stress.RESTORED_EVERY - 1) != "", "it was poisoned before the first launch"
     assert asked.stressed(launches=stress.RESTORED_EVERY) != ""
+
+
+class StandIn:
+    """In the place of a second stream: what is sent to it runs at once. `happens` is asked before each launch, with its
+    number; where it says so, the launch is left out."""
+
+    def __init__(self, happens: Callable[[int], bool] = lambda number: False) -> None:
+        self.happens, self.calls, self.sent, self.starts = happens, Counter[int](), list[str](), 0
+
+    def wait(self) -> None:
+        self.sent.append("wait")
+
+    def follow(self) -> None:
+        self.sent.append("follow")
+
+    def program(self, loaded: Any) -> Callable[..., None]:
+        self.starts += 1
+        program = self.starts
+
+        def launch(*pointers: Any, **how: Any) -> None:
+            self.calls[program] += 1
+            is_stressed = program > 2  # not the two kernels that restore and compare an output
+            if not is_stressed or not self.happens(self.calls[program]):
+                loaded(*pointers, **how)
+
+        return launch
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, stream: StandIn) -> StandIn:
+    monkeypatch.setattr(stress, "second_stream", lambda device: stream)
+    return stream
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_half_of_the_launches_have_the_program_itself_beside_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = beside(monkeypatch, StandIn())
+    asked = Prepared(REGIONS[name]())
+    assert asked.stressed(launches=65) == ""
+    outputs, kernels = len(asked.bench.outputs), len(asked.bench.region.kernels)
+    assert stream.starts == 2 * outputs + kernels, "what restores, what compares, and the program"
+    assert set(list(stream.calls.values())[-kernels:]) == {32}
+    assert stream.sent == ["wait", "follow"] * 3, "at its beginning and where the cache is emptied"
+
+
+def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 launches there one writes nothing, after its output was put back."""
+    restored = next(n for n in range(33, 65) if n % stress.RESTORED_EVERY == 0) - 32
+    beside(monkeypatch, StandIn(lambda number: number == restored))
+    reason = Prepared(REGIONS["a reduction"]()).stressed()
+    assert reason.startswith("of 64 launches one, beside another stream, left another element 0 of buffer "), reason
+
+
+def test_what_goes_wrong_only_beside_another_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch there disturbs what the program reads, and the next one makes it good again."""
+    asked = Prepared(REGIONS["elementwise"]())
+    slot = next(info.slot for info in asked.bench.buffers if info.is_input)
+
+    def happens(number: int) -> bool:
+        if number == 5:
+            asked.bench.disturb(slot, 1, np.random.default_rng(0))
+        if number == 6:
+            asked.bench.restore_inputs()
+        return False
+
+    assert asked.stressed() == ""
+    beside(monkeypatch, StandIn(happens))
+    reason = asked.stressed()
+    assert reason.startswith("of 64 launches one left another element "), reason
+
+
+def test_what_is_written_outside_on_the_other_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Workbench] = []
+
+    def happens(number: int) -> bool:
+        if number == 7:
+            (_, behind), *_ = (made[0]._guards(info.slot) for info in made[0].buffers if info.is_input)
+            made[0].fill_with(behind, 0)
+        return False
+
+    class Kept(Workbench):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(stress, "Workbench", Kept)
+    beside(monkeypatch, StandIn(happens))
+    asked = Prepared(REGIONS["a reduction"]())
+    assert asked.stressed().startswith("wrote outside buffer ") and asked.bench.tainted
 
 
 def test_what_is_wrong_at_once_is_said_by_the_reference() -> None:
@@ -125,11 +218,27 @@ def test_a_pass_is_kept_by_binary_gpu_and_driver(tmp_path: Path, monkeypatch: py
         (REGIONS["booleans"](), "a" * 64, TARGET, driver, ()),
     ):
         assert not stress.has_passed(*other)
+    monkeypatch.setattr(stress, "RULES", stress.RULES + 1)
+    assert not stress.has_passed(region, "a" * 64, TARGET, driver, ()), "it says something else now"
+
+
+def test_what_is_kept_says_how_many_launches_had_another_stream_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    region, driver = REGIONS["elementwise"](), Toolchain("0.14.0", "NVRTC 13.0", "580", "3.9.0", 1)
+    for target, count in ((TARGET, 0), (KNOWN_TARGETS["sm_90"], stress.LAUNCHES // 2)):
+        stress.keep_pass(region, f"{count:064}", target, driver, ())
+        kept = [json.loads(path.read_text()) for path in (tmp_path / "kcg" / "stress").iterdir()]
+        assert next(one for one in kept if one["binary"] == f"{count:064}")["beside"] == count
+        assert (f"{count} of them beside another stream" in stress.rule(target)) == bool(count)
 
 
 def test_what_stress_takes_follows_from_the_program_and_its_output() -> None:
     assert stress.expected_s(1e-3, 0, TARGET) == pytest.approx(stress.LAUNCHES * 1e-3)
     assert stress.expected_s(1e-9, 0, TARGET) == stress.LAUNCHES * stress.HOST_S, "no shorter than the host allows"
+    gpu = KNOWN_TARGETS["sm_90"]
+    assert stress.expected_s(1e-3, 0, gpu) > 1.5 * stress.expected_s(1e-3, 0, TARGET), "half of it runs on two streams"
 
 
 @pytest.mark.gpu
@@ -142,8 +251,8 @@ def test_tile_programs_of_the_tensor_memory_accelerator_pass_on_a_gpu() -> None:
     with MeasureService("CUDA", run_id="stress") as service:
         space = kind_named("tile").space(region, service.target)
         assert isinstance(space, TileSpace)
-        first = next(s for s in [space.start(), *space.neighbours(space.start())] if is_delicate(s))
-        beside = [s for s in space.neighbours(first) if is_delicate(s)]
+        first = next(s for s in [space.start(), *space.neighbours(space.start())] if is_delicate(region, s))
+        beside = [s for s in space.neighbours(first) if is_delicate(region, s)]
         chosen = [first, *random.Random(1).sample(beside, 3)]
         for schedule in chosen:
             compiled = service.compiled(region, schedule).result(timeout=120).compiled

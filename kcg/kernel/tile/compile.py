@@ -43,6 +43,20 @@ _CACHE_FORMAT = 1
 _ENTRY = re.compile(r"(\.entry\s+(\w+)\s*\()([^)]*)(\))")
 AMD_WARP = 64  # threads
 TENSOR_MEMORY = 512  # columns, of a multiprocessor from sm_100 on: Triton looks only when it loads a program
+PINNED: dict[str, Any] = {
+    "num_ctas": 1,
+    "launch_cooperative_grid": False,
+    "debug": False,
+    "sanitize_overflow": True,
+    "instrumentation_mode": "",
+}
+"""Options of Triton that no program asks otherwise of, at what is their default in 3.6 and in 3.9: another version's
+must not make another program. They are no part of a binary's key, so a change of one is a new `_CACHE_FORMAT`."""
+PINNED_OF_NVIDIA: dict[str, Any] = {
+    "launch_pdl": False,
+    "enable_reflect_ftz": True,
+    "default_dot_input_precision": "tf32",  # where a product names none: of operands that are not float32, for nothing
+}
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 
 
@@ -135,7 +149,7 @@ def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> B
 
 
 def _options(launch: TileLaunch, using: Assembler | None) -> dict[str, Any]:
-    """Triton's, pinned where its versions differ."""
+    """Triton's: those in which programs differ, and those whose default differs between its versions."""
     options: dict[str, Any] = {
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
@@ -163,7 +177,9 @@ def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | st
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-    target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, AMD_WARP)
+    of_nvidia = isinstance(arch, int)
+    target = GPUTarget("cuda", arch, 32) if of_nvidia else GPUTarget("hip", arch, AMD_WARP)
+    pinned = PINNED | PINNED_OF_NVIDIA if of_nvidia else PINNED
     with tempfile.TemporaryDirectory(prefix="kcg-tile-") as folder, _settings(triton, folder):
         module = _imported(text, Path(folder))
         function = getattr(module, launch.entry)
@@ -174,7 +190,7 @@ def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | st
             attrs={(i,): [["tt.divisibility", ALIGNED]] for i, a in enumerate(launch.arguments) if a.slot is not None},
         )
         with _errors_in_words(Path(folder) / "stderr"):
-            made = triton.compile(source, target=target, options=options)
+            made = triton.compile(source, target=target, options=pinned | options)
         facts = made.metadata
         if (columns := int(getattr(facts, "tmem_size", None) or 0)) > TENSOR_MEMORY:
             raise ScheduleError(f"it takes {columns} columns of tensor memory, of {TENSOR_MEMORY}")

@@ -265,6 +265,19 @@ def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
     return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_held(kernel, halved(parameters))
 
 
+def has_several_products(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a program has more than one product on the tensor core: a `tl.dot` for each piece of its columns, each
+    contraction, and halves of the last tiles; or one of them that is made of three, or goes through several sums."""
+    if kernel.stream is not None:
+        return True
+    return parameters.form in CONTRACTIONS and (
+        len(pieces_of(parameters.tile[1])) > 1
+        or bool(kernel.before or kernel.sharing or kernel.others)
+        or parameters.precision == "tf32x3"
+        or (parameters.tail > 1 and can_halve(kernel, parameters))
+    )
+
+
 def halved(parameters: TileParameters) -> TileParameters:
     """The parameters of tiles with half of the columns, whose blocks are finished as wide as before."""
     rows, columns = parameters.tile

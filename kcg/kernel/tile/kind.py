@@ -8,7 +8,8 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.parameters import ATTENTION, TMA, TileParameters
+from kcg.kernel.tile.generate import has_several_products
+from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing
 from kcg.kernel.tile.words import described, labels
@@ -67,13 +68,18 @@ class TileKind:
         return compile_tile(region, schedule, target, variables=variables, also=also)
 
 
-def is_delicate(schedule: Schedule) -> bool:
-    """Whether a schedule is a tile program of asynchronous copies by TMA, of specialised warps, or of products that
-    follow each other: what is chosen of these has to run very often before it is believed (docs/tiles.md)."""
+def is_delicate(region: Region, schedule: Schedule) -> bool:
+    """Whether a schedule of a region is a tile program of asynchronous copies by TMA, of specialised warps, or of
+    several products: what is chosen of these has to run very often before it is believed (docs/tiles.md)."""
     if schedule.kind != ScheduleKind.TILE:
         return False
     p = TileParameters.from_json(schedule.body)
-    return p.loads == TMA or p.warp_specialize or p.form in ATTENTION
+    if p.loads == TMA or p.warp_specialize or p.form in (*ATTENTION, *IN_GLUON):
+        return True
+    try:
+        return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
+    except TileRefusal:  # no program is made of it
+        return False
 
 
 KIND = TileKind()

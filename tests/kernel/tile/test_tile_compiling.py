@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from kcg.compat.assembler import assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
 from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.opts.schedule import RAW
-from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
@@ -108,6 +109,36 @@ def test_examples_compile(arch: str, examples: list[str], tmp_path: Path) -> Non
         assert made[name]["scratch"] == (arch != "sm_80")
     assert made["linear_gelu"]["reciprocal"] and not made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
+
+
+LEFT: dict[str, Any] = {
+    "warp_size": 32, "maxnreg": None, "ir_override": None, "extern_libs": None, "arch": None, "backend_name": "cuda",
+    "supported_fp8_dtypes": ("fp8e5", "fp8e4b15"), "deprecated_fp8_dot_operand_dtypes": (),
+    "allowed_dot_input_precisions": ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
+    "max_num_imprecise_acc_default": None, "ptx_options": None,
+}  # fmt: skip
+"""Options of Triton that are not pinned, and their defaults, in its versions 3.6 and 3.9 alike: what follows from the
+architecture, or concerns the assembler that Triton does not call here."""
+NEW: dict[str, dict[str, Any]] = {
+    "3.6": {},
+    "3.9": {"sched4reg": False, "clc": False, "fpsan_homomorphic_casts": False, "min_shared_mem": None},
+}
+
+
+def test_options_of_triton_are_pinned_or_alike_in_its_versions() -> None:
+    import triton
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    defaults = {name: field.default for name, field in CUDAOptions.__dataclass_fields__.items()}
+    region, target = regions()["linear"], target_of("sm_90")
+    source = generate(region, target, default_parameters(read_kernel(region), target))
+    given = {*_options(source.launches[0], assembler()), *PINNED, *PINNED_OF_NVIDIA}
+    if (new := NEW.get(version := triton.__version__[:3])) is None:
+        pytest.skip(f"options of Triton {version} that are not known: {set(defaults) - given - set(LEFT)}")
+    assert given <= set(defaults), "a name that Triton does not know is left out without a word"
+    assert {name: default for name, default in defaults.items() if name not in given} == LEFT | new
+    pinned = PINNED | PINNED_OF_NVIDIA
+    assert {name: defaults[name] for name in pinned} == pinned, "binaries that are kept were made with these"
 
 
 def test_shared_memory_is_that_of_the_architecture_not_what_static_arrays_may_take() -> None:

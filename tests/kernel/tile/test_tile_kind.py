@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from functools import cache
@@ -29,9 +30,11 @@ from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import is_possible, legal_values
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, ROWS, TMA, TileParameters
+from kcg.kernel.tile.kind import is_delicate
+from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
+from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -44,6 +47,7 @@ from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rotation, projection, split_sum
+from tests.kernel.tile.test_tile_sharing import gated, projections
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
@@ -102,6 +106,47 @@ def test_a_body_is_canonical_or_none() -> None:
         with pytest.raises(ScheduleError) as caught:
             parse("tile", foreign)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+# ---- what has to run very often before it is believed
+
+PRODUCTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
+    "one": lambda: (empty(96, 64) @ empty(80, 64).T,),
+    "with what is made of it": lambda: projection("float16"),
+    "a sum of two": lambda: split_sum("float16"),
+    "gate and up": lambda: gated("float16", (70, 60, 96)),
+    "tiles of three": lambda: projections("float16", (70, 60, 96)),
+    "halves of its last tiles": lambda: activation_beside("float16"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_program_of_several_products_is_delicate(name: str) -> None:
+    """As its text says, of random parameters through pointers."""
+    of, rng, found = region_of(*PRODUCTS[name]()), random.Random(1), Counter[bool]()
+    kernel, target = read_region(of), replace(SM_90, cores=3)
+    for _ in range(200):
+        p = replace(random_parameters(kernel, target, rng), loads=POINTER, warp_specialize=False)
+        if p.form != CONTRACTION or not is_legal(kernel, target, p):
+            continue
+        text = generate_kernel(kernel, target, p).source
+        several = text.count("tl.dot(") > 1 or "tf32x3" in text or bool(kernel.before)
+        assert is_delicate(of, schedule_of(p)) == several, p
+        found[several] += 1
+    assert found[True] and (found[False] or kernel.before or kernel.sharing or kernel.others)
+
+
+def test_specialised_warps_and_attention_are_delicate_and_rows_are_not() -> None:
+    attention = region_of(empty(2, 256, 64).scaled_dot_product_attention(*(empty(2, 256, 64) for _ in range(2))))
+    assert is_delicate(attention, schedule_of(default_parameters(read_region(attention), SM_90)))
+    plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), 32)
+    for changes in ({"loads": TMA}, {"loads": TMA, "warp_specialize": True}, {"form": PIPELINED}, {"tile": (64, 96)}):
+        assert is_delicate(linear(), schedule_of(replace(plain, **changes)))
+    assert not is_delicate(linear(), schedule_of(plain))
+    assert not is_delicate(linear(), Schedule("opts", "[]"))
+    rows = region_of(empty(64, 300).softmax(-1))
+    assert not is_delicate(rows, schedule_of(default_parameters(read_region(rows), SM_90)))
+    assert not is_delicate(rows, schedule_of(plain)), "of what is no contraction there is no such program"
 
 
 def test_it_is_described_in_the_words_of_tables() -> None:
