@@ -541,7 +541,7 @@ def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
 def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """128 keys a step, as in FlashAttention-3 the largest that leaves room for two slots of each ring."""
     made = TileParameters(
-        SPECIALIZED, axes, (PROGRAM_ROWS,), reduce_tile=STEPS[-1], loads=TMA, num_warps=4, num_stages=2
+        SPECIALIZED, axes, (PROGRAM_ROWS[0],), reduce_tile=STEPS[-1], loads=TMA, num_warps=4, num_stages=2
     )
     assert kernel.stream is not None
     few = power_of_two(extent(kernel.stream.keys))

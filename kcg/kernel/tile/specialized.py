@@ -1,11 +1,13 @@
 """Attention by specialised warps, in Gluon, which says where everything lies and who waits for whom.
 
-One group of warps loads keys and values into two rings of shared memory; two groups have half of the queries each.
+One group of warps loads keys and values into two rings of shared memory; two or three groups have 64 queries each.
 Each of these sends the product of its queries with the next keys to the tensor core, behind it that of its weights with
 the values before, and makes weights of the new scores while the second one runs. (Shah et al., FlashAttention-3, 2024:
-specialised warps, and two products in flight.) A slot of a ring is free once both groups have read it.
+specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
 What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
+Where keys are masked, a program begins with the last ones: the first block is one with masks, then come others that
+some query of a group does not reach, in a loop of their own, then all others without masks.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     LOAD,
+    REGISTERS,
     add_barriers,
     add_function,
     allocated,
@@ -30,17 +33,15 @@ from kcg.kernel.tile.gluon import (
     operand,
     specialized,
 )
-from kcg.kernel.tile.ir import Operand, TileKernel
+from kcg.kernel.tile.ir import Operand, TileKernel, extent
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import BOTH, StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
-GROUPS = 2  # of warps that compute
-PROGRAM_ROWS = GROUPS * GROUP_ROWS
+PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
-COMPUTING_REGISTERS = 240
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
 BUFFERS = ("queries", "keys", "values")
@@ -68,8 +69,9 @@ class _Specialized(StreamWriting):
         super().__init__(kernel, parameters, writer)
         if writer.interpreted:
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
-        if parameters.loads != TMA or parameters.num_warps != 4 or self.height != PROGRAM_ROWS:
+        if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
             raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
@@ -91,7 +93,7 @@ class _Specialized(StreamWriting):
         loading = (*arguments_of(self.kernel), *memory, *BUFFERS, *BARRIERS)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
-        main.lines.add(specialized(GROUPS, COMPUTING_REGISTERS, computing, loading))
+        main.lines.add(specialized(self.groups, computing, loading))
         return main.lines, grid
 
     # ---- the launched function
@@ -117,11 +119,11 @@ class _Specialized(StreamWriting):
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = GROUPS if name == "queries" else self.stages
+            slots = self.groups if name == "queries" else self.stages
             lines.add(allocated(name, slots, box.ordered(box.sizes), dtype))
         for name in BARRIERS:
             slots = 1 if name == "queries_full" else self.stages
-            add_barriers(lines, name, slots, GROUPS if name.endswith("empty") else 1)
+            add_barriers(lines, name, slots, self.groups if name.endswith("empty") else 1)
         lines.add("fence_async_shared()")
 
     # ---- the group that loads
@@ -131,15 +133,15 @@ class _Specialized(StreamWriting):
         _, start = self._opened(frame, self.tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
-        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * GROUPS * math.prod(queries.sizes)})")
-        for group in range(GROUPS):
+        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * self.groups * math.prod(queries.sizes)})")
+        for group in range(self.groups):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
             lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
         blocks = self._blocks(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
         corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
-        body.add(f"key = number * {self.step}")
+        body.add(f"key = {self._key_of('number', blocks)}")
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
@@ -153,6 +155,30 @@ class _Specialized(StreamWriting):
         if end.isdigit():
             return str(-(-int(end) // self.step))
         return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
+
+    def _key_of(self, number: str, blocks: str) -> str:
+        """The first key of the block that a program visits as so many-th."""
+        if not self._has_masks:
+            return f"{number} * {self.step}"
+        return f"({int(blocks) - 1 if blocks.isdigit() else f'{blocks} - 1'} - {number}) * {self.step}"
+
+    def _turns(self, lines: Lines, blocks: str, start: str) -> list[tuple[str, str, bool]]:
+        """The loops over all blocks but the first, each with its first and its last number, and whether its blocks are
+        whole; `start` is the first query of the group."""
+        if self.reach is None:  # only the last block of keys may be partly there: it is the first
+            return [("1", blocks, True)]
+        whole = lines.name(f"tl.maximum({blocks} - {self._whole_blocks(self.top, start, self.rows)}, 1)", "whole")
+        return [*([] if self._has_one_masked else [("1", whole, False)]), (whole, blocks, True)]
+
+    @property
+    def _has_one_masked(self) -> bool:
+        """Whether no group of a program has more than one block with masks."""
+        assert self.reach is not None
+        place = self.tile.ranges.index(self.reach.axis)
+        aligned = place == len(self.tile.ranges) - 1 and self.tile.size % self.step == 0
+        if not aligned or (place and extent(self.reach.axis) % self.tile.size):
+            return False
+        return -(-(self.tile.size - 1 + self.reach.keys) // self.step) - self.reach.keys // self.step <= 1
 
     # ---- a group that computes
 
@@ -179,24 +205,27 @@ class _Specialized(StreamWriting):
         lines.add(f"sent = {sent.format(slot=0)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
-        self._turn(lines, "first_score", "0", start, sums)
+        self.whole = not self._has_masks
+        first_key = lines.name(self._key_of("0", blocks), "key") if self._has_masks else "0"
+        self._turn(lines, "first_score", first_key, start, sums)
 
-        body = Lines(self.writer, lines)
-        body.add(f"slot = number % {self.stages}")
-        body.add(f"before = (number - 1) % {self.stages}")
-        body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
-        body.add(f"sent = {sent.format(slot='slot')}")
-        body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
-        body.add(f"weighed = {weighed.format(slot='before')}")
-        body.add("score = warpgroup_mma_wait(1, deps=[sent])")
-        body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-        key_at = body.name(f"number * {self.step}", "key")
-        factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
-        body.add(done)
-        body.add("mbarrier.arrive(values_empty.index(before), count=1)")
-        body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
-        body.add("weights = next_weights")
-        lines.extend(f"for number in range(1, {blocks}):", body)
+        for first_number, end, self.whole in self._turns(lines, blocks, start):
+            body = Lines(self.writer, lines)
+            body.add(f"slot = number % {self.stages}")
+            body.add(f"before = (number - 1) % {self.stages}")
+            body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
+            body.add(f"sent = {sent.format(slot='slot')}")
+            body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
+            body.add(f"weighed = {weighed.format(slot='before')}")
+            body.add("score = warpgroup_mma_wait(1, deps=[sent])")
+            body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+            key_at = body.name(self._key_of("number", blocks), "key")
+            factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
+            body.add(done)
+            body.add("mbarrier.arrive(values_empty.index(before), count=1)")
+            body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
+            body.add("weights = next_weights")
+            lines.extend(f"for number in range({first_number}, {end}):", body)
 
         lines.add(f"last = {blocks} - 1")
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
@@ -215,7 +244,7 @@ class _Specialized(StreamWriting):
         outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
         bind_axis(outer, self.rows, 0, start)
         scores = outer.inner(body)
-        bind_axis(scores, self.keys, 1, key)
+        bind_axis(scores, self.keys, 1, key, whole=self.whole)
         scores.bound[node] = scores.cast(Block(score, "float32", BOTH), compute_type(node))
         self.new = self.writer.fresh("new")
         shift = self._shift(scores)
