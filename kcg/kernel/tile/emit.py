@@ -490,9 +490,9 @@ class Frame:
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     def _power_of_difference(self, node: UOp) -> Block | None:
-        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two, also
-        where x has a factor. So is a maximum so far (`online.py`), which is the same for all elements that a thread has
-        of a row."""
+        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two, or
+        of three where x has a factor. So is a maximum so far (`online.py`), which is the same for all elements that a
+        thread has of a row."""
         if node.op is not Ops.EXP2 or compute_type(node) != "float32":
             return None
         total, factor = scaled(node.src[0])

@@ -6,8 +6,8 @@ the values before, and makes weights of the new scores while the second one runs
 specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
 What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
-Where keys are masked, a program begins with the last ones: the first block is one with masks, then come others that
-some query of a group does not reach, in a loop of their own, then all others without masks.
+Where keys are masked, a program begins with the last ones, so that the block before the loop is the one with masks. Are
+there more that some query of a group does not reach, a branch masks their scores.
 """
 
 from __future__ import annotations
@@ -162,21 +162,15 @@ class _Specialized(StreamWriting):
             return f"{number} * {self.step}"
         return f"({int(blocks) - 1 if blocks.isdigit() else f'{blocks} - 1'} - {number}) * {self.step}"
 
-    def _turns(self, lines: Lines, blocks: str, start: str) -> list[tuple[str, str, bool]]:
-        """The loops over all blocks but the first, each with its first and its last number, and whether its blocks are
-        whole; `start` is the first query of the group."""
-        if self.reach is None:  # only the last block of keys may be partly there: it is the first
-            return [("1", blocks, True)]
-        whole = lines.name(f"tl.maximum({blocks} - {self._whole_blocks(self.top, start, self.rows)}, 1)", "whole")
-        return [*([] if self._has_one_masked else [("1", whole, False)]), (whole, blocks, True)]
-
     @property
     def _has_one_masked(self) -> bool:
-        """Whether no group of a program has more than one block with masks."""
-        assert self.reach is not None
+        """Whether no group of a program has more than one block with masks: without a reach only the last keys."""
+        if self.reach is None:
+            return True
         place = self.tile.ranges.index(self.reach.axis)
-        aligned = place == len(self.tile.ranges) - 1 and self.tile.size % self.step == 0
-        if not aligned or (place and extent(self.reach.axis) % self.tile.size):
+        if place < len(self.tile.ranges) - 1 or self.tile.size % self.step:
+            return False
+        if place and extent(self.reach.axis) % self.tile.size:
             return False
         return -(-(self.tile.size - 1 + self.reach.keys) // self.step) - self.reach.keys // self.step <= 1
 
@@ -205,27 +199,32 @@ class _Specialized(StreamWriting):
         lines.add(f"sent = {sent.format(slot=0)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
-        self.whole = not self._has_masks
         first_key = lines.name(self._key_of("0", blocks), "key") if self._has_masks else "0"
+        self.whole = not self._has_masks
         self._turn(lines, "first_score", first_key, start, sums)
+        self.whole = self._has_one_masked or self.on_scores
+        masked = ""
+        if self.whole and not self._has_one_masked:
+            masked = lines.name(f"{blocks} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
 
-        for first_number, end, self.whole in self._turns(lines, blocks, start):
-            body = Lines(self.writer, lines)
-            body.add(f"slot = number % {self.stages}")
-            body.add(f"before = (number - 1) % {self.stages}")
-            body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
-            body.add(f"sent = {sent.format(slot='slot')}")
-            body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
-            body.add(f"weighed = {weighed.format(slot='before')}")
-            body.add("score = warpgroup_mma_wait(1, deps=[sent])")
-            body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-            key_at = body.name(self._key_of("number", blocks), "key")
-            factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
-            body.add(done)
-            body.add("mbarrier.arrive(values_empty.index(before), count=1)")
-            body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
-            body.add("weights = next_weights")
-            lines.extend(f"for number in range({first_number}, {end}):", body)
+        body = Lines(self.writer, lines)
+        body.add(f"slot = number % {self.stages}")
+        body.add(f"before = (number - 1) % {self.stages}")
+        body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
+        body.add(f"sent = {sent.format(slot='slot')}")
+        body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
+        body.add(f"weighed = {weighed.format(slot='before')}")
+        body.add("score = warpgroup_mma_wait(1, deps=[sent])")
+        body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        key_at = body.name(self._key_of("number", blocks), "key")
+        if masked:
+            body.extend(f"if number < {masked}:", self._branch("score", key_at, start, body))
+        factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
+        body.add(done)
+        body.add("mbarrier.arrive(values_empty.index(before), count=1)")
+        body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
+        body.add("weights = next_weights")
+        lines.extend(f"for number in range(1, {blocks}):", body)
 
         lines.add(f"last = {blocks} - 1")
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
@@ -240,12 +239,8 @@ class _Specialized(StreamWriting):
         """From the scores of one block of keys to weights, sums and the new maximum; the factor of the sum of values
         so far."""
         self.body, self.key = body, key
-        node = self.stream.scores.reduce
-        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
-        bind_axis(outer, self.rows, 0, start)
-        scores = outer.inner(body)
-        bind_axis(scores, self.keys, 1, key, whole=self.whole)
-        scores.bound[node] = scores.cast(Block(score, "float32", BOTH), compute_type(node))
+        scores = self._of_scores(body, key, start)
+        self._bind_scores(scores, score)
         self.new = self.writer.fresh("new")
         shift = self._shift(scores)
         for one, total in zip(self.stream.sums, sums, strict=True):
@@ -254,6 +249,22 @@ class _Specialized(StreamWriting):
         body.add(f"{weights} = gl.convert_layout({made}, of_weights)")
         body.add(f"{self.largest} = {self.new}")
         return factor
+
+    def _of_scores(self, lines: Lines, key: str, start: str) -> Frame:
+        """The frame of a block of scores."""
+        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
+        bind_axis(outer, self.rows, 0, start)
+        scores = outer.inner(lines)
+        bind_axis(scores, self.keys, 1, key, whole=self.whole)
+        return scores
+
+    def _branch(self, score: str, key: str, start: str, body: Lines) -> Lines:
+        """What masks the scores of a block of keys that are not all within reach."""
+        lines, self.whole = Lines(self.writer, body), False
+        masked = self._masked(self._of_scores(lines, key, start), score)
+        self.whole = True
+        lines.add(f"{score} = {masked}")
+        return lines
 
     def _finished(self, start: str, sums: Sequence[str]) -> None:
         """The result of each query."""

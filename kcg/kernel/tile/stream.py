@@ -40,7 +40,7 @@ from kcg.kernel.tile.ir import (
 from kcg.kernel.tile.online import linear, running, scaled, shifted_sums
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import masked_term
+from kcg.kernel.tile.reduction import accumulator, masked_term
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
@@ -55,6 +55,8 @@ from kcg.kernel.tile.tiles import (
 BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
 LEAST = 16
+OUT = 'float("-inf")'
+"""The score of a key that is left out."""
 MOST_QUERIES = 128  # of one program
 APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
 
@@ -192,6 +194,16 @@ def reach_of(stream: Stream) -> Reach | None:
     return None
 
 
+def masks_scores(stream: Stream, reach: Reach | None) -> bool:
+    """Whether a score of -inf makes all terms of its key 0: then masks are put on the scores. They count in exponents
+    alone, times something positive."""
+    score, largest = stream.scores.reduce, stream.maximum.src[0]
+    found = linear(reach.within(largest) if reach is not None else largest)
+    terms = (stream.weight, *(one.node.src[0] for one in stream.sums))
+    beside = (t.toposort(gate=lambda node: node.op is not Ops.EXP2 and node is not stream.maximum) for t in terms)
+    return set(found) <= {score, None} and found.get(score, 0.0) > 0 and not any(score in nodes for nodes in beside)
+
+
 def _is_out(score: UOp) -> bool:
     """Whether a score is that of a key that is left out."""
     return linear(score) == {None: -math.inf}
@@ -280,6 +292,7 @@ class StreamWriting:
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
         self.reach = reach_of(self.stream)
+        self.on_scores = masks_scores(self.stream, self.reach)
         self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
@@ -287,7 +300,8 @@ class StreamWriting:
         grid, start = self._opened(self.top, self.rows)
         sums = self._begun()
         begin, end = self._part_of(self._end(self.top, start, self.rows))
-        for first, last, self.whole in self._loops(begin, end, start):
+        for first, last, whole in self._loops(begin, end, start):
+            self.whole = whole
             self._loop(first, last, start, described, sums)
         if self.parameters.split > 1:
             self._left(start, sums)
@@ -389,8 +403,8 @@ class StreamWriting:
         return first, -(-(tile.size - 1) // inner)
 
     def _whole_blocks(self, frame: Frame, start: str, tile: Axis) -> str:
-        """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that exist
-        and that each query reaches."""
+        """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that
+        exist and that each query reaches."""
         total, _ = total_of(frame, (self.stream.keys,))
         if self.reach is None:
             return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
@@ -402,7 +416,7 @@ class StreamWriting:
         return frame.lines.name(f"tl.maximum({keys}, 0) // {self.step}", "blocks")
 
     def _is_aligned(self, tile: Axis) -> bool:
-        """Whether no tile of queries goes from the last number of the axis by which its reach grows to the first one."""
+        """Whether no tile of queries goes on with the first number of the axis by which its reach grows."""
         assert self.reach is not None
         place = tile.ranges.index(self.reach.axis)
         return math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
@@ -431,24 +445,47 @@ class StreamWriting:
         scores = outer.inner(self.body)
         bind_axis(scores, self.keys, 1, self.key, vector=keys, whole=self.whole)
         text = f"tl.dot({queries.text}, {taken.text}{self._precision(queries)}, out_dtype=tl.float32)"
-        block = Block(self.body.name(text, "score"), "float32", BOTH)
-        scores.bound[node] = scores.cast(block, compute_type(node))
+        self._bind_scores(scores, self.body.name(text, "score"))
         return scores
+
+    def _bind_scores(self, scores: Frame, text: str) -> None:
+        """Binds a block of scores, masked if its keys are not whole and masks are put on scores."""
+        node = self.stream.scores.reduce
+        if self.on_scores and not self.whole:
+            text = self._masked(scores, text)
+        scores.bound[node] = scores.cast(Block(text, "float32", BOTH), compute_type(node))
+
+    def _masked(self, scores: Frame, text: str) -> str:
+        """Scores that are -inf where a key does not exist or is out of reach."""
+        if self.reach is not None:
+            condition, first, _ = self.reach.mask.src
+            one, other = (text, OUT) if first is self.reach.kept else (OUT, text)
+            text = scores.lines.name(f"tl.where({scores.value(condition).text}, {one}, {other})", "score")
+        if (exists := scores.masks.get(1)) is not None:
+            text = scores.lines.name(f"tl.where({exists}, {text}, {OUT})", "score")
+        return text
+
+    def _term(self, node: UOp, scores: Frame) -> str:
+        """What a block of keys adds to a reduction along each row."""
+        node = node.replace(src=(self._within(node.src[0]), *node.src[1:]))
+        if self.on_scores:
+            return scores.atom(scores.cast(scores.value(node.src[0]), accumulator(node)))
+        return scores.atom(masked_term(node, scores, 1))
 
     def _shift(self, scores: Frame) -> str:
         """What the exponents of this turn are shifted by: the largest score of each row so far."""
         score, factor = scaled(self._within(self.stream.maximum.src[0]))
         if factor <= 0:
             score, factor = self._within(self.stream.maximum.src[0]), 1.0
-        term = scores.atom(masked_term(self.stream.maximum.replace(src=(score, *self.stream.maximum.src[1:])), scores, 1))
+        term = self._term(self.stream.maximum.replace(src=(score, *self.stream.maximum.src[1:])), scores)
         largest = f"tl.max({term}, 1, keep_dims=True)" + (f" * {factor!r}" if factor != 1 else "")
         self.body.add(f"{self.new} = tl.maximum({self.largest}, {largest})")
         # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
         return self.body.name(f'tl.where({self.new} == float("-inf"), 0.0, {self.new})', "shift")
 
     def _within(self, node: UOp) -> UOp:
-        """A value without the mask that all keys of a whole block pass."""
-        return self.reach.within(node) if self.reach is not None and self.whole else node
+        """A value without the mask that all keys of a whole block pass, or that is put on scores."""
+        return self.reach.within(node) if self.reach is not None and (self.whole or self.on_scores) else node
 
     def _corrected(self, one: Shifted, scores: Frame, shift: str) -> tuple[UOp, UOp, str]:
         """Let the terms of a sum be shifted by the maximum so far: what stands for the maximum in them, the sum of
@@ -461,14 +498,15 @@ class StreamWriting:
     def _sum(self, one: Shifted, total: str, scores: Frame, shift: str) -> None:
         """Adds to a sum of shifted terms along each row."""
         _, node, factor = self._corrected(one, scores, shift)
-        term = scores.atom(masked_term(node.replace(src=(self._within(node.src[0]), *node.src[1:])), scores, 1))
+        term = self._term(node, scores)
         self.body.add(f"{total} = {total} * {factor} + tl.sum({term}, 1, keep_dims=True)")
 
     def _weights(self, scores: Frame, shift: str) -> tuple[str, str]:
         """The weights of values as a tensor core takes them, and the factor by which their sum so far changes."""
         stream = self.stream
         stand_in, _, factor = self._corrected(stream.product, scores, shift)
-        return _weight(stream, self._within(stream.weight.substitute({stream.maximum: stand_in})), scores), factor
+        weight = self._within(stream.weight.substitute({stream.maximum: stand_in}))
+        return _weight(stream, weight, scores, masked=not self.on_scores), factor
 
     def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
         """Adds to the sum of values, weighted."""
@@ -538,14 +576,14 @@ def _block(
     return described_block(side, frame, described, corner)
 
 
-def _weight(stream: Stream, node: UOp, scores: Frame) -> str:
-    """The block of weights as a tensor core takes it, 0 where there is no key."""
+def _weight(stream: Stream, node: UOp, scores: Frame, *, masked: bool) -> str:
+    """The block of weights as a tensor core takes it; `masked`: 0 where there is no key, by a choice."""
     type_ = TYPES[stream.values.dtype]
     if scores.writer.interpreted:
         type_ = interpreted_type(type_)
     block = scores.narrow(node, type_)
     text = scores.atom(block)
-    if (mask := scores.masks.get(1)) is not None:
+    if masked and (mask := scores.masks.get(1)) is not None:
         text = scores.lines.name(f"tl.where({mask}, {text}, tl.full([], 0.0, tl.{type_}))", "weight")
     return text if block.axes == BOTH else scores.lines.name(f"tl.broadcast_to({text}, {scores.shape(BOTH)})", "weight")
 
