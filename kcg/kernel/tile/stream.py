@@ -55,6 +55,7 @@ from kcg.kernel.tile.tiles import (
 BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
 LEAST = 16
+KEPT_BYTES = 32 << 20  # of keys and values that L2 keeps while programs go through them (FlashAttention-3's limit)
 OUT = 'float("-inf")'
 """The score of a key that is left out."""
 MOST_QUERIES = 128  # of one program
@@ -375,13 +376,34 @@ class StreamWriting:
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        self.part, *digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
-        for axis, digit in zip(rest, digits[:-1], strict=True):
+        program = frame.lines.name("tl.program_id(0)", "program")
+        if self.reach is None or tile.tiles == 1:
+            self.part, *digits, number = split_number(frame, program, counts)
+        else:
+            digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile)
+        for axis, digit in zip(rest, digits, strict=True):
             bind_scalar(frame, axis, digit)
-        number = digits[-1]
-        if self.reach is not None and tile.tiles > 1:  # the last queries have most keys: they are first
-            number = frame.lines.name(f"{tile.tiles - 1} - {number}")
         return grid, start_of(frame, number, tile)
+
+    def _longest_first(self, frame: Frame, program: str, heads: list[int], tile: Axis) -> tuple[list[str], str]:
+        """Which head and which tile a program has, where the last queries have most keys: of some heads together the
+        last tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
+        assert self.reach is not None
+        lines, count = frame.lines, math.prod(heads)
+        sides = (self.inner, self.stream.scores.sides[1]), (self.width, self.stream.values)
+        nbytes = extent(self.stream.keys) * sum(size * side.dtype.itemsize for size, side in sides)
+        together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
+        place = tile.ranges.index(self.reach.axis)
+        outer = math.prod(map(extent, tile.ranges[:place])) if self._is_aligned(tile) else 1
+        tiles = tile.tiles // outer  # along the axis
+        counts = [self.parameters.split, count // together, tiles, together, outer]
+        self.part, group, turn, head, row = split_number(frame, program, counts)
+        number = lines.name(f"{tiles - 1} - {turn}") if tiles > 1 else "0"
+        if outer > 1:
+            number = lines.name(f"{row} * {tiles} + {number}")
+        if group != "0":
+            head = lines.name(f"{group} * {together} + {head}")
+        return split_number(frame, head, heads), number
 
     def _end(self, frame: Frame, start: str, tile: Axis) -> str:
         """How many keys a tile of queries that begins at `start` has weights for, or some more."""
