@@ -6,8 +6,8 @@ the values before, and makes weights of the new scores while the second one runs
 specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
 What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
-Where keys are masked, a program begins with the last ones, so that the block before the loop is the one with masks. Are
-there more that some query of a group does not reach, a branch masks their scores.
+Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
+reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kcg.kernel.tile.gluon import (
     operand,
     specialized,
 )
-from kcg.kernel.tile.ir import Operand, TileKernel, extent
+from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.stream import BOTH, StreamWriting
@@ -151,7 +151,10 @@ class _Specialized(StreamWriting):
 
     def _blocks(self, frame: Frame, first: str) -> str:
         """How many blocks of keys a program visits, at least one; `first` is its first query."""
-        end = self._end(frame, first, self.tile)
+        return self._count_of(frame, self._end(frame, first, self.tile))
+
+    def _count_of(self, frame: Frame, end: str) -> str:
+        """Blocks of so many keys, at least one."""
         if end.isdigit():
             return str(-(-int(end) // self.step))
         return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
@@ -162,17 +165,45 @@ class _Specialized(StreamWriting):
             return f"{number} * {self.step}"
         return f"({int(blocks) - 1 if blocks.isdigit() else f'{blocks} - 1'} - {number}) * {self.step}"
 
+    def _ends(self, at: int, queries: int) -> int:
+        """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
+        assert self.reach is not None
+        return -(-(at + queries - 1 + self.reach.keys) // self.step)
+
+    @property
+    def _is_regular(self) -> bool:
+        """Whether tiles begin at numbers that are multiples of their size."""
+        assert self.reach is not None
+        return self.tile.ranges[-1] is self.reach.axis and self._is_aligned(self.tile)
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a group may reach fewer blocks of keys than others of its program."""
+        if self.reach is None:
+            return False
+        begins = range(0, self.step, math.gcd(self.tile.size, self.step))
+        alike = all(self._ends(at, GROUP_ROWS) == self._ends(at, self.tile.size) for at in begins)
+        return not (alike and self._is_regular)
+
     @property
     def _has_one_masked(self) -> bool:
-        """Whether no group of a program has more than one block with masks: without a reach only the last keys."""
+        """Whether no group has more than one block with masks: without a reach only the last keys."""
         if self.reach is None:
             return True
-        place = self.tile.ranges.index(self.reach.axis)
-        if place < len(self.tile.ranges) - 1 or self.tile.size % self.step:
-            return False
-        if place and extent(self.reach.axis) % self.tile.size:
-            return False
-        return -(-(self.tile.size - 1 + self.reach.keys) // self.step) - self.reach.keys // self.step <= 1
+        within = (
+            self._ends(at, GROUP_ROWS) - (at + self.reach.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
+        )
+        return self._is_regular and max(within) <= 1
+
+    def _skipped(self, lines: Lines, blocks: str, start: str) -> str:
+        """Gives back the blocks that no query of a group reaches, which begins at `start`; how many these are."""
+        own = self._count_of(self.top, self._end(self.top, start, self.rows))
+        skipped, body = lines.name(f"{blocks} - {own}", "skipped"), Lines(self.writer, lines)
+        for name in ("keys", "values"):
+            body.add(f"mbarrier.wait({name}_full.index(number % {self.stages}), (number // {self.stages}) & 1)")
+            body.add(f"mbarrier.arrive({name}_empty.index(number % {self.stages}), count=1)")
+        lines.extend(f"for number in range({skipped}):", body)
+        return skipped
 
     # ---- a group that computes
 
@@ -188,18 +219,18 @@ class _Specialized(StreamWriting):
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box) for box in boxes)
-        sent = (
-            f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
-        )
+        sent = f"warpgroup_mma({query('queries', 'group')}, {key('keys', 'slot')}, none, use_acc=False, is_async=True)"
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add("mbarrier.wait(queries_full.index(0), 0)")
-        lines.add("mbarrier.wait(keys_full.index(0), 0)")
-        lines.add(f"sent = {sent.format(slot=0)}")
+        skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
+        lines.add(f"slot = {skipped} % {self.stages}")
+        lines.add(f"mbarrier.wait(keys_full.index(slot), ({skipped} // {self.stages}) & 1)")
+        lines.add(f"sent = {sent}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
-        lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
-        first_key = lines.name(self._key_of("0", blocks), "key") if self._has_masks else "0"
+        lines.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        first_key = lines.name(self._key_of(skipped, blocks), "key") if self._has_masks else "0"
         self.whole = not self._has_masks
         self._turn(lines, "first_score", first_key, start, sums)
         self.whole = self._has_one_masked or self.on_scores
@@ -211,7 +242,7 @@ class _Specialized(StreamWriting):
         body.add(f"slot = number % {self.stages}")
         body.add(f"before = (number - 1) % {self.stages}")
         body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
-        body.add(f"sent = {sent.format(slot='slot')}")
+        body.add(f"sent = {sent}")
         body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
@@ -224,7 +255,7 @@ class _Specialized(StreamWriting):
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
-        lines.extend(f"for number in range(1, {blocks}):", body)
+        lines.extend(f"for number in range({skipped} + 1, {blocks}):", body)
 
         lines.add(f"last = {blocks} - 1")
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")

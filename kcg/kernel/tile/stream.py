@@ -431,7 +431,7 @@ class StreamWriting:
         if self.reach is None:
             return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
         first, more = self._numbers(frame, start, tile)
-        if tile.ranges[0] is not self.reach.axis and not self._is_aligned(tile):  # it may go on with 0
+        if not self._is_aligned(tile):  # it may go on with 0
             last = extent(self.reach.axis) - 1 - more
             first = frame.lines.name(f"tl.where({first} > {last}, 0, {first})")
         keys = f"tl.minimum({total}, {first} + {self.reach.keys})"
@@ -441,7 +441,7 @@ class StreamWriting:
         """Whether no tile of queries goes on with the first number of the axis by which its reach grows."""
         assert self.reach is not None
         place = tile.ranges.index(self.reach.axis)
-        return math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
+        return place == 0 or math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
 
     def _part_of(self, end: str) -> tuple[str, str]:
         """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
