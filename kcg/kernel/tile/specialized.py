@@ -21,6 +21,7 @@ from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
+    GROUP_WARPS,
     LOAD,
     REGISTERS,
     add_barriers,
@@ -42,6 +43,7 @@ from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
+BESIDE = 32  # registers of a thread beside scores, weights and sums: none spilled with so many
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
 BUFFERS = ("queries", "keys", "values")
@@ -51,6 +53,12 @@ def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Wr
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
     return _Specialized(kernel, parameters, writer).written()
+
+
+def fits_registers(rows: int, step: int, width: int) -> bool:
+    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values."""
+    held = GROUP_ROWS * (step + step // 2 + width) // (32 * GROUP_WARPS)
+    return held + BESIDE <= REGISTERS[rows // GROUP_ROWS]
 
 
 def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -75,6 +83,8 @@ class _Specialized(StreamWriting):
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
+        if not fits_registers(self.height, self.step, self.width):
+            raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
