@@ -557,8 +557,8 @@ def _table_bytes(kernel: TileKernel) -> float:
 
 def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
-    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`). Where a mask bounds the keys,
-    tiles with few of them are last and fill the last wave."""
+    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`). Where a mask bounds the
+    keys, tiles with few of them are last and fill the last wave."""
     stream = kernel.stream
     assert stream is not None
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
