@@ -564,8 +564,8 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
     nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
     if p.form == SPECIALIZED:
-        clock = f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
-        busy_s = attention_clocks(kernel, target, *p.tile, p.reduce_tile) / clock
+        (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
+        busy_s = attention_clocks(kernel, target, rows, p.reduce_tile) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     (height,), step, threads, reach = p.tile, p.reduce_tile, 32 * p.num_warps, reach_of(stream)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)

@@ -552,7 +552,7 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         (rows, step)
         for rows in PROGRAM_ROWS
         for step in STEPS
-        if step <= max(few, STEPS[0]) and fits_registers(rows, step, width)
+        if step <= max(few, STEPS[0]) and fits_registers(kernel, rows, step)
     ]
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
     narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD

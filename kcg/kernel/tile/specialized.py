@@ -37,7 +37,7 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import BOTH, StreamWriting
+from kcg.kernel.tile.stream import BOTH, StreamWriting, padded, reach_of
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
@@ -55,10 +55,16 @@ def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Wr
     return _Specialized(kernel, parameters, writer).written()
 
 
-def fits_registers(rows: int, step: int, width: int) -> bool:
-    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values."""
-    held = GROUP_ROWS * (step + step // 2 + width) // (32 * GROUP_WARPS)
-    return held + BESIDE <= REGISTERS[rows // GROUP_ROWS]
+def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
+    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have no
+    registers left for tiles that go on with the next head's first queries, which mask more."""
+    stream = kernel.stream
+    assert stream is not None
+    groups, reach = rows // GROUP_ROWS, reach_of(stream)
+    if groups > 2 and reach is not None and not reach.is_aligned(Axis(stream.rows, rows)):
+        return False
+    held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
+    return held + BESIDE <= REGISTERS[groups]
 
 
 def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -83,7 +89,7 @@ class _Specialized(StreamWriting):
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
-        if not fits_registers(self.height, self.step, self.width):
+        if not fits_registers(kernel, self.height, self.step):
             raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
@@ -184,7 +190,7 @@ class _Specialized(StreamWriting):
     def _is_regular(self) -> bool:
         """Whether tiles begin at numbers that are multiples of their size."""
         assert self.reach is not None
-        return self.tile.ranges[-1] is self.reach.axis and self._is_aligned(self.tile)
+        return self.tile.ranges[-1] is self.reach.axis and self.reach.is_aligned(self.tile)
 
     @property
     def _may_skip(self) -> bool:

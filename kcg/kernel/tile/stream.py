@@ -139,6 +139,11 @@ class Reach:
     mask: UOp
     kept: UOp
 
+    def is_aligned(self, tile: Axis) -> bool:
+        """Whether no tile of queries goes on with the first number of the axis."""
+        place = tile.ranges.index(self.axis)
+        return place == 0 or math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
+
     def within(self, node: UOp) -> UOp:
         """A value where every key is within reach."""
         found = {self.mask: self.kept}
@@ -394,7 +399,7 @@ class StreamWriting:
         nbytes = extent(self.stream.keys) * sum(size * side.dtype.itemsize for size, side in sides)
         together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
         place = tile.ranges.index(self.reach.axis)
-        outer = math.prod(map(extent, tile.ranges[:place])) if self._is_aligned(tile) else 1
+        outer = math.prod(map(extent, tile.ranges[:place])) if self.reach.is_aligned(tile) else 1
         tiles = tile.tiles // outer  # along the axis
         counts = [self.parameters.split, count // together, tiles, together, outer]
         self.part, group, turn, head, row = split_number(frame, program, counts)
@@ -431,17 +436,11 @@ class StreamWriting:
         if self.reach is None:
             return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
         first, more = self._numbers(frame, start, tile)
-        if not self._is_aligned(tile):  # it may go on with 0
+        if not self.reach.is_aligned(tile):  # it may go on with 0
             last = extent(self.reach.axis) - 1 - more
             first = frame.lines.name(f"tl.where({first} > {last}, 0, {first})")
         keys = f"tl.minimum({total}, {first} + {self.reach.keys})"
         return frame.lines.name(f"tl.maximum({keys}, 0) // {self.step}", "blocks")
-
-    def _is_aligned(self, tile: Axis) -> bool:
-        """Whether no tile of queries goes on with the first number of the axis by which its reach grows."""
-        assert self.reach is not None
-        place = tile.ranges.index(self.reach.axis)
-        return place == 0 or math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
 
     def _part_of(self, end: str) -> tuple[str, str]:
         """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""

@@ -289,6 +289,16 @@ def heads(rows: int, size: int, dtype: str = "bfloat16") -> Tensor:
     return empty(3, rows, size, dtype=dtype)
 
 
+def up_to(rows: int, keys: int, size: int, *, more: int | None = None, bound: float = 0.0) -> Tensor:
+    """Attention of which query n sees keys up to n + `more`: the last one sees all if that is not said."""
+    more = keys - rows if more is None else more
+    scores = (heads(rows, size) @ heads(keys, size).transpose(-1, -2)).float() * size**-0.5
+    scores = (scores / bound).tanh() * bound if bound else scores
+    mask = Tensor.arange(keys).reshape(1, keys) <= Tensor.arange(rows).reshape(rows, 1) + more
+    weights = mask.where(scores, scores.full_like(0) - float("inf")).softmax(-1)
+    return weights.cast("bfloat16") @ heads(keys, size)
+
+
 ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "whole blocks": lambda: heads(512, 128).scaled_dot_product_attention(heads(512, 128), heads(512, 128)),
     "heads of 64": lambda: heads(384, 64).scaled_dot_product_attention(heads(640, 64), heads(640, 64)),
@@ -300,6 +310,18 @@ ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "heads that share keys": lambda: empty(1, 6, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
         *(empty(1, 3, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
     ),
+    "causal heads of 64": lambda: heads(640, 64).scaled_dot_product_attention(
+        heads(640, 64), heads(640, 64), is_causal=True
+    ),
+    "causal, odd rows": lambda: heads(330, 64).scaled_dot_product_attention(
+        heads(330, 64), heads(330, 64), is_causal=True
+    ),
+    "causal, fewer queries than keys": lambda: up_to(300, 777, 64),
+    "causal, more keys than are reached": lambda: up_to(256, 777, 128, more=0),
+    "tiles across heads": lambda: empty(1, 6, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, 3, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
+    "causal with a bound of scores": lambda: up_to(384, 384, 64, bound=3.0),
     "a bias": lambda: heads(256, 128).scaled_dot_product_attention(
         heads(512, 128), heads(512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
     ),
@@ -326,8 +348,9 @@ def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
     assert len(schedules) >= 3
     region = region_of(ATTENTIONS[name]())
     for schedule in schedules[:1] if name != "whole blocks" else schedules:
+        (rows,) = TileParameters.from_json(schedule.body).tile
         report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
-        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (12, 1, 0)
+        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
 
 
 @pytest.mark.gpu
