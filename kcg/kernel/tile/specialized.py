@@ -56,8 +56,8 @@ def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Wr
 
 
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
-    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have no
-    registers left for tiles that go on with the next head's first queries, which mask more."""
+    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have
+    no registers left for tiles that go on with the next head's first queries, which mask more."""
     stream = kernel.stream
     assert stream is not None
     groups, reach = rows // GROUP_ROWS, reach_of(stream)
