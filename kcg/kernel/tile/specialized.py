@@ -300,10 +300,14 @@ class _Specialized(StreamWriting):
     def _of_scores(self, lines: Lines, key: str, start: str) -> Frame:
         """The frame of a block of scores."""
         outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
-        bind_axis(outer, self.rows, 0, start)
+        self._bind_rows(outer, start)
         scores = outer.inner(lines)
         bind_axis(scores, self.keys, 1, key, whole=self.whole)
         return scores
+
+    def _bind_rows(self, frame: Frame, start: str) -> None:
+        """Binds a group's queries, of which a tile may have some past the end though a group is whole."""
+        bind_axis(frame, self.rows, 0, start, ragged=self.tile.total % self.tile.size != 0)
 
     def _branch(self, score: str, key: str, start: str, body: Lines) -> Lines:
         """What masks the scores of a block of keys that are not all within reach."""
@@ -317,7 +321,7 @@ class _Specialized(StreamWriting):
         """The result of each query."""
         lines = self.top.lines
         out = Frame(lines, (self.height, self.width), outer=self.top, layout="of_values")
-        bind_axis(out, self.rows, 0, start)
+        self._bind_rows(out, start)
         bind_axis(out, self.columns, 1, "0")
         row, product = frozenset({0}), self.stream.product.node
         moved = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]

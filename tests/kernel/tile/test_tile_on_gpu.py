@@ -23,6 +23,7 @@ from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -310,6 +311,7 @@ ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "heads that share keys": lambda: empty(1, 6, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
         *(empty(1, 3, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
     ),
+    "half a tile": lambda: heads(320, 128).scaled_dot_product_attention(heads(320, 128), heads(320, 128)),
     "causal heads of 64": lambda: heads(640, 64).scaled_dot_product_attention(
         heads(640, 64), heads(640, 64), is_causal=True
     ),
@@ -351,6 +353,16 @@ def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
         (rows,) = TileParameters.from_json(schedule.body).tile
         report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
         assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("half a tile", 128), ("causal heads of 64", 192)])
+def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> None:
+    """Of 320 queries the last tile of 128 has one group, of 640 the last tile of 192 too."""
+    kernel = read_region(region_of(ATTENTIONS[name]()))
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    p = replace(parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel)), tile=(rows,))
+    (store,) = [line for line in generate_kernel(kernel, target, p).source.splitlines() if "gl.store(" in line]
+    assert "mask=" in store
 
 
 @pytest.mark.gpu
