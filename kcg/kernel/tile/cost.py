@@ -28,8 +28,10 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.prior import (
+    PRODUCTS,
     REGISTERS,
     THREADS,
+    attention_clocks,
     axis_of_others,
     has_tma,
     launched_tiles,
@@ -555,36 +557,42 @@ def _table_bytes(kernel: TileKernel) -> float:
 
 def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
-    something to do meanwhile. Specialised warps have both products of a step in flight beside the exponentials."""
+    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`). Where a mask bounds the
+    keys, tiles with few of them are last and fill the last wave."""
     stream = kernel.stream
     assert stream is not None
-    apart = p.form == SPECIALIZED
-    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps * (3 if apart else 1)
+    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
+    if p.form == SPECIALIZED:
+        (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
+        busy_s = attention_clocks(kernel, target, rows, p.reduce_tile) / clock
+        return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
+    (height,), step, threads, reach = p.tile, p.reduce_tile, 32 * p.num_warps, reach_of(stream)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     programs = stream_tiles(kernel, height) * p.split
-    steps: float = -(-extent(stream.keys) // (step * p.split))
-    if reach_of(stream) is not None:
-        steps = (steps + 1) / 2  # those that a mask leaves out are not visited
+    longest = -(-extent(stream.keys) // (step * p.split))
+    steps = longest if reach is None else (longest + max(1.0, height / step)) / 2  # of a tile, on average
     itemsize = stream.values.dtype.itemsize
     whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
     tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
-    between = stream.weight.toposort(gate=lambda n: n is not stream.scores.reduce)
+    weight = stream.weight if reach is None else reach.within(stream.weight)
+    between = weight.toposort(gate=lambda n: n is not stream.scores.reduce)
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
-    registers = REGISTERS // threads if apart else min(255, height * (step + width) // threads + BESIDE_SUMS)
+    registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
     together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
                           REGISTERS // (registers * threads), THREADS // threads, PROGRAMS,
                           -(-programs // max(1, target.cores))))  # fmt: skip
     groups = together * max(1, p.num_warps // 4)
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
-    shared_s = max(products_s, weights_s, load_s)
-    step_s = (shared_s if apart else max(shared_s, alone_s / (1 + 0.5 * (groups - 1)))) + STREAM_STEP_S
+    step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
     slots = target.cores * together
     turns = programs / slots
-    waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
-    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
+    if reach is None:
+        waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
+    else:
+        waves = max(turns, longest / steps / together)
     return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)

@@ -19,7 +19,7 @@ from typing import Any
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.tile.ir import NARROW, Access, Stored, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.needed import needed_loads
-from kcg.kernel.tile.online import is_running
+from kcg.kernel.tile.online import is_running, scaled
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
 
@@ -490,20 +490,21 @@ class Frame:
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     def _power_of_difference(self, node: UOp) -> Block | None:
-        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two. So
-        is a maximum so far (`online.py`), which is the same for all elements that a thread has of a row."""
-        if node.op is not Ops.EXP2 or node.dtype is not dtypes.float32 or (product := node.src[0]).op is not Ops.MUL:
+        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two, or
+        of three where x has a factor. So is a maximum so far (`online.py`), which is the same for all elements that a
+        thread has of a row."""
+        if node.op is not Ops.EXP2 or compute_type(node) != "float32":
             return None
-        total, factor = product.src
-        if factor.op is not Ops.CONST or total.op is not Ops.ADD:
+        total, factor = scaled(node.src[0])
+        if factor == 1 or total.op is not Ops.ADD:
             return None
-        one, other = sorted(total.src, key=lambda source: (is_running(source), -len(self.value(source).axes)))
-        x, y = self.value(one), self.value(other)
-        if not (y.axes < x.axes or is_running(other)):
+        one, other = sorted(total.src, key=lambda term: (is_running(term), -len(self.value(scaled(term)[0]).axes)))
+        inner, own = scaled(one)
+        x, y = self.value(inner), self.value(other)
+        if x.type != "float32" or not (y.axes < x.axes or is_running(other)):
             return None
-        c = _number(float(factor.arg))
-        shift = self.home(other).new(f"{_term(y)} * {c}", "float32", y.axes)
-        inside = self.new(f"{_term(x)} * {c} + {shift.text}", "float32", x.axes)
+        shift = self.home(other).new(f"{_term(y)} * {_number(factor)}", "float32", y.axes)
+        inside = self.new(f"{_term(x)} * {_number(own * factor)} + {shift.text}", "float32", x.axes)
         return self.new(self.exp2(inside.text), "float32", x.axes)
 
     def exp2(self, x: str) -> str:

@@ -18,6 +18,8 @@ from kcg.kernel.tile.tiles import variable_name
 GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes
 GROUP_WARPS = 4
 LOADING_REGISTERS = 24
+REGISTERS = {2: 240, 3: 160}
+"""Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""
 COMPUTE, LOAD = "compute", "load"
 HEADER = """\
 import triton
@@ -115,9 +117,9 @@ def add_function(writer: Writer, name: str, given: Sequence[str], lines: Lines, 
     writer.helpers[name] = f"\n{text}"
 
 
-def specialized(groups: int, registers: int, computing: Sequence[str], loading: Sequence[str]) -> str:
-    """A statement: so many groups that compute, with so many registers a thread, and one that loads."""
+def specialized(groups: int, computing: Sequence[str], loading: Sequence[str]) -> str:
+    """A statement: so many groups that compute, and one that loads."""
     given = ", ".join(computing)
     own = ", ".join(f"({COMPUTE}, ({given}, {number}))" for number in range(groups))
-    warps, shares = [GROUP_WARPS] * groups, [registers] * (groups - 1) + [LOADING_REGISTERS]
+    warps, shares = [GROUP_WARPS] * groups, [REGISTERS[groups]] * (groups - 1) + [LOADING_REGISTERS]
     return f"gl.warp_specialize([{own}, ({LOAD}, ({', '.join(loading)}))], {warps}, {shares})"

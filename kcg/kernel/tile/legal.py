@@ -80,7 +80,7 @@ ALONE = ("warp_specialize", "read_early", "evict_first", "evict_last")
 """What programs have that are all of one kernel."""
 
 SPECIALIZEDS: dict[str, tuple[Any, ...]] = {
-    "tile": ((PROGRAM_ROWS,),), "num_warps": (4,), "split": (1,), "loads": (TMA,),
+    "tile": tuple((rows,) for rows in PROGRAM_ROWS), "num_warps": (4,), "split": (1,), "loads": (TMA,),
     "num_stages": tuple(range(2, MOST_SLOTS + 1)),
 }  # fmt: skip
 """What attention by specialised warps has alone."""

@@ -15,7 +15,10 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.tile.ir import Shifted, is_invalid
+from kcg.kernel.tile.ir import NARROW, Shifted, is_invalid
+
+FLOATS = (dtypes.float32, *NARROW)
+"""Formats that are computed as float32."""
 
 
 def shifted_sums(maximum: UOp, reductions: Sequence[UOp]) -> list[Shifted]:
@@ -89,6 +92,19 @@ def linear(node: UOp) -> dict[UOp | None, float]:
     return {node: 1.0}
 
 
+def scaled(node: UOp) -> tuple[UOp, float]:
+    """A value as another one times a constant; rounding to 16 bits in between is left out, as everywhere."""
+    factor = 1.0
+    while True:
+        match node.op:
+            case Ops.MUL if node.src[1].op is Ops.CONST and dtypes.is_float(node.dtype) and not is_invalid(node.src[1]):
+                node, factor = node.src[0], factor * float(node.src[1].arg)
+            case Ops.CAST if node.dtype in FLOATS and node.src[0].dtype in FLOATS:
+                node = node.src[0]
+            case _:
+                return node, factor
+
+
 def running(maximum: UOp, of: Shifted) -> tuple[UOp, UOp]:
     """What stands for the maximum so far, which changes in the loop, and the sum made with it."""
     stand_in = UOp(Ops.NOOP, maximum.dtype, src=(*maximum.src[1:], *maximum.ranges))
@@ -97,6 +113,4 @@ def running(maximum: UOp, of: Shifted) -> tuple[UOp, UOp]:
 
 def is_running(node: UOp) -> bool:
     """Whether a value is a maximum so far, maybe times a constant."""
-    while node.op is Ops.MUL and node.src[1].op is Ops.CONST:
-        node = node.src[0]
-    return node.op is Ops.NOOP
+    return scaled(node)[0].op is Ops.NOOP

@@ -48,7 +48,10 @@ class TileParameters:
 
     form: str  # one of FORMS
     axes: tuple[tuple[int, ...], ...]
-    tile: tuple[int, ...]  # elements along each axis: powers of two; of a contraction's columns also the sum of two
+    tile: tuple[
+        int, ...
+    ]  # elements along each axis: powers of two; of a contraction's columns also the sum of two, and
+    # rows of groups of warps three times 64
     reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
     tail: int = 1  # programs that share each tile of the last wave, where that is not full: its sums, or 2 its columns

@@ -40,6 +40,7 @@ from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     LOAD,
+    REGISTERS,
     add_barriers,
     add_function,
     allocated,
@@ -64,8 +65,6 @@ from kcg.kernel.tile.tiles import (
 )
 from kcg.types import Target
 
-REGISTERS = {2: 240, 3: 160}
-"""Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""
 TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
 STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
@@ -178,7 +177,7 @@ class _Pipelined:
         given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, FULL, EMPTY)
         add_function(self.writer, COMPUTE, (*given, *self.leaving.values()), computing, group=True)
         add_function(self.writer, LOAD, given, loading)
-        lines.add(specialized(self.groups, REGISTERS[self.groups], (*given, *self.leaving.values()), given))
+        lines.add(specialized(self.groups, (*given, *self.leaving.values()), given))
         return lines, self.programs
 
     # ---- what a tile is made of

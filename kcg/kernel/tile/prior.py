@@ -35,8 +35,8 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
-from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import LEAST, padded, stream_axes
+from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize, fits_registers
+from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import launched_with, tiles_of
 from kcg.types import Target
@@ -56,6 +56,10 @@ WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
 COPY_REGISTERS = 5  # of a thread for each 16 bytes that it copies in a step
+PRODUCTS, LANES, EXPONENTIALS = 2_048, 128, 16
+"""Multiplications of 16 bits, of 32 bits, and powers of 2 that a multiprocessor makes in a clock."""
+BETWEEN_STEPS = 300  # clocks of a step of specialised warps in which neither is made: a guess
+NARROW_HEAD = 64  # elements of a query and of a value
 SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
@@ -539,13 +543,37 @@ def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
 
 
 def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-    """128 keys a step, as in FlashAttention-3 the largest that leaves room for two slots of each ring."""
-    made = TileParameters(
-        SPECIALIZED, axes, (PROGRAM_ROWS,), reduce_tile=STEPS[-1], loads=TMA, num_warps=4, num_stages=2
+    """The tile and the step that take least by products, exponentials and waves (`attention_clocks`). Blocks of narrow
+    heads are small and soon gone through: they come two ahead."""
+    stream = kernel.stream
+    assert stream is not None
+    few, width = power_of_two(extent(stream.keys)), padded(stream.columns)
+    sizes = [
+        (rows, step)
+        for rows in PROGRAM_ROWS
+        for step in STEPS
+        if step <= max(few, STEPS[0]) and fits_registers(kernel, rows, step)
+    ]
+    rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
+    narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
+    return TileParameters(
+        SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
     )
-    assert kernel.stream is not None
-    few = power_of_two(extent(kernel.stream.keys))
-    return made if few >= STEPS[-1] else replace(made, reduce_tile=STEPS[0])
+
+
+def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+    """About how many clocks specialised warps take. In each step the tensor core's time or that of the exponentials,
+    whichever is more, and of the other what no other group hides."""
+    stream = kernel.stream
+    assert stream is not None
+    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    groups = rows // GROUP_ROWS
+    both = rows * step * (inner + width) / PRODUCTS, rows * step / EXPONENTIALS
+    clocks = max(both) + min(both) / groups + rows * width / LANES + BETWEEN_STEPS  # sums are scaled in each step
+    steps, turns = -(-extent(stream.keys) // step), stream_tiles(kernel, rows) / max(1, target.cores)
+    if reach_of(stream) is None:
+        return math.ceil(turns) * steps * clocks
+    return max(steps, turns * (steps + rows / step) / 2) * clocks  # with short tiles last, and up to the diagonal
 
 
 def _may_specialize(kernel: TileKernel, target: Target) -> bool:

@@ -1,11 +1,13 @@
 """Attention by specialised warps, in Gluon, which says where everything lies and who waits for whom.
 
-One group of warps loads keys and values into two rings of shared memory; two groups have half of the queries each.
+One group of warps loads keys and values into two rings of shared memory; two or three groups have 64 queries each.
 Each of these sends the product of its queries with the next keys to the tensor core, behind it that of its weights with
 the values before, and makes weights of the new scores while the second one runs. (Shah et al., FlashAttention-3, 2024:
-specialised warps, and two products in flight.) A slot of a ring is free once both groups have read it.
+specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
 What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
+Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
+reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
+    GROUP_WARPS,
     LOAD,
+    REGISTERS,
     add_barriers,
     add_function,
     allocated,
@@ -33,14 +37,13 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import BOTH, StreamWriting
+from kcg.kernel.tile.stream import BOTH, StreamWriting, padded, reach_of
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
-GROUPS = 2  # of warps that compute
-PROGRAM_ROWS = GROUPS * GROUP_ROWS
+PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
-COMPUTING_REGISTERS = 240
+BESIDE = 32  # registers of a thread beside scores, weights and sums: none spilled with so many
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
 BUFFERS = ("queries", "keys", "values")
@@ -50,6 +53,18 @@ def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Wr
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
     return _Specialized(kernel, parameters, writer).written()
+
+
+def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
+    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have
+    no registers left for tiles that go on with the next head's first queries, which mask more."""
+    stream = kernel.stream
+    assert stream is not None
+    groups, reach = rows // GROUP_ROWS, reach_of(stream)
+    if groups > 2 and reach is not None and not reach.is_aligned(Axis(stream.rows, rows)):
+        return False
+    held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
+    return held + BESIDE <= REGISTERS[groups]
 
 
 def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -68,11 +83,14 @@ class _Specialized(StreamWriting):
         super().__init__(kernel, parameters, writer)
         if writer.interpreted:
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
-        if parameters.loads != TMA or parameters.num_warps != 4 or self.height != PROGRAM_ROWS:
+        if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
             raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
+        if not fits_registers(kernel, self.height, self.step):
+            raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
@@ -91,7 +109,7 @@ class _Specialized(StreamWriting):
         loading = (*arguments_of(self.kernel), *memory, *BUFFERS, *BARRIERS)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
-        main.lines.add(specialized(GROUPS, COMPUTING_REGISTERS, computing, loading))
+        main.lines.add(specialized(self.groups, computing, loading))
         return main.lines, grid
 
     # ---- the launched function
@@ -117,11 +135,11 @@ class _Specialized(StreamWriting):
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = GROUPS if name == "queries" else self.stages
+            slots = self.groups if name == "queries" else self.stages
             lines.add(allocated(name, slots, box.ordered(box.sizes), dtype))
         for name in BARRIERS:
             slots = 1 if name == "queries_full" else self.stages
-            add_barriers(lines, name, slots, GROUPS if name.endswith("empty") else 1)
+            add_barriers(lines, name, slots, self.groups if name.endswith("empty") else 1)
         lines.add("fence_async_shared()")
 
     # ---- the group that loads
@@ -131,15 +149,15 @@ class _Specialized(StreamWriting):
         _, start = self._opened(frame, self.tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
-        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * GROUPS * math.prod(queries.sizes)})")
-        for group in range(GROUPS):
+        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * self.groups * math.prod(queries.sizes)})")
+        for group in range(self.groups):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
             lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
         blocks = self._blocks(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
         corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
-        body.add(f"key = number * {self.step}")
+        body.add(f"key = {self._key_of('number', blocks)}")
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
@@ -149,10 +167,59 @@ class _Specialized(StreamWriting):
 
     def _blocks(self, frame: Frame, first: str) -> str:
         """How many blocks of keys a program visits, at least one; `first` is its first query."""
-        end = self._end(frame, first, self.tile)
+        return self._count_of(frame, self._end(frame, first, self.tile))
+
+    def _count_of(self, frame: Frame, end: str) -> str:
+        """Blocks of so many keys, at least one."""
         if end.isdigit():
             return str(-(-int(end) // self.step))
         return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
+
+    def _key_of(self, number: str, blocks: str) -> str:
+        """The first key of the block that a program visits as so many-th."""
+        if not self._has_masks:
+            return f"{number} * {self.step}"
+        return f"({int(blocks) - 1 if blocks.isdigit() else f'{blocks} - 1'} - {number}) * {self.step}"
+
+    def _ends(self, at: int, queries: int) -> int:
+        """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
+        assert self.reach is not None
+        return -(-(at + queries - 1 + self.reach.keys) // self.step)
+
+    @property
+    def _is_regular(self) -> bool:
+        """Whether tiles begin at numbers that are multiples of their size."""
+        assert self.reach is not None
+        return self.tile.ranges[-1] is self.reach.axis and self.reach.is_aligned(self.tile)
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a group may reach fewer blocks of keys than others of its program."""
+        if self.reach is None:
+            return False
+        begins = range(0, self.step, math.gcd(self.tile.size, self.step))
+        alike = all(self._ends(at, GROUP_ROWS) == self._ends(at, self.tile.size) for at in begins)
+        return not (alike and self._is_regular)
+
+    @property
+    def _has_one_masked(self) -> bool:
+        """Whether no group has more than one block with masks: without a reach only the last keys."""
+        if self.reach is None:
+            return True
+        within = (
+            self._ends(at, GROUP_ROWS) - (at + self.reach.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
+        )
+        return self._is_regular and max(within) <= 1
+
+    def _skipped(self, lines: Lines, blocks: str, start: str) -> str:
+        """Gives back the blocks that no query of a group reaches, which begins at `start`; how many these are."""
+        own = self._count_of(self.top, self._end(self.top, start, self.rows))
+        skipped, body = lines.name(f"{blocks} - {own}", "skipped"), Lines(self.writer, lines)
+        for name in ("keys", "values"):
+            body.add(f"mbarrier.wait({name}_full.index(number % {self.stages}), (number // {self.stages}) & 1)")
+            body.add(f"mbarrier.arrive({name}_empty.index(number % {self.stages}), count=1)")
+        lines.extend(f"for number in range({skipped}):", body)
+        return skipped
 
     # ---- a group that computes
 
@@ -168,35 +235,43 @@ class _Specialized(StreamWriting):
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box) for box in boxes)
-        sent = (
-            f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
-        )
+        sent = f"warpgroup_mma({query('queries', 'group')}, {key('keys', 'slot')}, none, use_acc=False, is_async=True)"
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add("mbarrier.wait(queries_full.index(0), 0)")
-        lines.add("mbarrier.wait(keys_full.index(0), 0)")
-        lines.add(f"sent = {sent.format(slot=0)}")
+        skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
+        lines.add(f"slot = {skipped} % {self.stages}")
+        lines.add(f"mbarrier.wait(keys_full.index(slot), ({skipped} // {self.stages}) & 1)")
+        lines.add(f"sent = {sent}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
-        lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
-        self._turn(lines, "first_score", "0", start, sums)
+        lines.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        first_key = lines.name(self._key_of(skipped, blocks), "key") if self._has_masks else "0"
+        self.whole = not self._has_masks
+        self._turn(lines, "first_score", first_key, start, sums)
+        self.whole = self._has_one_masked or self.on_scores
+        masked = ""
+        if self.whole and not self._has_one_masked:
+            masked = lines.name(f"{blocks} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
 
         body = Lines(self.writer, lines)
         body.add(f"slot = number % {self.stages}")
         body.add(f"before = (number - 1) % {self.stages}")
         body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
-        body.add(f"sent = {sent.format(slot='slot')}")
+        body.add(f"sent = {sent}")
         body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-        key_at = body.name(f"number * {self.step}", "key")
+        key_at = body.name(self._key_of("number", blocks), "key")
+        if masked:
+            body.extend(f"if number < {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
-        lines.extend(f"for number in range(1, {blocks}):", body)
+        lines.extend(f"for number in range({skipped} + 1, {blocks}):", body)
 
         lines.add(f"last = {blocks} - 1")
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
@@ -211,12 +286,8 @@ class _Specialized(StreamWriting):
         """From the scores of one block of keys to weights, sums and the new maximum; the factor of the sum of values
         so far."""
         self.body, self.key = body, key
-        node = self.stream.scores.reduce
-        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
-        bind_axis(outer, self.rows, 0, start)
-        scores = outer.inner(body)
-        bind_axis(scores, self.keys, 1, key)
-        scores.bound[node] = scores.cast(Block(score, "float32", BOTH), compute_type(node))
+        scores = self._of_scores(body, key, start)
+        self._bind_scores(scores, score)
         self.new = self.writer.fresh("new")
         shift = self._shift(scores)
         for one, total in zip(self.stream.sums, sums, strict=True):
@@ -226,11 +297,31 @@ class _Specialized(StreamWriting):
         body.add(f"{self.largest} = {self.new}")
         return factor
 
+    def _of_scores(self, lines: Lines, key: str, start: str) -> Frame:
+        """The frame of a block of scores."""
+        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
+        self._bind_rows(outer, start)
+        scores = outer.inner(lines)
+        bind_axis(scores, self.keys, 1, key, whole=self.whole)
+        return scores
+
+    def _bind_rows(self, frame: Frame, start: str) -> None:
+        """Binds a group's queries, of which a tile may have some past the end though a group is whole."""
+        bind_axis(frame, self.rows, 0, start, ragged=self.tile.total % self.tile.size != 0)
+
+    def _branch(self, score: str, key: str, start: str, body: Lines) -> Lines:
+        """What masks the scores of a block of keys that are not all within reach."""
+        lines, self.whole = Lines(self.writer, body), False
+        masked = self._masked(self._of_scores(lines, key, start), score)
+        self.whole = True
+        lines.add(f"{score} = {masked}")
+        return lines
+
     def _finished(self, start: str, sums: Sequence[str]) -> None:
         """The result of each query."""
         lines = self.top.lines
         out = Frame(lines, (self.height, self.width), outer=self.top, layout="of_values")
-        bind_axis(out, self.rows, 0, start)
+        self._bind_rows(out, start)
         bind_axis(out, self.columns, 1, "0")
         row, product = frozenset({0}), self.stream.product.node
         moved = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]

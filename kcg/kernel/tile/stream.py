@@ -4,6 +4,9 @@ It is told by dependence, not by name. The weights are terms of sums that are sh
 (`online.py`), and what they are made of is a contraction over ranges of its own. So a program needs neither all scores
 of a row nor its maximum: it goes through the keys in blocks, keeps for each row the largest score so far, and corrects
 its sums where that rises. (Dao et al., FlashAttention, 2022.)
+
+Masks are computed where they matter: blocks of which every query of the tile has weights for every key have a loop of
+their own, without a causal mask or a bound of the keys.
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ from kcg.kernel.tile.ir import (
     affine,
     extent,
     factors_of,
+    is_symbolic,
     kernel_of,
     product_dtype,
 )
-from kcg.kernel.tile.online import linear, running, shifted_sums
+from kcg.kernel.tile.online import linear, running, scaled, shifted_sums
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import masked_term
+from kcg.kernel.tile.reduction import accumulator, masked_term
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
@@ -51,7 +55,11 @@ from kcg.kernel.tile.tiles import (
 BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
 LEAST = 16
+KEPT_BYTES = 32 << 20  # of keys and values that L2 keeps while programs go through them (FlashAttention-3's limit)
+OUT = 'float("-inf")'
+"""The score of a key that is left out."""
 MOST_QUERIES = 128  # of one program
+APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
 
 
 def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -124,10 +132,28 @@ def _stream_of(kernel: TileKernel) -> Stream:
 @dataclass(frozen=True)
 class Reach:
     """How far keys go that a query can have a weight for: for number n of a range of the rows to key n + `keys`,
-    exclusive."""
+    exclusive. `mask` is the choice between what a key within reach has, `kept`, and -inf."""
 
     axis: UOp
     keys: int
+    mask: UOp
+    kept: UOp
+
+    def is_aligned(self, tile: Axis) -> bool:
+        """Whether no tile of queries goes on with the first number of the axis."""
+        place = tile.ranges.index(self.axis)
+        return place == 0 or math.prod(map(extent, tile.ranges[place:])) % tile.size == 0
+
+    def within(self, node: UOp) -> UOp:
+        """A value where every key is within reach."""
+        found = {self.mask: self.kept}
+        if self.kept.op is Ops.CONST and self.kept.arg == 0:
+            sums = (one for one in node.toposort() if one.op is Ops.ADD)
+            for one in sums:
+                for left, right in (one.src, one.src[::-1]):
+                    if scaled(right)[0] is self.mask:
+                        found[one] = left
+        return node.substitute(found)
 
 
 def _scores_of(score: UOp, over: tuple[UOp, ...]) -> Contraction | None:
@@ -168,10 +194,20 @@ def reach_of(stream: Stream) -> Reach | None:
         steps = {axis: step for axis, step in difference.items() if step}
         for row in stream.rows:
             if _is_out(node.src[2]) and steps == {stream.keys: 1, row: -1}:
-                return Reach(row, -constant)  # key - query + constant < 0
+                return Reach(row, -constant, node, node.src[1])  # key - query + constant < 0
             if _is_out(node.src[1]) and steps == {stream.keys: -1, row: 1}:
-                return Reach(row, constant + 1)  # query - key + constant >= 0
+                return Reach(row, constant + 1, node, node.src[2])  # query - key + constant >= 0
     return None
+
+
+def masks_scores(stream: Stream, reach: Reach | None) -> bool:
+    """Whether a score of -inf makes all terms of its key 0: then masks are put on the scores. They count in exponents
+    alone, times something positive."""
+    score, largest = stream.scores.reduce, stream.maximum.src[0]
+    found = linear(reach.within(largest) if reach is not None else largest)
+    terms = (stream.weight, *(one.node.src[0] for one in stream.sums))
+    beside = (t.toposort(gate=lambda node: node.op is not Ops.EXP2 and node is not stream.maximum) for t in terms)
+    return set(found) <= {score, None} and found.get(score, 0.0) > 0 and not any(score in nodes for nodes in beside)
 
 
 def _is_out(score: UOp) -> bool:
@@ -241,7 +277,8 @@ class StreamWriting:
     """A program that is being written: its queries, the loop over the keys, and the result.
 
     Above the loop `top` has what is carried through it, each with a row for each query: the largest score so far, the
-    sums of shifted terms, and the sum of weighted values. `body` is one turn of it, over `step` keys.
+    sums of shifted terms, and the sum of weighted values. `body` is one turn of it, over `step` keys; `whole` says that
+    all of these exist and are within reach of all queries.
     """
 
     def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
@@ -257,30 +294,61 @@ class StreamWriting:
         self.rows, self.keys = Axis(self.stream.rows, self.height), Axis((self.stream.keys,), self.step)
         self.terms, self.columns = Axis(over, self.inner), Axis(self.stream.columns, self.width)
         self.top = open_frame(kernel, writer, ())
-        self.body, self.key = Lines(writer, self.top.lines), writer.fresh("k")
+        self.body, self.key, self.whole = Lines(writer, self.top.lines), "", False
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
         self.reach = reach_of(self.stream)
+        self.on_scores = masks_scores(self.stream, self.reach)
         self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
-        query, key, value = self._described()
+        described = self._described()
         grid, start = self._opened(self.top, self.rows)
-        keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
         sums = self._begun()
+        begin, end = self._part_of(self._end(self.top, start, self.rows))
+        for first, last, whole in self._loops(begin, end, start):
+            self.whole = whole
+            self._loop(first, last, start, described, sums)
+        if self.parameters.split > 1:
+            self._left(start, sums)
+        else:
+            self._stored(start, sums)
+        return self.top.lines, grid
+
+    def _loops(self, begin: str, end: str, start: str) -> list[tuple[str, str, bool]]:
+        """The loops over the keys from `begin` to `end`, each with its first and its last key and whether its blocks
+        are whole."""
+        if not self._has_masks:
+            return [(begin, end, True)]
+        if self.parameters.split > 1 or self.height < APART_ROWS:
+            return [(begin, end, False)]
+        whole = self._whole_blocks(self.top, start, self.rows)
+        if whole == "0":
+            return [(begin, end, False)]
+        middle = self.top.lines.name(f"{whole} * {self.step}", "whole")
+        return [(begin, middle, True), (middle, end, False)]
+
+    @property
+    def _has_masks(self) -> bool:
+        """Whether a block of keys has any that do not exist, or that a query of the tile does not reach."""
+        keys = self.stream.keys
+        return self.reach is not None or is_symbolic(keys) or extent(keys) % self.step != 0
+
+    def _loop(
+        self, first: str, last: str, start: str, described: tuple[Described | None, ...], sums: Sequence[str]
+    ) -> None:
+        """One loop over keys."""
+        query, key, value = described
+        self.body, self.key = Lines(self.writer, self.top.lines), self.writer.fresh("k")
+        keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
+        self.new = self.writer.fresh("new")
         scores = self._scores(query, key, start, keys)
         shift = self._shift(scores)
         for one, total in zip(self.stream.sums, sums, strict=True):
             self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
-        begin, end = self._part_of(self._end(self.top, start, self.rows))
-        self.top.lines.extend(f"for {self.key} in range({begin}, {end}, {self.step}):", self.body)
-        if self.parameters.split > 1:
-            self._left(start, sums)
-        else:
-            self._stored(start, sums)
-        return self.top.lines, grid
+        self.top.lines.extend(f"for {self.key} in range({first}, {last}, {self.step}):", self.body)
 
     def _begun(self, scores: str = "", values: str = "") -> list[str]:
         """What is carried through the loop, before it; the names of the sums. The layouts of what has a score's and
@@ -313,27 +381,66 @@ class StreamWriting:
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        self.part, *digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
-        for axis, digit in zip(rest, digits[:-1], strict=True):
+        program = frame.lines.name("tl.program_id(0)", "program")
+        if self.reach is None or tile.tiles == 1:
+            self.part, *digits, number = split_number(frame, program, counts)
+        else:
+            digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile)
+        for axis, digit in zip(rest, digits, strict=True):
             bind_scalar(frame, axis, digit)
-        number = digits[-1]
-        if self.reach is not None and tile.tiles > 1:  # the last queries have most keys: they are first
-            number = frame.lines.name(f"{tile.tiles - 1} - {number}")
         return grid, start_of(frame, number, tile)
+
+    def _longest_first(self, frame: Frame, program: str, heads: list[int], tile: Axis) -> tuple[list[str], str]:
+        """Which head and which tile a program has, where the last queries have most keys: of some heads together the
+        last tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
+        assert self.reach is not None
+        lines, count = frame.lines, math.prod(heads)
+        sides = (self.inner, self.stream.scores.sides[1]), (self.width, self.stream.values)
+        nbytes = extent(self.stream.keys) * sum(size * side.dtype.itemsize for size, side in sides)
+        together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
+        place = tile.ranges.index(self.reach.axis)
+        outer = math.prod(map(extent, tile.ranges[:place])) if self.reach.is_aligned(tile) else 1
+        tiles = tile.tiles // outer  # along the axis
+        counts = [self.parameters.split, count // together, tiles, together, outer]
+        self.part, group, turn, head, row = split_number(frame, program, counts)
+        number = lines.name(f"{tiles - 1} - {turn}") if tiles > 1 else "0"
+        if outer > 1:
+            number = lines.name(f"{row} * {tiles} + {number}")
+        if group != "0":
+            head = lines.name(f"{group} * {together} + {head}")
+        return split_number(frame, head, heads), number
 
     def _end(self, frame: Frame, start: str, tile: Axis) -> str:
         """How many keys a tile of queries that begins at `start` has weights for, or some more."""
         total, _ = total_of(frame, (self.stream.keys,))
         if self.reach is None:
             return total
+        first, more = self._numbers(frame, start, tile)  # a tile that goes on with 0 has been to the last one before
+        return frame.lines.name(f"tl.minimum({total}, {first} + {more + self.reach.keys})", "end")
+
+    def _numbers(self, frame: Frame, start: str, tile: Axis) -> tuple[str, int]:
+        """The number by which the reach of a tile's first query grows, and how much larger it may be of a later one."""
+        assert self.reach is not None
         place = tile.ranges.index(self.reach.axis)
         inner, first = math.prod(map(extent, tile.ranges[place + 1 :])), start
         if inner > 1:
             first = frame.lines.name(f"{first} // {inner}")
-        if place:  # where a tile goes on with the first number again, it has been to the last one before
+        if place:
             first = frame.lines.name(f"{first} % {extent(self.reach.axis)}")
-        most = -(-(tile.size - 1) // inner) + self.reach.keys
-        return frame.lines.name(f"tl.minimum({total}, {first} + {most})", "end")
+        return first, -(-(tile.size - 1) // inner)
+
+    def _whole_blocks(self, frame: Frame, start: str, tile: Axis) -> str:
+        """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that
+        exist and that each query reaches."""
+        total, _ = total_of(frame, (self.stream.keys,))
+        if self.reach is None:
+            return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
+        first, more = self._numbers(frame, start, tile)
+        if not self.reach.is_aligned(tile):  # it may go on with 0
+            last = extent(self.reach.axis) - 1 - more
+            first = frame.lines.name(f"tl.where({first} > {last}, 0, {first})")
+        keys = f"tl.minimum({total}, {first} + {self.reach.keys})"
+        return frame.lines.name(f"tl.maximum({keys}, 0) // {self.step}", "blocks")
 
     def _part_of(self, end: str) -> tuple[str, str]:
         """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
@@ -352,23 +459,54 @@ class StreamWriting:
         queries = _block(self.stream.scores.sides[0], of_queries, query, (start, "0"), 1, reduced)
         of_keys = Frame(self.body, (self.inner, self.step), outer=self.top)
         bind_axis(of_keys, self.terms, 0, "0")
-        bind_axis(of_keys, self.keys, 1, self.key, vector=keys)
+        bind_axis(of_keys, self.keys, 1, self.key, vector=keys, whole=self.whole)
         taken = _block(self.stream.scores.sides[1], of_keys, key, ("0", self.key), 0, reduced)
         outer = Frame(self.top.lines, (self.height, self.step), outer=self.top)
         bind_axis(outer, self.rows, 0, start)
         scores = outer.inner(self.body)
-        bind_axis(scores, self.keys, 1, self.key, vector=keys)
+        bind_axis(scores, self.keys, 1, self.key, vector=keys, whole=self.whole)
         text = f"tl.dot({queries.text}, {taken.text}{self._precision(queries)}, out_dtype=tl.float32)"
-        block = Block(self.body.name(text, "score"), "float32", BOTH)
-        scores.bound[node] = scores.cast(block, compute_type(node))
+        self._bind_scores(scores, self.body.name(text, "score"))
         return scores
+
+    def _bind_scores(self, scores: Frame, text: str) -> None:
+        """Binds a block of scores, masked if its keys are not whole and masks are put on scores."""
+        node = self.stream.scores.reduce
+        if self.on_scores and not self.whole:
+            text = self._masked(scores, text)
+        scores.bound[node] = scores.cast(Block(text, "float32", BOTH), compute_type(node))
+
+    def _masked(self, scores: Frame, text: str) -> str:
+        """Scores that are -inf where a key does not exist or is out of reach."""
+        if self.reach is not None:
+            condition, first, _ = self.reach.mask.src
+            one, other = (text, OUT) if first is self.reach.kept else (OUT, text)
+            text = scores.lines.name(f"tl.where({scores.value(condition).text}, {one}, {other})", "score")
+        if (exists := scores.masks.get(1)) is not None:
+            text = scores.lines.name(f"tl.where({exists}, {text}, {OUT})", "score")
+        return text
+
+    def _term(self, node: UOp, scores: Frame) -> str:
+        """What a block of keys adds to a reduction along each row."""
+        node = node.replace(src=(self._within(node.src[0]), *node.src[1:]))
+        if self.on_scores:
+            return scores.atom(scores.cast(scores.value(node.src[0]), accumulator(node)))
+        return scores.atom(masked_term(node, scores, 1))
 
     def _shift(self, scores: Frame) -> str:
         """What the exponents of this turn are shifted by: the largest score of each row so far."""
-        term = scores.atom(masked_term(self.stream.maximum, scores, 1))
-        self.body.add(f"{self.new} = tl.maximum({self.largest}, tl.max({term}, 1, keep_dims=True))")
+        score, factor = scaled(self._within(self.stream.maximum.src[0]))
+        if factor <= 0:
+            score, factor = self._within(self.stream.maximum.src[0]), 1.0
+        term = self._term(self.stream.maximum.replace(src=(score, *self.stream.maximum.src[1:])), scores)
+        largest = f"tl.max({term}, 1, keep_dims=True)" + (f" * {factor!r}" if factor != 1 else "")
+        self.body.add(f"{self.new} = tl.maximum({self.largest}, {largest})")
         # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
         return self.body.name(f'tl.where({self.new} == float("-inf"), 0.0, {self.new})', "shift")
+
+    def _within(self, node: UOp) -> UOp:
+        """A value without the mask that all keys of a whole block pass, or that is put on scores."""
+        return self.reach.within(node) if self.reach is not None and (self.whole or self.on_scores) else node
 
     def _corrected(self, one: Shifted, scores: Frame, shift: str) -> tuple[UOp, UOp, str]:
         """Let the terms of a sum be shifted by the maximum so far: what stands for the maximum in them, the sum of
@@ -381,21 +519,22 @@ class StreamWriting:
     def _sum(self, one: Shifted, total: str, scores: Frame, shift: str) -> None:
         """Adds to a sum of shifted terms along each row."""
         _, node, factor = self._corrected(one, scores, shift)
-        term = scores.atom(masked_term(node, scores, 1))
+        term = self._term(node, scores)
         self.body.add(f"{total} = {total} * {factor} + tl.sum({term}, 1, keep_dims=True)")
 
     def _weights(self, scores: Frame, shift: str) -> tuple[str, str]:
         """The weights of values as a tensor core takes them, and the factor by which their sum so far changes."""
         stream = self.stream
         stand_in, _, factor = self._corrected(stream.product, scores, shift)
-        return _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores), factor
+        weight = self._within(stream.weight.substitute({stream.maximum: stand_in}))
+        return _weight(stream, weight, scores, masked=not self.on_scores), factor
 
     def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
         """Adds to the sum of values, weighted."""
         stream = self.stream
         weight, factor = self._weights(scores, shift)
         of_values = Frame(self.body, (self.step, self.width), outer=self.top)
-        bind_axis(of_values, self.keys, 0, self.key, vector=keys)
+        bind_axis(of_values, self.keys, 0, self.key, vector=keys, whole=self.whole)
         bind_axis(of_values, self.columns, 1, "0")
         loaded = _block(stream.values, of_values, value, (self.key, "0"), 0, frozenset({stream.keys}))
         dot = (
@@ -458,14 +597,14 @@ def _block(
     return described_block(side, frame, described, corner)
 
 
-def _weight(stream: Stream, node: UOp, scores: Frame) -> str:
-    """The block of weights as a tensor core takes it, 0 where there is no key."""
+def _weight(stream: Stream, node: UOp, scores: Frame, *, masked: bool) -> str:
+    """The block of weights as a tensor core takes it; `masked`: 0 where there is no key, by a choice."""
     type_ = TYPES[stream.values.dtype]
     if scores.writer.interpreted:
         type_ = interpreted_type(type_)
     block = scores.narrow(node, type_)
     text = scores.atom(block)
-    if (mask := scores.masks.get(1)) is not None:
+    if masked and (mask := scores.masks.get(1)) is not None:
         text = scores.lines.name(f"tl.where({mask}, {text}, tl.full([], 0.0, tl.{type_}))", "weight")
     return text if block.axes == BOTH else scores.lines.name(f"tl.broadcast_to({text}, {scores.shape(BOTH)})", "weight")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tinygrad import Tensor, Variable
@@ -117,6 +120,102 @@ def test_blocks_of_keys_that_a_mask_leaves_out_are_not_visited(tmp_path: Path) -
         assert "tl.minimum" not in program.source, name
         cases[name] = Case(region, program)
     assert not wrong_of(cases, tmp_path)
+
+
+def in_halves(tokens_first: bool, tokens: int) -> Region:
+    """Causal attention of four heads, two of keys, whose result is stored by heads or by tokens."""
+    order = (1, 0, 2) if tokens_first else (0, 1, 2)
+    q = empty(*((tokens, 4, SIZE) if tokens_first else (4, tokens, SIZE))).permute(order)
+    k, v = (empty(2, tokens, SIZE).repeat_interleave(2, dim=0) for _ in range(2))
+    out = q.scaled_dot_product_attention(k, v, is_causal=True).permute(order)
+    return region_of(out.reshape(tokens, 4 * SIZE).contiguous() if tokens_first else out)
+
+
+def causal_and(rows: int, keys: int, made_of: Callable[[Tensor], Tensor]) -> Region:
+    """Causal attention of which something else is made of each score."""
+    q, k, v = empty(2, rows, SIZE), empty(2, keys, SIZE), empty(2, keys, SIZE)
+    mask = Tensor.arange(keys).reshape(1, keys) <= Tensor.arange(rows).reshape(rows, 1) + keys - rows
+    scores = made_of((q @ k.transpose(-1, -2)) * 0.25)
+    return region_of(mask.where(scores, scores.full_like(0) - math.inf).softmax(-1) @ v)
+
+
+def of_many(keys: int, dtype: str = "float32") -> Region:
+    """More queries than one tile has, and keys that are no multiple of a step."""
+    q, k, v = (empty(2, rows, SIZE, dtype=dtype) for rows in (100, keys, keys))
+    return region_of(q.scaled_dot_product_attention(k, v))
+
+
+MASKED: dict[str, tuple[Callable[[], Region], int]] = {
+    # what is attended, and how many loops a program has
+    "causal": (lambda: masked(150, 150, lambda q, k: k <= q), 2),
+    "before some more": (lambda: masked(70, 200, lambda q, k: k < q + 77), 2),
+    "fewer queries than keys": (lambda: causal_and(100, 190, lambda scores: scores), 2),
+    "more keys than are reached": (lambda: masked(100, 300, lambda q, k: k <= q), 2),
+    "of several heads": (lambda: in_halves(False, 80), 2),
+    "of several heads, aligned": (lambda: in_halves(False, 128), 2),
+    "of tokens with their heads": (lambda: in_halves(True, 80), 2),
+    "a bias": (lambda: causal_and(100, 100, lambda scores: scores + empty(100, 100)), 2),
+    "a bound of scores": (lambda: causal_and(100, 100, lambda scores: (scores / 3).tanh() * 3), 2),
+    "ragged keys": (lambda: of_many(75), 2),
+    "ragged keys of 16 bits": (lambda: of_many(75, "bfloat16"), 2),
+    "few keys": (lambda: of_many(13), 1),
+    "whole keys": (lambda: of_many(64), 1),
+}
+
+
+def wide(region: Region) -> TileParameters:
+    return replace(parameters(region), tile=(64,))
+
+
+@interpreted
+def test_masks_are_computed_where_they_matter(tmp_path: Path) -> None:
+    """Blocks of which each query reaches each key have a loop of their own, without a mask."""
+    cases = {}
+    for name, (made, loops) in MASKED.items():
+        region = made()
+        program = generate(region, TARGET, wide(region), interpreted=True)
+        first, *others = program.source.split(" in range(")[1:]
+        assert len(others) == loops - 1, name
+        if others:
+            assert "mask" not in first or name == "a bias", name  # whose rows may not exist
+            assert not re.search(r"tl.where\(.*float\(.-inf.\)\)", first), name
+            assert re.search(r"tl.where\(.*float\(.-inf.\)\)", others[0]), name
+        cases[name] = Case(region, program)
+    assert not wrong_of(cases, tmp_path)
+
+
+@interpreted
+def test_a_mask_that_is_missing_is_found(tmp_path: Path) -> None:
+    """The comparison itself: one block more without a mask, and one that has neither."""
+    broken = []
+    for name in ("causal", "before some more", "of several heads", "ragged keys"):
+        region = MASKED[name][0]()
+        right = generate(region, TARGET, wide(region), interpreted=True)
+        (middle,) = re.findall(r"range\(0, (\w+), 16\)", right.source)
+        (end,) = re.findall(rf"range\({middle}, (\w+), 16\)", right.source)
+        more = right.source.replace(f"range(0, {middle},", f"range(0, {middle} + 16,")
+        more = more.replace(f"range({middle}, {end}", f"range({middle} + 16, {end}")
+        broken += [Case(region, replace(right, source=more))]
+        broken += [Case(region, replace(right, source=right.source.replace(f"({middle}, {end}", f"({end}, {end}")))]
+    wrong = compare(broken, tmp_path)
+    assert all(wrong), wrong
+
+
+@pytest.mark.parametrize("name", ["causal", "of several heads, aligned", "of tokens with their heads"])
+def test_tiles_with_most_keys_are_first(name: str) -> None:
+    """Of all heads together, so that those with few keys fill the last wave."""
+    region = MASKED[name][0]()
+    program = generate(region, TARGET, wide(region), interpreted=True)
+    lines = [line.strip() for line in program.source.split("def tile_kernel")[1].splitlines()[1:]]
+    scalars = lines[: next(n for n, line in enumerate(lines) if "tl.minimum" in line) + 1]
+    ends = []
+    for number in range(program.launches[0].grid):
+        values: dict[str, Any] = {"tl": SimpleNamespace(program_id=lambda _, n=number: n, minimum=min)}
+        for line in scalars:
+            if "tl.full" not in line:
+                exec(line, values)
+        ends.append(next(value for text, value in reversed(values.items()) if text.startswith("end")))
+    assert ends == sorted(ends, reverse=True) and len(set(ends)) > 1
 
 
 @interpreted
@@ -286,11 +385,7 @@ def test_query_heads_that_share_keys_are_rows_of_one_tile() -> None:
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_causal_rows_of_several_heads_end_where_their_last_token_does(tokens_first: bool, tmp_path: Path) -> None:
     """Of tiles that begin anywhere in a head, and of tiles with all heads of some tokens."""
-    order = (1, 0, 2) if tokens_first else (0, 1, 2)
-    q = empty(*((40, 4, SIZE) if tokens_first else (4, 40, SIZE))).permute(order)
-    k, v = (empty(2, 40, SIZE).repeat_interleave(2, dim=0) for _ in range(2))
-    out = q.scaled_dot_product_attention(k, v, is_causal=True).permute(order)
-    region = region_of(out.reshape(40, 4 * SIZE).contiguous() if tokens_first else out)
+    region = in_halves(tokens_first, 40)
     cases = {}
     for split in (1, 2):
         program = generate(region, TARGET, in_parts(region, split), interpreted=True)

@@ -23,6 +23,7 @@ from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -407,6 +408,16 @@ def heads(rows: int, size: int, dtype: str = "bfloat16") -> Tensor:
     return empty(3, rows, size, dtype=dtype)
 
 
+def up_to(rows: int, keys: int, size: int, *, more: int | None = None, bound: float = 0.0) -> Tensor:
+    """Attention of which query n sees keys up to n + `more`: the last one sees all if that is not said."""
+    more = keys - rows if more is None else more
+    scores = (heads(rows, size) @ heads(keys, size).transpose(-1, -2)).float() * size**-0.5
+    scores = (scores / bound).tanh() * bound if bound else scores
+    mask = Tensor.arange(keys).reshape(1, keys) <= Tensor.arange(rows).reshape(rows, 1) + more
+    weights = mask.where(scores, scores.full_like(0) - float("inf")).softmax(-1)
+    return weights.cast("bfloat16") @ heads(keys, size)
+
+
 ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "whole blocks": lambda: heads(512, 128).scaled_dot_product_attention(heads(512, 128), heads(512, 128)),
     "heads of 64": lambda: heads(384, 64).scaled_dot_product_attention(heads(640, 64), heads(640, 64)),
@@ -418,6 +429,19 @@ ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "heads that share keys": lambda: empty(1, 6, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
         *(empty(1, 3, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
     ),
+    "half a tile": lambda: heads(320, 128).scaled_dot_product_attention(heads(320, 128), heads(320, 128)),
+    "causal heads of 64": lambda: heads(640, 64).scaled_dot_product_attention(
+        heads(640, 64), heads(640, 64), is_causal=True
+    ),
+    "causal, odd rows": lambda: heads(330, 64).scaled_dot_product_attention(
+        heads(330, 64), heads(330, 64), is_causal=True
+    ),
+    "causal, fewer queries than keys": lambda: up_to(300, 777, 64),
+    "causal, more keys than are reached": lambda: up_to(256, 777, 128, more=0),
+    "tiles across heads": lambda: empty(1, 6, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, 3, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
+    "causal with a bound of scores": lambda: up_to(384, 384, 64, bound=3.0),
     "a bias": lambda: heads(256, 128).scaled_dot_product_attention(
         heads(512, 128), heads(512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
     ),
@@ -444,8 +468,19 @@ def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
     assert len(schedules) >= 3
     region = region_of(ATTENTIONS[name]())
     for schedule in schedules[:1] if name != "whole blocks" else schedules:
+        (rows,) = TileParameters.from_json(schedule.body).tile
         report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
-        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (12, 1, 0)
+        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("half a tile", 128), ("causal heads of 64", 192)])
+def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> None:
+    """Of 320 queries the last tile of 128 has one group, of 640 the last tile of 192 too."""
+    kernel = read_region(region_of(ATTENTIONS[name]()))
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    p = replace(parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel)), tile=(rows,))
+    (store,) = [line for line in generate_kernel(kernel, target, p).source.splitlines() if "gl.store(" in line]
+    assert "mask=" in store
 
 
 @pytest.mark.gpu
