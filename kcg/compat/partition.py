@@ -6,16 +6,18 @@ region's are. They can run as one where
 - no other call has to run in between (`kcg.compat.hazards`), also by way of calls that are grouped already;
 - buffers that are different ones in the region share no memory that is written.
 Nothing here needs tinygrad: a stretch may be one that is about to run, or one that was captured earlier.
+
+This is part of the module that `export` writes, see `kcg.compat.stretch`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from kcg.compat.hazards import Groups
-from kcg.compat.planning import PlannedCall, Slot
-from kcg.types import Region
+from kcg.compat.stretch import PlannedCall, Slot
 
 TRIES = 256  # ways to bind a region that are looked at for one first call
 
@@ -27,6 +29,29 @@ OVERLAP = "two of its buffers share memory"
 
 Bound = dict[int, Slot]
 """Which memory each buffer of a region is."""
+
+
+class Named(Protocol):
+    """A kernel, as far as calls are recognised by it."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Wiring(Protocol):
+    """What of a region tells its calls, see `kcg.types.Region`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def kernels(self) -> Sequence[Named]: ...
+
+    @property
+    def args(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def outputs(self) -> tuple[int, ...]: ...
 
 
 class Partition:
@@ -60,7 +85,7 @@ class Partition:
                     self._by_slot[kernel, number, slot.node].append(place)
 
     def claim(
-        self, region: Region, refuse: Callable[[list[PlannedCall], Bound], str] = lambda calls, bound: ""
+        self, region: Wiring, refuse: Callable[[list[PlannedCall], Bound], str] = lambda calls, bound: ""
     ) -> list[tuple[tuple[int, ...], Bound]]:
         """Group every set of calls of the region, where that is safe and `refuse` names no reason against it.
 
@@ -102,7 +127,7 @@ class Partition:
 
     # ---- finding ----
 
-    def _matches(self, region: Region, kernels: list[str], first: int) -> Iterator[tuple[tuple[int, ...], Bound]]:
+    def _matches(self, region: Wiring, kernels: list[str], first: int) -> Iterator[tuple[tuple[int, ...], Bound]]:
         """Calls that run the region's kernels on buffers wired as it says, by kernel; and what its buffers are."""
         if first in self._taken:
             return
@@ -139,7 +164,7 @@ class Partition:
 
     # ---- safety ----
 
-    def _why_unsafe(self, region: Region, places: tuple[int, ...], bound: Bound) -> str:
+    def _why_unsafe(self, region: Wiring, places: tuple[int, ...], bound: Bound) -> str:
         calls = [self.calls[place] for place in places]
         written = {call.slots[slot] for call in calls for slot in call.writes}
         slots = list(bound.values())
