@@ -68,6 +68,7 @@ class Partition:
                 self._by_kernel[kernel].append(place)
         self._left: list[tuple[str, str, frozenset[int]]] = []  # region id, reason, its calls
         self._taken: set[int] = set()
+        self._joined: set[int] = set()  # of these the calls of regions of several kernels
         self._users: dict[object, set[int]] = defaultdict(set)  # memory -> calls that use it
         self._by_slot: dict[tuple[str, int, object], list[int]] = defaultdict(list)
         self._groups = Groups(())
@@ -103,6 +104,7 @@ class Partition:
                 reason = reason or self._why_unsafe(region, places, bound)
                 if not reason and self._groups.merge(places):
                     self._taken.update(places)
+                    self._joined.update(places if len(places) > 1 else ())
                     claimed.append((places, bound))
                     break
                 refused.append((reason or BETWEEN, frozenset(places)))
@@ -113,12 +115,12 @@ class Partition:
         return claimed
 
     def left(self) -> Counter[tuple[str, str]]:
-        """Region id and reason -> sets of calls that match it and that no region claimed any of."""
+        """Region id and reason -> sets of calls that match it, and of which no other region joined any."""
         return Counter((region, why) for region, why, _ in self.left_sets())
 
     def left_sets(self) -> list[tuple[str, str, frozenset[int]]]:
         """Region id, reason and places of each set that `left` counts."""
-        return [one for one in self._left if one[2].isdisjoint(self._taken)]
+        return [one for one in self._left if one[2].isdisjoint(self._joined)]
 
     def order(self) -> list[list[int]]:
         """All calls in groups, in an order that keeps every read and write."""

@@ -344,9 +344,7 @@ class Installed:
         """Load all programs on a device. Raises what tinygrad raises."""
         target = Target(self._opened.device, self._opened.renderer, self._opened.arch)
         for region, program in self._regions:
-            placed = (
-                placed_program(program, target, device) if isinstance(program, Program) else _parts(region, program)
-            )
+            placed = _parts(region, program) if isinstance(program, tuple) else placed_program(program, target, device)
             self._placed[region.id, device] = placed
         self.refused[device] = ""
 
