@@ -176,7 +176,8 @@ def test_an_exported_module_holds_their_machine_code(tmp_path: Path, monkeypatch
     (tmp_path / "not_installed.py").write_text(text.removesuffix("install(FOUND)\n"))
     monkeypatch.syspath_prepend(tmp_path)
     found = importlib.import_module("not_installed").FOUND
-    (made,) = found.programs.values()
+    ((where, made),) = found.regions
+    assert (where.id,) == tuple(kernel.id for kernel in where.kernels) and where.id in found.opts
     wanted = plain_program(rows[0].region, program, aligned=True)
     assert [launch.code for launch in made.launches] == [launch.compiled.binary for launch in program.launches]
     assert repr(replace(made, launches=())) == repr(replace(wanted, launches=()))
