@@ -235,8 +235,7 @@ def test_an_exported_module_does_what_kcg_does_in_a_process_without_it(
     """Eagerly and replayed, with values that are alive or read elsewhere, with other shapes, and imported twice."""
     export(stored, tmp_path / "tuned_model.py")
     if is_compiled:
-        (row,) = [row for row in result.regions if row.region == norm]
-        program = compile_region(norm, row.baseline.schedule, result.target)
+        program = compile_region(norm, parts_schedule(result, norm), result.target)
         assert isinstance(program, Program)
         instead = {norm: plain_program(norm, program, aligned=True)}
         (tmp_path / "tuned_model.py").write_text(module_text(result, choices(result)[0], instead))
@@ -310,6 +309,27 @@ def test_where_a_tile_program_cannot_be_made_each_kernel_has_its_best(result: Re
     assert set(inside(result)) < place.served and norm.id not in place.served
     (line,) = lines
     assert line.startswith("3 kernels: ") and ": each kernel alone instead of a tile program: tile programs are" in line
+
+
+def test_a_program_that_cannot_be_exported_is_named(
+    result: Result, norm: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that does not write what its region does."""
+    program = compile_region(norm, parts_schedule(result, norm), result.target)
+    assert isinstance(program, Program)
+    remade = tile_programs.Remade({norm.id: replace(program, launches=program.launches[:2])}, {})
+    monkeypatch.setattr(tile_programs, "remade", lambda result, to_run: remade)
+    write_result(result, tmp_path / "RESULT.json")
+    exported = export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py")
+    (note,) = exported.notes
+    (row,) = [row for row in result.regions if row.region == norm]
+    assert note.startswith(f"1 tile program left out, with each kernel alone instead ({row.baseline.name}): tinygrad")
+    assert "does not write the outputs" in note and exported.regions == 0
+
+
+def parts_schedule(result: Result, norm: Region) -> Schedule:
+    (row,) = [row for row in result.regions if row.region == norm]
+    return row.baseline.schedule
 
 
 def test_a_program_that_has_it_is_told_nothing_of_its_kernels(stored: Path, result: Result) -> None:
