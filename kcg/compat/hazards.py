@@ -3,6 +3,8 @@
 Calls that share memory are ordered by three hazards: a read after a write, a write after a read, a write after a write.
 Whatever keeps all three leaves the same values in memory. Here memory is named by anything hashable: what a buffer is,
 and which of its parts, is for others to say; whole base buffers are the safe choice.
+
+This is part of the module that `export` writes, see `kcg.compat.stretch`.
 """
 
 from __future__ import annotations

@@ -6,16 +6,18 @@ region's are. They can run as one where
 - no other call has to run in between (`kcg.compat.hazards`), also by way of calls that are grouped already;
 - buffers that are different ones in the region share no memory that is written.
 Nothing here needs tinygrad: a stretch may be one that is about to run, or one that was captured earlier.
+
+This is part of the module that `export` writes, see `kcg.compat.stretch`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from kcg.compat.hazards import Groups
-from kcg.compat.planning import PlannedCall, Slot
-from kcg.types import Region
+from kcg.compat.stretch import PlannedCall, Slot
 
 TRIES = 256  # ways to bind a region that are looked at for one first call
 
@@ -27,6 +29,29 @@ OVERLAP = "two of its buffers share memory"
 
 Bound = dict[int, Slot]
 """Which memory each buffer of a region is."""
+
+
+class Named(Protocol):
+    """A kernel, as far as calls are recognised by it."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Wiring(Protocol):
+    """What of a region tells its calls, see `kcg.types.Region`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def kernels(self) -> Sequence[Named]: ...
+
+    @property
+    def args(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def outputs(self) -> tuple[int, ...]: ...
 
 
 class Partition:
@@ -43,6 +68,7 @@ class Partition:
                 self._by_kernel[kernel].append(place)
         self._left: list[tuple[str, str, frozenset[int]]] = []  # region id, reason, its calls
         self._taken: set[int] = set()
+        self._joined: set[int] = set()  # of these the calls of regions of several kernels
         self._users: dict[object, set[int]] = defaultdict(set)  # memory -> calls that use it
         self._by_slot: dict[tuple[str, int, object], list[int]] = defaultdict(list)
         self._groups = Groups(())
@@ -60,7 +86,7 @@ class Partition:
                     self._by_slot[kernel, number, slot.node].append(place)
 
     def claim(
-        self, region: Region, refuse: Callable[[list[PlannedCall], Bound], str] = lambda calls, bound: ""
+        self, region: Wiring, refuse: Callable[[list[PlannedCall], Bound], str] = lambda calls, bound: ""
     ) -> list[tuple[tuple[int, ...], Bound]]:
         """Group every set of calls of the region, where that is safe and `refuse` names no reason against it.
 
@@ -78,6 +104,7 @@ class Partition:
                 reason = reason or self._why_unsafe(region, places, bound)
                 if not reason and self._groups.merge(places):
                     self._taken.update(places)
+                    self._joined.update(places if len(places) > 1 else ())
                     claimed.append((places, bound))
                     break
                 refused.append((reason or BETWEEN, frozenset(places)))
@@ -88,12 +115,12 @@ class Partition:
         return claimed
 
     def left(self) -> Counter[tuple[str, str]]:
-        """Region id and reason -> sets of calls that match it and that no region claimed any of."""
+        """Region id and reason -> sets of calls that match it, and of which no other region joined any."""
         return Counter((region, why) for region, why, _ in self.left_sets())
 
     def left_sets(self) -> list[tuple[str, str, frozenset[int]]]:
         """Region id, reason and places of each set that `left` counts."""
-        return [one for one in self._left if one[2].isdisjoint(self._taken)]
+        return [one for one in self._left if one[2].isdisjoint(self._joined)]
 
     def order(self) -> list[list[int]]:
         """All calls in groups, in an order that keeps every read and write."""
@@ -102,7 +129,7 @@ class Partition:
 
     # ---- finding ----
 
-    def _matches(self, region: Region, kernels: list[str], first: int) -> Iterator[tuple[tuple[int, ...], Bound]]:
+    def _matches(self, region: Wiring, kernels: list[str], first: int) -> Iterator[tuple[tuple[int, ...], Bound]]:
         """Calls that run the region's kernels on buffers wired as it says, by kernel; and what its buffers are."""
         if first in self._taken:
             return
@@ -139,7 +166,7 @@ class Partition:
 
     # ---- safety ----
 
-    def _why_unsafe(self, region: Region, places: tuple[int, ...], bound: Bound) -> str:
+    def _why_unsafe(self, region: Wiring, places: tuple[int, ...], bound: Bound) -> str:
         calls = [self.calls[place] for place in places]
         written = {call.slots[slot] for call in calls for slot in call.writes}
         slots = list(bound.values())

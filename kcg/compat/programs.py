@@ -13,7 +13,8 @@ from typing import Any
 
 from tinygrad import TinyJit
 
-from kcg.compat.standalone import ALIGNMENT, CORE_ID, integer, program_of_code
+from kcg.compat.replacing import ALIGNMENT
+from kcg.compat.standalone import CORE_ID, integer, program_of_code
 from kcg.compat.tiny import AddrSpace, CompileError, Device, Ops, TinyELF, TinyTarget, UOp, dtypes
 
 

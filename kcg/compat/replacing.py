@@ -7,48 +7,55 @@ with new ones for what it stores in between. tinygrad plans, compiles and graphs
 It is done only where it is safe (`kcg.compat.partition`). What is left as it was is counted, with the reason. A Tensor
 counts as live as long as it exists, which is asked anew at every planning. Calls are put into another order where a
 region needs that; every read and write keeps its order.
+
+This is part of the module that `export` writes, see `kcg.compat.stretch`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from kcg.compat.capture import why_fixed
-from kcg.compat.partition import Partition
-from kcg.compat.planning import PlannedCall, Slot, before_planning, stretch_of
-from kcg.types import Region
+from kcg.compat.partition import Partition, Wiring
+from kcg.compat.stretch import PlannedCall, Slot, stretch_of
 
 if TYPE_CHECKING:
-    from kcg.compat.tiny import UOp
+    from tinygrad.uop.ops import UOp
 
 TAG = "kcg-region:"  # begins the tag of a call that was put in the place of others; the region's id follows
+ALIGNMENT = 16  # bytes; what vector loads of a program may rely on
 
 DEVICES = "its calls are on several devices, or on one that the program is not for"
-UNALIGNED = "one of its buffers does not begin at a multiple of 16 bytes"
+UNALIGNED = f"one of its buffers does not begin at a multiple of {ALIGNMENT} bytes"
 """Why calls are left as they were, beside the reasons of `kcg.compat.partition`."""
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One call of what comes instead: a PROGRAM that is compiled, or a kernel's AST with the Opts that it takes."""
+class OwnKernel:
+    """One of the region's own kernels, which tinygrad compiles with these Opts, for any values of variables."""
 
-    body: UOp
-    args: tuple[int, ...]  # by slot of `body`: which buffer of the region, or from `Placed.buffers` on of the scratch
+    place: int  # among the region's kernels
+    opts: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class PlacedLaunch:
+    """One call of what comes instead: a PROGRAM that is compiled, or a kernel of the region."""
+
+    body: UOp | OwnKernel
+    args: tuple[int, ...]  # by slot of `body`: the number of a buffer of the region, or of the scratch
 
 
 @dataclass(frozen=True)
 class Placed:
     """Launches for one device, in order."""
 
-    launches: tuple[Launch, ...]
-    buffers: int  # of the region: numbers from here on are of `scratch`
-    scratch: tuple[tuple[int, str], ...] = ()  # elements and dtype of each workspace and intermediate buffer
+    launches: tuple[PlacedLaunch, ...]
+    scratch: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # number -> elements and dtype
     aligned: bool = False  # whether every buffer has to begin at a multiple of `ALIGNMENT`
 
 
@@ -56,7 +63,7 @@ class Placed:
 class Replacement:
     """What is put in the place of a region's calls on a device, asked for once; None: nothing on that one."""
 
-    region: Region
+    region: Wiring
     place: Callable[[str], Placed | None]
 
 
@@ -74,35 +81,35 @@ class Replaced:
             self.left.update(left)
 
 
-@contextlib.contextmanager
-def replacing_calls(replacements: Sequence[Replacement], id_of: Callable[[UOp], str | None]) -> Iterator[Replaced]:
-    """Inside the block, calls of the regions are replaced wherever memory is planned, those named first before others.
+class Replacing:
+    """What becomes of a linear that is about to be planned: calls of the regions are replaced, those named first before
+    others. `report` says what became of them so far.
 
-    `id_of` gives the id of a kernel's AST, None of what is no kernel. A `TinyJit` that is captured in the block keeps
-    what it got. Gives what became of the regions so far.
+    `id_of` gives the id of a kernel's AST, None of what is no kernel whose schedule is free.
     """
-    from kcg.compat.tiny import Ops
 
-    report = Replaced()
-    wanted = [Replacement(one.region, functools.cache(one.place)) for one in replacements]
-    ids: dict[bytes, str | None] = {}
+    def __init__(self, replacements: Sequence[Replacement], id_of: Callable[[UOp], str | None]) -> None:
+        self.report = Replaced()
+        self._wanted = [Replacement(one.region, functools.cache(one.place)) for one in replacements]
+        self._id_of, self._ids = id_of, dict[bytes, str | None]()
 
-    def known_id(ast: UOp) -> str | None:
-        if ast.key not in ids:
-            ids[ast.key] = None if why_fixed(ast) else id_of(ast)
-        return ids[ast.key]
-
-    def rewrite(linear: UOp, _: str) -> UOp:
-        kernels = [known_id(c.src[0]) if c.op is Ops.CALL and c.src[0].op is Ops.SINK else None for c in linear.src]
-        partition = Partition(kernels, lambda: stretch_of(linear))
+    def __call__(self, linear: UOp) -> UOp:
+        partition = Partition([self._kernel_of(call) for call in linear.src], lambda: stretch_of(linear))
         new = {}
-        for one in wanted:
+        for one in self._wanted:
             new.update(_replaced(partition, one))
-        report.add(Counter({region: len(sets) for region, sets in partition.found.items()}), partition.left())
+        self.report.add(Counter({region: len(sets) for region, sets in partition.found.items()}), partition.left())
         return linear if not new else linear.replace(src=tuple(_in_order(linear, partition, new)))
 
-    with before_planning(rewrite):
-        yield report
+    def _kernel_of(self, call: UOp) -> str | None:
+        from tinygrad.uop import Ops
+
+        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
+            return None
+        ast = call.src[0]
+        if ast.key not in self._ids:
+            self._ids[ast.key] = self._id_of(ast)
+        return self._ids[ast.key]
 
 
 def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[UOp]]:
@@ -120,19 +127,27 @@ def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[
 
     new = {}
     for places, bound in partition.claim(replacement.region, refuse):
-        like = partition.calls[places[0]]
-        here = placed[like.devices]
+        calls = [partition.calls[place] for place in places]
+        here = placed[calls[0].devices]
         assert here is not None
         nodes = {number: slot.node for number, slot in bound.items()}
-        for place, (elements, dtype) in enumerate(here.scratch):
-            nodes[here.buffers + place] = _new_buffer(like.devices[0], elements, dtype)
+        for number, (elements, dtype) in here.scratch.items():
+            nodes[number] = _new_buffer(calls[0].devices[0], elements, dtype)
         new[min(places)] = [
-            like.node.replace(
-                src=(launch.body, *(nodes[number] for number in launch.args)), tag=TAG + replacement.region.id
+            calls[0].node.replace(
+                src=(_body_of(launch, calls), *(nodes[number] for number in launch.args)),
+                tag=TAG + replacement.region.id,
             )
             for launch in here.launches
         ]
     return new
+
+
+def _body_of(launch: PlacedLaunch, calls: list[PlannedCall]) -> UOp:
+    if not isinstance(launch.body, OwnKernel):
+        return launch.body
+    ast = calls[launch.body.place].node.src[0]
+    return ast.replace(arg=replace(ast.arg, opts_to_apply=launch.body.opts, beam=0))
 
 
 def _in_order(linear: UOp, partition: Partition, new: dict[int, list[UOp]]) -> Iterator[UOp]:
@@ -141,12 +156,11 @@ def _in_order(linear: UOp, partition: Partition, new: dict[int, list[UOp]]) -> I
 
 
 def _aligned(bound: dict[int, Slot]) -> bool:
-    from kcg.compat.standalone import ALIGNMENT
-
     return all(slot.offset is not None and slot.offset % ALIGNMENT == 0 for slot in bound.values())
 
 
 def _new_buffer(device: str, elements: int, dtype: str) -> UOp:
-    from kcg.compat.tiny import UOp, dtypes
+    from tinygrad.dtype import dtypes
+    from tinygrad.uop.ops import UOp
 
     return UOp.new_buffer(device, elements, next(d for d in dtypes.all if d.name == dtype))

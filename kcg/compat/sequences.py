@@ -28,7 +28,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
-from kcg.compat.planning import JIT, PlannedCall, before_planning, stretch_of
+from kcg.compat.planning import JIT, before_planning
+from kcg.compat.stretch import PlannedCall, stretch_of
 from kcg.types import SequenceBuffer, SlotBinding
 
 if TYPE_CHECKING:

@@ -1,16 +1,19 @@
 """Kernels of tinygrad with what kcg found for them: compiled programs and Opts, put in place in this process.
 
-This is the text that `python -m kcg.optimize export` writes, and behind it the data of one result. Such a module needs
-tinygrad and nothing else. Importing it installs it, before or after a program's own code is loaded; `uninstall()` takes
-it out again. It raises ImportError, in one line, on another GPU, driver or tinygrad than the programs were verified on.
+This is the text that `python -m kcg.optimize export` writes, with the modules that it builds on, and behind it the data
+of one result. Such a module needs tinygrad and nothing else. Importing it installs it, before or after a program's own
+code is loaded; `uninstall()` takes it out again. It raises ImportError, in one line, on another GPU, driver or tinygrad
+than the programs were verified on.
 
-A kernel is recognised by what it computes: the key of its AST before optimisation, without device and name. Programs
-are put in the place of its calls before tinygrad plans memory: eagerly, when a `TinyJit` is captured, and so in CUDA
-graphs. Calls on several devices, on buffers that share memory, or at addresses that a program does not allow keep
-tinygrad's way. Other kernels take Opts where tinygrad compiles them. What a `TinyJit` captured keeps its programs.
+A kernel is recognised by what it computes: the key of its AST before optimisation, without device and name. A region is
+one call of a kernel, or several calls on buffers wired in one way. Programs are put in the place of these calls before
+tinygrad plans memory: eagerly, when a `TinyJit` is captured, and so in CUDA graphs. What is not safe keeps tinygrad's
+way, as where a value that a program does not store is alive or read elsewhere, or a buffer begins at an address that
+it does not allow; `installed[0].counts` says how often, and why. Other kernels take Opts where tinygrad compiles
+them. What a `TinyJit` captured keeps its programs.
 
 Private names of tinygrad: `schedule.memory_plan_rewrite` and `engine.jit.memory_plan_rewrite`, `lower_and_compile` and
-`runtime_cache` of `engine.realize`, `uop.ops.buffers`, `UOp.contiguous_view`, `Buffer.base`.
+`runtime_cache` of `engine.realize`, `uop.ops.buffers`, `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ import platform
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
 
 try:
     from tinygrad import schedule
@@ -36,11 +41,10 @@ try:
     from tinygrad.engine import jit, realize
     from tinygrad.helpers import Target
     from tinygrad.uop import Ops
-    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, buffers
+    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp
 except ImportError as error:  # another version names them otherwise
     raise ImportError(f"tinygrad: this needs the version that is named at the end of {__file__}: {error}") from None
 
-ALIGNMENT = 16  # bytes; what vector loads of a program may rely on
 MOST = 2**31 - 1  # of an integer that a program takes
 CORE_ID = "core_id"  # tinygrad's name of the variable that tells a CPU kernel which of its threads it is
 
@@ -60,13 +64,30 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """What a call runs, by the key of its AST."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """What something was found for: one call, or several that share buffers."""
+
+    id: str
+    kernels: tuple[Kernel, ...]
+    args: tuple[tuple[int, ...], ...] = ()  # of each kernel, which buffer of the region each slot binds
+    outputs: tuple[int, ...] = ()  # the buffers that are observed afterwards; what else is written is an intermediate
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch of machine code: pointers first, then integers."""
 
     code: bytes
     name: str  # of the function
     signature: tuple[tuple[str | None, int, str], ...]  # name, slot and dtype of each parameter
-    args: tuple[int, ...]  # the buffer that each pointer takes: of the kernel by slot, behind these of the workspaces
+    args: tuple[int, ...]  # the buffer that each pointer takes: of the region, behind these of the workspaces
     outputs: tuple[int, ...]  # places among the pointers, workspaces included: what is written
     inputs: tuple[int, ...]
     global_size: tuple[int, ...]
@@ -78,24 +99,31 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs instead of a kernel: launches in order. Buffers are elements and tinygrad's name of the dtype."""
+    """What runs instead of a region: launches in order. Buffers are elements and tinygrad's name of the dtype."""
 
     launches: tuple[Launch, ...]
     buffers: dict[int, tuple[int, str]]  # by number
-    workspaces: tuple[int, ...]  # the numbers of those that a call is given anew
-    writes: tuple[int, ...]  # which of the kernel's own buffers are written
-    aligned: bool = True  # whether each of these has to begin at a multiple of `ALIGNMENT` bytes
+    workspaces: tuple[int, ...]  # the numbers of those that each set of calls is given anew
+    aligned: bool = True  # whether each of the others has to begin at a multiple of `ALIGNMENT` bytes
+
+
+Opts = tuple[tuple[str, int | None, Any], ...]
+"""What a kernel is scheduled by: name, axis and argument of each."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """All of a result: what it is for, and by the key of each kernel its program or its Opts (name, axis, argument)."""
+    """All of a result: what it is for, its regions, and by the key of each kernel the Opts that it has elsewhere.
+
+    With each region stands the program that runs in its place, or the Opts of each of its kernels. Regions that are
+    put in first come before others.
+    """
 
     tinygrad: str
     driver: str  # of NVIDIA; empty where there is none
     opened: Opened
-    programs: dict[str, Program]
-    opts: dict[str, tuple[tuple[str, int | None, Any], ...]]
+    regions: tuple[tuple[Region, Program | tuple[Opts, ...]], ...]
+    opts: dict[str, Opts]
 
 
 def unpacked(text: str) -> bytes:
@@ -279,6 +307,15 @@ def program_of_launch(launch: Launch, found: dict[int, tuple[int, str]], target:
     )
 
 
+def placed_program(program: Program, target: Target, device: str) -> Placed:
+    """A program on one device. Raises what tinygrad raises where it does not load."""
+    launches = tuple(
+        PlacedLaunch(program_of_launch(launch, program.buffers, target, device), launch.args)
+        for launch in program.launches
+    )
+    return Placed(launches, {number: program.buffers[number] for number in program.workspaces}, program.aligned)
+
+
 # ---- in the place of calls
 
 
@@ -286,36 +323,41 @@ class Installed:
     """One result in this process."""
 
     def __init__(self, found: Found) -> None:
-        self.counts: Counter[str] = Counter()  # how often a kernel's calls got their program, or were left and why
-        self._opened = opened = found.opened
-        self._device, self._programs = opened.device, found.programs
-        self._target = Target(opened.device, opened.renderer, opened.arch)
-        self._opts = {
-            key: tuple(Opt(OptOps[name], axis, arg) for name, axis, arg in opts) for key, opts in found.opts.items()
-        }
-        self._keys: dict[bytes, str] = {}
-        self._bodies: dict[tuple[str, str], list[UOp]] = {}
-        self._refused: dict[str, str] = {}  # by device why its calls are left as they are; empty where they are not
+        self.refused: dict[str, str] = {}  # by device why its calls are left as they are; empty where they are not
+        self._opened, self._regions = found.opened, found.regions
+        self._opts = {key: _tiny_opts(opts) for key, opts in found.opts.items()}
+        self._keys: dict[bytes, str | None] = {}
+        self._placed: dict[tuple[str, str], Placed] = {}  # by region and device
+        self._replacing = Replacing([self._replacement(region) for region, _ in found.regions], self._key)
+        self._is_out = False
         self._undo: list[Callable[[], None]] = []
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many sets of a region's calls got what was found, and how many were left as they were and why."""
+        report = self._replacing.report
+        found = Counter({f"{region[:12]} replaced": count for region, count in report.counts.items()})
+        found.update({f"{region[:12]} left: {why}": count for (region, why), count in report.left.items()})
+        return found
 
     def load(self, device: str) -> None:
         """Load all programs on a device. Raises what tinygrad raises."""
-        for key, program in self._programs.items():
-            self._bodies[key, device] = [
-                program_of_launch(launch, program.buffers, self._target, device) for launch in program.launches
-            ]
-        self._refused[device] = ""
+        target = Target(self._opened.device, self._opened.renderer, self._opened.arch)
+        for region, program in self._regions:
+            placed = _parts(region, program) if isinstance(program, tuple) else placed_program(program, target, device)
+            self._placed[region.id, device] = placed
+        self.refused[device] = ""
 
     def put_in_place(self) -> None:
         """From here on programs that tinygrad plans and kernels that it compiles are looked at."""
         for module in (schedule, jit):
-            self._stand_before(module, "memory_plan_rewrite", self._with_programs)
+            self._stand_before(module, "memory_plan_rewrite", self._replacing)
         self._stand_before(realize, "lower_and_compile", self._with_opts)
 
     def take_out(self) -> None:
         """What was there before is there again; where somebody else stands before it since, it does nothing more, and
         goes with the one before it."""
-        self._programs, self._opts = {}, {}
+        self._is_out = True
         for undo in reversed(self._undo):
             undo()
 
@@ -323,7 +365,7 @@ class Installed:
         before = getattr(module, name)
 
         def ours(linear: UOp, *rest: Any) -> Any:
-            return before(change(linear), *rest)
+            return before(linear if self._is_out else change(linear), *rest)
 
         def undo() -> None:
             hook.taken_out_for = before  # where one of another module stands before it, that one takes both out
@@ -334,71 +376,33 @@ class Installed:
         setattr(module, name, ours)
         self._undo.append(undo)
 
-    def _key(self, ast: UOp) -> str:
-        """What a kernel is known by; empty where its author scheduled it."""
+    def _key(self, ast: UOp) -> str | None:
+        """What a kernel is known by; None where its author scheduled it."""
         if ast.key not in self._keys:
             info = ast.arg
             fixed = ast.tag is not None or info.opts_to_apply is not None or info.applied_opts or info.dont_use_locals
-            self._keys[ast.key] = "" if fixed else normalised(ast).key.hex()
+            self._keys[ast.key] = None if fixed else normalised(ast).key.hex()
         return self._keys[ast.key]
 
     # ---- programs, before memory is planned
 
-    def _with_programs(self, linear: UOp) -> UOp:
-        replaced = [list(self._instead_of(call)) for call in linear.src]
-        if all(new[0] is call for new, call in zip(replaced, linear.src, strict=True)):
-            return linear
-        return linear.replace(src=tuple(call for new in replaced for call in new))
+    def _replacement(self, region: Region) -> Replacement:
+        def place(device: str) -> Placed | None:
+            return None if self._why_not_on(device) else self._placed[region.id, device]
 
-    def _instead_of(self, call: UOp) -> Iterator[UOp]:
-        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
-            yield call
-            return
-        key = self._key(call.src[0])
-        program = self._programs.get(key)
-        if program is None:
-            yield call
-            return
-        given = [argument for argument in call.src[1:] if not argument.is_bound_var]
-        reason = self._why_not(program, given) or self._why_not_on(str(given[0].device))
-        self.counts[f"{key[:12]} {reason or 'replaced'}"] += 1
-        if reason:
-            yield call
-            return
-        device = str(given[0].device)
-        nodes = dict(enumerate(given))
-        by_name = {d.name: d for d in dtypes.all}
-        for number in program.workspaces:
-            elements, dtype = program.buffers[number]
-            nodes[number] = UOp.new_buffer(device, elements, by_name[dtype])
-        for launch, body in zip(program.launches, self._bodies[key, device], strict=True):
-            yield call.replace(src=(body, *(nodes[number] for number in launch.args)))
-
-    def _why_not(self, program: Program, given: list[UOp]) -> str:
-        devices = {argument.device for argument in given}
-        (device,) = devices if len(devices) == 1 else (None,)
-        if not isinstance(device, str) or device.split(":")[0] != self._device:
-            return "is on several devices, or on another one"
-        places = [_memory(argument) for argument in given]
-        if program.aligned and any(first is None or first % ALIGNMENT for _, first, _ in places):
-            return f"has a buffer that does not begin at a multiple of {ALIGNMENT} bytes"
-        for number, one in enumerate(places):
-            for other, two in enumerate(places[:number]):
-                if _overlap(one, two) and not {number, other}.isdisjoint(program.writes):
-                    return "has buffers that share memory"
-        return ""
+        return Replacement(region, place)
 
     def _why_not_on(self, device: str) -> str:
-        """Why a device has neither programs nor Opts: it is another GPU than they are for, or they do not load."""
-        if device not in self._refused:
+        """Why a device has neither programs nor Opts: it is another one than they are for, or they do not load."""
+        if device not in self.refused:
             try:
-                if device.split(":")[0] == self._device and opened_device(device) == self._opened:
+                if device.split(":")[0] == self._opened.device and opened_device(device) == self._opened:
                     self.load(device)
                 else:
-                    self._refused[device] = "is on a device that the program is not for"
+                    self.refused[device] = "the programs are not for it"
             except Exception as error:  # of the driver
-                self._refused[device] = f"does not load on {device}: {' '.join(str(error).split())[:300]}"
-        return self._refused[device]
+                self.refused[device] = f"they do not load there: {' '.join(str(error).split())[:300]}"
+        return self.refused[device]
 
     # ---- Opts, before kernels are compiled
 
@@ -408,7 +412,7 @@ class Installed:
             if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
                 continue
             ast = call.src[0]
-            opts = self._opts.get(self._key(ast))
+            opts = self._opts.get(self._key(ast) or "")
             if opts is not None and not any(map(self._why_not_on, devices_of(ast))):
                 info = replace(ast.arg, opts_to_apply=opts, beam=0)
                 chosen[call] = call.replace(src=(ast.replace(arg=info), *call.src[1:]))
@@ -425,36 +429,14 @@ def devices_of(ast: UOp) -> set[str]:
     return found
 
 
-Memory = tuple[int, int | None, int]
-"""What tells memory from other memory; where in it a buffer begins, None where it is not one plain part; its bytes."""
+def _tiny_opts(opts: Opts) -> tuple[Opt, ...]:
+    return tuple(Opt(OptOps[name], axis, arg) for name, axis, arg in opts)
 
 
-def _memory(node: UOp) -> Memory:
-    size = int(node.max_numel()) * int(node.dtype.itemsize)
-    if node.op in (Ops.BUFFER, Ops.PARAM):
-        return (*_backing(node), size)
-    bases = [n for n in node.toposort() if n.op in (Ops.BUFFER, Ops.PARAM) and not n.is_variable]
-    view = node.contiguous_view() if len(bases) == 1 else None
-    if view is None or not isinstance(view[1], int):
-        return (_backing(bases[0])[0] if bases else id(node), None, size)
-    base, first = _backing(bases[0])
-    return (base, first + view[1] * int(view[0].dtype.itemsize), size)
-
-
-def _backing(node: UOp) -> tuple[int, int]:
-    """What tells the memory of a buffer from others, and where it begins in it: two may be views of a third."""
-    backed = buffers.get(node)
-    if backed is None or not hasattr(backed, "base"):  # nothing yet
-        return id(node), 0
-    return id(backed.base), int(backed.offset)
-
-
-def _overlap(one: Memory, other: Memory) -> bool:
-    if one[0] != other[0]:
-        return False
-    if one[1] is None or other[1] is None:
-        return True
-    return one[1] < other[1] + other[2] and other[1] < one[1] + one[2]
+def _parts(region: Region, opts: tuple[Opts, ...]) -> Placed:
+    """The kernels of a region of several in order, each with its Opts."""
+    kernels = (OwnKernel(place, _tiny_opts(one)) for place, one in enumerate(opts))
+    return Placed(tuple(map(PlacedLaunch, kernels, region.args)))
 
 
 installed: list[Installed] = globals().get("installed", [])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from kcg.compat import standalone
-from kcg.compat.planning import accesses_of
+from kcg.compat.capture import why_fixed
+from kcg.compat.planning import before_planning
 from kcg.compat.renderers import tiny_target
-from kcg.compat.replacing import Launch, Placed, Replaced, Replacement, replacing_calls
-from kcg.compat.scheduling import to_tiny, with_device
+from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replaced, Replacement, Replacing
+from kcg.compat.scheduling import to_tiny
+from kcg.compat.stretch import accesses_of
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
@@ -42,31 +43,28 @@ def install(programs: Mapping[Region, Program], target: Target, *, aligned: bool
 
 @contextlib.contextmanager
 def installing(replacements: Sequence[Replacement]) -> Iterator[Replaced]:
-    """`install` for what is not compiled yet, such as `placed_kernels`. Raises ScheduleError for no possible region."""
-    for replacement in replacements:
-        if wrong := malformed(replacement.region):
-            raise ScheduleError(f"no region: {wrong}")
-    with replacing_calls(replacements, kernel_id) as report:
-        yield report
+    """`install` for what is not compiled yet, such as `placed_kernels`."""
+    replacing = Replacing(replacements, kernel_id)
+    with before_planning(lambda linear, _: replacing(linear)):
+        yield replacing.report
 
 
 def kernel_id(ast: UOp) -> str | None:
-    """The id of the kernel of an AST; None where it is none of tinygrad's scheduler."""
+    """The id of the kernel of an AST; None where it is none of tinygrad's scheduler, or its author scheduled it."""
+    if why_fixed(ast):
+        return None
     try:
         return kernel_of(ast).id
     except CodecError:
         return None
 
 
-def placed_kernels(region: Region, schedules: Sequence[Schedule], device: str) -> Placed:
-    """The region's own kernels in order, each with its Opts: tinygrad compiles them, for any values of variables."""
+def placed_kernels(region: Region, schedules: Sequence[Schedule]) -> Placed:
+    """The kernels of a region of several in order, each with its Opts: tinygrad compiles them, on any device."""
     launches = []
-    args = region.args or (tuple(range(len(buffers_of_kernel(region, 0)))),)
-    for kernel, schedule, slots in zip(region.kernels, schedules, args, strict=True):
-        ast = with_device(ast_of(kernel), device)
-        opts = tuple(to_tiny(opt) for opt in opts_of(schedule))
-        launches.append(Launch(ast.replace(arg=replace(ast.arg, opts_to_apply=opts)), slots))
-    return Placed(tuple(launches), 1 + max(number for slots in args for number in slots))
+    for place, (schedule, slots) in enumerate(zip(schedules, region.args, strict=True)):
+        launches.append(PlacedLaunch(OwnKernel(place, tuple(map(to_tiny, opts_of(schedule)))), slots))
+    return Placed(tuple(launches))
 
 
 def buffers_of_kernel(region: Region, place: int) -> dict[int, tuple[int, str]]:
@@ -97,17 +95,13 @@ def placed_program(region: Region, program: Program, target: Target, aligned: bo
     """The program on any device of the target, for a `Replacement`; each device's PROGRAMs are made once. Raises as
     `install`."""
     plain = plain_program(region, program, aligned=aligned)
-    scratch = tuple((s.elements, s.dtype) for s in program.scratch)
     known: dict[str, Placed] = {}
 
     def place(device: str) -> Placed | None:
         if device.split(":")[0] != target.device:
             return None
         if device not in known:
-            of, bodies = tiny_target(target), list[Launch]()
-            for launch in plain.launches:
-                bodies.append(Launch(standalone.program_of_launch(launch, plain.buffers, of, device), launch.args))
-            known[device] = Placed(tuple(bodies), program.buffers, scratch, aligned)
+            known[device] = standalone.placed_program(plain, tiny_target(target), device)
         return known[device]
 
     return place
@@ -115,6 +109,8 @@ def placed_program(region: Region, program: Program, target: Target, aligned: bo
 
 def plain_program(region: Region, program: Program, *, aligned: bool) -> standalone.Program:
     """The program of a region as data that tinygrad alone can put in place. Raises as `install`."""
+    if wrong := malformed(region):
+        raise ScheduleError(f"no region: {wrong}")
     buffers, outputs = buffers_of_region(region), outputs_of_region(region)
     workspaces = tuple(program.buffers + i for i in range(len(program.scratch)))
     buffers |= {number: (s.elements, s.dtype) for number, s in zip(workspaces, program.scratch, strict=True)}
@@ -123,7 +119,7 @@ def plain_program(region: Region, program: Program, *, aligned: bool) -> standal
     if missing := set(outputs) - set(program.outputs):
         raise ScheduleError(f"the program does not write the outputs {sorted(missing)} of its region")
     launches = tuple(map(_plain_launch, program.launches))
-    return standalone.Program(launches, buffers, workspaces, program.outputs, aligned)
+    return standalone.Program(launches, buffers, workspaces, aligned)
 
 
 def _plain_launch(launch: ProgramLaunch) -> standalone.Launch:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from kcg.compat.partition import Partition
-from kcg.compat.planning import PlannedCall, Slot
 from kcg.compat.sequences import CapturedSequence
+from kcg.compat.stretch import PlannedCall, Slot
 from kcg.errors import CodecError
 from kcg.types import Kernel, Sequence, SequenceBuffer, SequenceCall, SlotBinding, Variables, canonical_json
 

@@ -333,11 +333,11 @@ def changed_by(result: Result, *, handwritten: bool) -> set[str]:
     """The ids of the kernels, and of the regions of several, that run otherwise with a result where all of its regions
     are put in; `handwritten` where kernels that are written by hand are used."""
     changed = {c.kernel.id for c in choices(result)[0] if c.searched or (handwritten and c.handwritten is not None)}
-    changed |= {row.region.id for row in _changed_regions(result)}
+    changed |= {row.region.id for row in changed_regions(result)}
     return changed.intersection(row.region.id for row in result.regions)
 
 
-def _changed_regions(result: Result) -> list[RegionResult]:
+def changed_regions(result: Result) -> list[RegionResult]:
     """Regions of several kernels that something better was found and verified for, and kernels that a tile program
     was. The regions come first: a program of one kernel leaves none of its calls to those that are put in later."""
     rows = (r for r in result.deployed if len(r.region.kernels) > 1 or r.chosen.schedule.kind == ScheduleKind.TILE)
@@ -377,7 +377,7 @@ def _regions_in_place(
         return None
 
     def parts(row: RegionResult, device: str) -> Placed | None:
-        return placed_kernels(row.region, schedules[row.region.id], device)
+        return placed_kernels(row.region, schedules[row.region.id])
 
     def replacement(row: RegionResult) -> Replacement:
         on_device = tiled if row.region.id in tiles.programs else parts
@@ -387,12 +387,12 @@ def _regions_in_place(
 
         return Replacement(row.region, place)
 
-    rows = [row for row in _changed_regions(result) if row.region.id not in tiles.failed]
-    schedules = {row.region.id: _schedules_of(row) for row in rows if row.region.id not in tiles.programs}
+    rows = [row for row in changed_regions(result) if row.region.id not in tiles.failed]
+    schedules = {row.region.id: schedules_of(row) for row in rows if row.region.id not in tiles.programs}
     return [replacement(row) for row in rows]
 
 
-def _schedules_of(row: RegionResult) -> list[Schedule]:
+def schedules_of(row: RegionResult) -> list[Schedule]:
     """The schedules of the parts of a region of several kernels."""
     from kcg.kernel.parts import checked
 

@@ -1,12 +1,15 @@
 """A `Result` as one Python module that needs tinygrad only: `python -m kcg.optimize export RESULT.json --python FILE`.
 
-The module's code is `kcg.compat.standalone`, word for word; behind it stands what was found, as a value of its `Found`,
-and a line that installs it. Of tile programs it holds the machine code that was verified, of other kernels their Opts.
+The module's code is that of `PARTS`, word for word but for what they import of each other. Behind it stands what was
+found, as a value of `Found`, and a line that installs it. Of tile programs it holds the machine code that was verified,
+of other kernels their Opts.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
+import importlib
 import inspect
 import keyword
 import sys
@@ -16,20 +19,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
-from kcg.errors import UsageError
+from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.optimize import deploy
 from kcg.optimize.result import read_result
-from kcg.types import Region, Result
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule
 
 if TYPE_CHECKING:
     from kcg.compat import standalone
-    from kcg.kernel.program import Program
 
 WIDTH = 100  # characters of machine code in a line
+
+PARTS = ("hazards", "stretch", "partition", "replacing", "standalone")
+"""The modules of `kcg.compat` whose code the module is, in order. They import each other, tinygrad and Python's own."""
+
+Instead = dict[Region, "standalone.Program | list[Schedule]"]
+"""What runs in the place of regions, those that are put in first before others: a program, or their kernels so
+scheduled."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class Exported:
     """What `export` wrote; `str()` is the summary for the user."""
 
     path: Path
+    regions: int  # of several kernels
+    fused: int  # of these with machine code; the others run their own kernels with Opts
     programs: int  # kernels with machine code
     searched: int  # others with Opts that the search found
     kernels: int
@@ -52,13 +64,19 @@ class Exported:
             *(f"note: {note}" for note in self.notes),
             f"use:  import {self.path.stem}, anywhere in the program before its model runs",
         ]
+        if self.regions:
+            regions = (
+                f"{counted(self.regions, 'region')} of several kernels, where they fit: {self.fused} as machine code"
+            )
+            lines.insert(1, f"{regions}, {self.regions - self.fused} with Opts for their kernels")
         return "\n".join(lines)
 
 
 def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Exported:
     """Write all of a result into a Python module. `kernels` are the files of hand-written kernels that the search had.
 
-    Tile programs that cannot be made again as they were verified give way to the best Opts, and a note says why.
+    Tile programs that cannot be made again as they were verified give way to the best Opts, or to each kernel alone,
+    and a note says why.
 
     Raises:
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
@@ -73,42 +91,71 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     result = read_result(result_path)
     deploy.check_model_result(result)
     deploy.check_tinygrad(result, metadata.version("tinygrad"))
-    from kcg.optimize.tile_programs import remade
-
-    tiles, (choices, skipped) = remade(result, to_run=False), deploy.choices(result)
-    by_id = {row.region.id: row.region for row in result.deployed if len(row.region.kernels) == 1}
-    programs = {by_id[region]: program for region, program in tiles.programs.items() if region in by_id}
-    programs |= _by_hand(choices, result, kernels)
-    notes = _left_out(result, tiles.failed)
+    choices, _ = deploy.choices(result)
+    instead, failed = _instead(result)
+    instead |= _by_hand(choices, result, kernels)
+    notes = _left_out(result, failed)
     if line := deploy.left_by_hand(result, kernels):
         notes.append(f"{line}: give the file of kernels with --kernels to use them")
-    if not programs and not any(choice.searched for choice in choices):
+    if not instead and not any(choice.searched for choice in choices):
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
-    if skipped:
-        regions = f"{counted(skipped, 'region')} of several kernels left out"
-        notes.append(f"{regions}: only kcg.tuned and kcg.run use them, a module has kernels alone")
     notes += [*deploy.kept_as_they_are(result), *map(str, result.left_out)]
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
-    write_whole(path, module_text(result, choices, programs))
+    write_whole(path, module_text(result, choices, instead))
     if is_new:
         notes.append(f"the folder {folder} was not there and was made")
+    several = [region for region in instead if len(region.kernels) > 1]
+    return Exported(
+        path,
+        regions=len(several),
+        fused=sum(not isinstance(instead[region], list) for region in several),
+        programs=len(instead) - len(several),
+        searched=sum(choice.searched and Region((choice.kernel,)) not in instead for choice in choices),
+        kernels=len(choices),
+        needs=_needs(result),
+        notes=tuple(notes),
+    )
+
+
+def _needs(result: Result) -> str:
     needs = [f"tinygrad {result.toolchain.tinygrad}", result.target.model]
     if result.toolchain.driver:
         needs.append(f"driver {result.toolchain.driver}")
-    searched = sum(choice.searched and Region((choice.kernel,)) not in programs for choice in choices)
-    return Exported(path, len(programs), searched, len(choices), ", ".join(needs), tuple(notes))
+    return ", ".join(needs)
+
+
+def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
+    """What runs in the place of regions, as `kcg.tuned` puts it there, and by region's id why it cannot have its tile
+    program."""
+    from kcg.kernel.installing import plain_program
+    from kcg.optimize.tile_programs import remade
+
+    tiles = remade(result, to_run=False)
+    found, failed = Instead(), dict(tiles.failed)
+    for row in deploy.changed_regions(result):
+        region = row.region
+        if region.id in tiles.programs:
+            try:
+                found[region] = plain_program(region, tiles.programs[region.id], aligned=True)
+            except ScheduleError as error:
+                failed[region.id] = f"tinygrad cannot launch it: {error}"
+        elif region.id not in failed:
+            found[region] = deploy.schedules_of(row)
+    return found, failed
 
 
 def _left_out(result: Result, failed: Mapping[str, str]) -> list[str]:
     """The tile programs that the module cannot have, and why: a line for each reason."""
-    about: dict[str, list[str]] = {}
+    about: dict[tuple[str, str], list[RegionResult]] = {}
     for row in result.deployed:
-        if row.region.id in failed and len(row.region.kernels) == 1:
-            about.setdefault(failed[row.region.id], []).append(row.baseline.name)
+        if row.region.id in failed:
+            instead = "the best Opts" if len(row.region.kernels) == 1 else "each kernel alone"
+            about.setdefault((instead, failed[row.region.id]), []).append(row)
     return [
-        f"{counted(len(names), 'tile program')} left out, with the best Opts instead ({', '.join(names)}): {reason}"
-        for reason, names in about.items()
+        f"{counted(len(rows), 'tile program')} left out, with {instead} instead "
+        f"({', '.join(row.baseline.name for row in rows)}): {reason}"
+        for (instead, reason), rows in about.items()
     ]
 
 
@@ -130,28 +177,31 @@ def _beginning() -> bytes:
     return inspect.getsource(standalone).partition("\n")[0].encode()
 
 
-def _by_hand(choices: Sequence[deploy.Choice], result: Result, files: Sequence[Path]) -> dict[Region, Program]:
+def _by_hand(choices: Sequence[deploy.Choice], result: Result, files: Sequence[Path]) -> Instead:
     """The hand-written kernels as programs, made anew from the user's files."""
+    from kcg.kernel.installing import plain_program
     from kcg.kernel.program import Program, ProgramLaunch
     from kcg.measure.source_kernels import rebuilt
 
     wanted = {Region((c.kernel,)): c.handwritten for c in choices if files and c.handwritten is not None}
     made = rebuilt(wanted, files, result.target) if wanted else {}
     return {
-        region: Program((ProgramLaunch(compiled, compiled.slots),), 1 + max(compiled.slots))
+        region: plain_program(
+            region, Program((ProgramLaunch(compiled, compiled.slots),), 1 + max(compiled.slots)), aligned=True
+        )
         for region, compiled in made.items()
     }
 
 
-def module_text(result: Result, choices: Sequence[deploy.Choice], programs: Mapping[Region, Program]) -> str:
-    """The module for a result: `kcg.compat.standalone`, the data, and the line that installs it."""
+def module_text(result: Result, choices: Sequence[deploy.Choice], instead: Instead) -> str:
+    """The module for a result: its code, the data, and the line that installs it."""
     from kcg.compat import standalone
 
     target, toolchain = result.target, result.toolchain
     opened = standalone.Opened(**{f.name: getattr(target, f.name) for f in fields(standalone.Opened)})
     names = {row.region.id: row.chosen.name for row in result.deployed}
     lines = [
-        inspect.getsource(standalone).rstrip(),
+        code(),
         "",
         "",
         f"# ---- the data: {result.workload!a}, searched {result.created!a} by kcg {result.kcg_version!a}",
@@ -160,11 +210,11 @@ def module_text(result: Result, choices: Sequence[deploy.Choice], programs: Mapp
         f"    tinygrad={toolchain.tinygrad!r},",
         f"    driver={toolchain.driver!r},",
         f"    opened={opened!r},",
-        "    programs={",
-        *(_program_text(region, program, names[region.id]) for region, program in programs.items()),
-        "    },",
+        "    regions=(",
+        *(_region_text(region, what, names[region.id]) for region, what in instead.items()),
+        "    ),",
         "    opts={",
-        *(_opts_text(choice, names[choice.kernel.id]) for choice in choices),
+        *(f"        {_key(c.kernel)!r}: {_opts(c.schedule)!r},  # {names[c.kernel.id]!a}" for c in choices),
         "    },",
         ")",
         "",
@@ -174,23 +224,53 @@ def module_text(result: Result, choices: Sequence[deploy.Choice], programs: Mapp
     return "\n".join(lines)
 
 
-def _opts_text(choice: deploy.Choice, name: str) -> str:
+def code() -> str:
+    """The code of the module, behind what `kcg.compat.standalone` says of it."""
+    modules = [importlib.import_module(f"kcg.compat.{name}") for name in PARTS]
+    about = f'"""{modules[-1].__doc__}"""'
+    parts = (f"# ---- kcg/compat/{name}.py\n\n{_own(module)}" for name, module in zip(PARTS, modules, strict=True))
+    return "\n\n\n".join((f"{about}\n\nfrom __future__ import annotations", *parts))
+
+
+def _own(module: ModuleType) -> str:
+    """The text of a part without its docstring and what it imports of kcg."""
+    text = inspect.getsource(module)
+    lines = text.splitlines()
+    for node in ast.parse(text).body[::-1]:
+        is_imported = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("kcg", "__future__")
+        if is_imported or node.lineno == 1:
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines).strip()
+
+
+def _key(kernel: Kernel) -> str:
     from kcg.kernel.codec import ast_of
+
+    return str(ast_of(kernel).key.hex())
+
+
+def _opts(schedule: Schedule) -> standalone.Opts:
     from kcg.kernel.opts.schedule import opts_of
 
-    opts = tuple((opt.op, opt.axis, opt.arg) for opt in opts_of(choice.schedule))
-    return f"        {ast_of(choice.kernel).key.hex()!r}: {opts!r},  # {name!a}"
+    return tuple((opt.op, opt.axis, opt.arg) for opt in opts_of(schedule))
 
 
-def _program_text(region: Region, program: Program, name: str) -> str:
-    from kcg.kernel.codec import ast_of
-    from kcg.kernel.installing import plain_program
+def _region_text(region: Region, what: standalone.Program | list[Schedule], name: str) -> str:
+    from kcg.compat import standalone
 
-    plain = plain_program(region, program, aligned=True)
-    launches = "\n".join(_launch_text(launch) for launch in plain.launches)
-    rest = ", ".join(f"{f.name}={getattr(plain, f.name)!r}" for f in fields(plain) if f.name != "launches")
-    body = f"Program(  # {name!a}\n    launches=(\n{textwrap.indent(launches, ' ' * 8)}\n    ),\n    {rest},\n),"
-    return textwrap.indent(f"{ast_of(region.kernel).key.hex()!r}: {body}", " " * 8)
+    known = standalone.Region(
+        _key(region.kernel) if len(region.kernels) == 1 else region.id,
+        tuple(standalone.Kernel(_key(kernel)) for kernel in region.kernels),
+        region.args,
+        region.outputs,
+    )
+    if isinstance(what, list):
+        body = f"{tuple(map(_opts, what))!r}"
+    else:
+        launches = "\n".join(map(_launch_text, what.launches))
+        rest = ", ".join(f"{f.name}={getattr(what, f.name)!r}" for f in fields(what) if f.name != "launches")
+        body = f"Program(\n    launches=(\n{textwrap.indent(launches, ' ' * 8)}\n    ),\n    {rest},\n)"
+    return textwrap.indent(f"(  # {name!a}\n    {known!r},\n{textwrap.indent(body, ' ' * 4)},\n),", " " * 8)
 
 
 def _launch_text(launch: standalone.Launch) -> str:

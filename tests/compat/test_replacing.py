@@ -269,7 +269,7 @@ def test_kernels_with_variables_run_at_any_value() -> None:
 def test_a_region_may_run_its_own_kernels_with_other_opts() -> None:
     region, x = region_of(chain(empty(ROWS, WIDTH))), values()
     expected = chain(x).numpy()
-    place = replacing.Replacement(region, lambda device: placed_kernels(region, [RAW] * 3, device))
+    place = replacing.Replacement(region, lambda device: placed_kernels(region, [RAW] * 3))
     with installing([place]) as report:
         np.testing.assert_array_equal(chain(x).numpy(), expected)
     assert report.counts.total() == 1

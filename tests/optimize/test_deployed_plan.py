@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -13,21 +14,23 @@ import pytest
 from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import LIVE, USED
+from kcg.kernel.installing import plain_program
 from kcg.kernel.parts import compile_region, parts_of
 from kcg.kernel.program import Program
 from kcg.kernel.regions import candidates_of
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.optimize import tile_programs
 from kcg.optimize.deploy import apply, changed_by, choices, putting_in_place, scheduling
-from kcg.optimize.export import export
+from kcg.optimize.export import export, module_text
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import compare
 from kcg.optimize.whole_script import check_script
 from kcg.types import Region, Result, Schedule, ScheduleKind, Workload
-from tests.commands import python
+from tests.commands import folders_of, python
 from tests.planned_result import SCRIPT, norm_workload, planned_result
 from tests.tiny_models import TINY
+from tests.without_clang import stand_in
 
 Numbers = list[np.ndarray]
 
@@ -75,7 +78,7 @@ def test_what_has_to_run_in_a_check_is_the_regions(result: Result, norm: Region)
     assert not changed_by(result, handwritten=False) & set(inside(result))
 
 
-def test_beams_cache_and_an_exported_module_hold_every_kernel_alone(
+def test_beams_cache_holds_every_kernel_alone_and_an_exported_module_regions_too(
     result: Result, stored: Path, tmp_path: Path
 ) -> None:
     facts = (result.target, result.toolchain)
@@ -87,7 +90,9 @@ def test_beams_cache_and_an_exported_module_hold_every_kernel_alone(
     )
     exported = export(stored, tmp_path / "tuned_model.py")
     assert exported.kernels == exported.searched == len(kernels)
-    assert any("1 region of several kernels left out: only" in note for note in exported.notes)
+    assert (exported.regions, exported.fused, exported.programs) == (1, 0, 0) and not exported.notes
+    words = "1 region of several kernels, where they fit: 0 as machine code, 1 with Opts for their kernels"
+    assert words in str(exported).splitlines()
 
 
 # ---- programs in which a region does not fit everywhere, or nowhere
@@ -166,17 +171,17 @@ def changed_since(x: Tensor) -> Numbers:
     return [(centred / (centred.abs().mean(axis=-1, keepdim=True) + 1)).contiguous().numpy()]
 
 
-@pytest.mark.parametrize(
-    ("program", "fits", "reason"),
-    [
-        (as_searched, True, ""),
-        (reads_later, False, USED),
-        (reads_in_another_capture, False, LIVE),
-        (reads_by_a_view, False, LIVE),
-        (changes_shape, True, ""),
-        (changed_since, False, ""),
-    ],
-)
+PROGRAMS = [
+    (as_searched, True, ""),
+    (reads_later, False, USED),
+    (reads_in_another_capture, False, LIVE),
+    (reads_by_a_view, False, LIVE),
+    (changes_shape, True, ""),
+    (changed_since, False, ""),
+]
+
+
+@pytest.mark.parametrize(("program", "fits", "reason"), PROGRAMS)
 def test_a_region_is_put_in_where_it_is_safe_and_nothing_changes(
     program: Callable[[Tensor], Numbers], fits: bool, reason: str, result: Result, norm: Region
 ) -> None:
@@ -190,6 +195,69 @@ def test_a_region_is_put_in_where_it_is_safe_and_nothing_changes(
     assert {why for region, why, _ in place.sets_left if region == norm.id} == ({reason} if reason else set())
     asked = place.served & set(inside(result))
     assert bool(asked) == (not fits), "where it is not put in its kernels have the best of each alone"
+
+
+EXPORTED = """
+import importlib, json, sys
+import numpy as np
+from tinygrad import Tensor, TinyJit
+from tinygrad.codegen import to_program_cache
+Numbers = list
+{functions}
+x, report = given(), {{}}
+plain = [program(x) for program in ({names})]
+import tuned_model
+importlib.reload(tuned_model)
+for program, wanted in zip(({names}), plain):
+    to_program_cache.clear()
+    before = tuned_model.installed[-1].counts
+    found = program(x)
+    report[program.__name__] = {{
+        "counts": dict(tuned_model.installed[-1].counts - before),
+        "error": max(float(abs(ours - own).max()) for ours, own in zip(found, wanted)),
+        "opts": [[[o.op.name, o.axis, o.arg] for o in p.src[0].arg.applied_opts] for p in to_program_cache.values()],
+    }}
+assert not [name for name in sys.modules if name.split(".")[0] in ("kcg", "triton")]
+assert tuned_model.installed[0].counts.keys().isdisjoint(
+    key for key in tuned_model.installed[1].counts if key.endswith("replaced")
+), "imported twice, it is put in once"
+tuned_model.uninstall()
+to_program_cache.clear()
+assert max(float(abs(ours - own).max()) for ours, own in zip(as_searched(x), plain[0])) == 0
+print(json.dumps(report))
+"""
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["Opts", "machine code"])
+def test_an_exported_module_does_what_kcg_does_in_a_process_without_it(
+    is_compiled: bool, result: Result, norm: Region, stored: Path, tmp_path: Path
+) -> None:
+    """Eagerly and replayed, with values that are alive or read elsewhere, with other shapes, and imported twice."""
+    export(stored, tmp_path / "tuned_model.py")
+    if is_compiled:
+        program = compile_region(norm, parts_schedule(result, norm), result.target)
+        assert isinstance(program, Program)
+        instead = {norm: plain_program(norm, program, aligned=True)}
+        (tmp_path / "tuned_model.py").write_text(module_text(result, choices(result)[0], instead))
+    programs = [program for program, _, _ in PROGRAMS]
+    functions = "\n".join(inspect.getsource(one) for one in (given, hidden_of, *programs))
+    code = EXPORTED.format(functions=functions, names=", ".join(one.__name__ for one in programs))
+    (tmp_path / "code.py").write_text(code)
+    settings = {"PYTHONPATH": folders_of("tinygrad", "numpy"), "DEV": "CPU:X86", **stand_in(tmp_path)}
+    done = python(tmp_path / "code.py", CACHEDB=str(tmp_path / "cache.db"), PARALLEL="0", **settings)
+    assert done.returncode == 0, done.stderr
+    report, name = json.loads(done.stdout), norm.id[:12]
+    own = [json.loads(schedule.body) for schedule in inside(result).values()]
+    for program, fits, reason in PROGRAMS:
+        seen = report[program.__name__]
+        with scheduling(result) as place:
+            program(given())
+        counts = {f"{name} replaced": place.replaced.counts[norm.id]} if fits else {}
+        counts |= {f"{name} left: {why}": count for (_, why), count in place.replaced.left.items()}
+        assert seen["counts"] == counts and seen["error"] < 1e-5, program.__name__
+        assert {key.partition(": ")[2] for key in counts if "left" in key} == ({reason} if reason else set())
+        if not fits and program is not changed_since:  # some kernels of which are others
+            assert all(opts in seen["opts"] for opts in own), "each has the best that it has alone"
 
 
 def test_a_program_is_told_why_a_region_is_not_put_in(stored: Path, result: Result, tmp_path: Path) -> None:
@@ -241,6 +309,27 @@ def test_where_a_tile_program_cannot_be_made_each_kernel_has_its_best(result: Re
     assert set(inside(result)) < place.served and norm.id not in place.served
     (line,) = lines
     assert line.startswith("3 kernels: ") and ": each kernel alone instead of a tile program: tile programs are" in line
+
+
+def test_a_program_that_cannot_be_exported_is_named(
+    result: Result, norm: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that does not write what its region does."""
+    program = compile_region(norm, parts_schedule(result, norm), result.target)
+    assert isinstance(program, Program)
+    remade = tile_programs.Remade({norm.id: replace(program, launches=program.launches[:2])}, {})
+    monkeypatch.setattr(tile_programs, "remade", lambda result, to_run: remade)
+    write_result(result, tmp_path / "RESULT.json")
+    exported = export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py")
+    (note,) = exported.notes
+    (row,) = [row for row in result.regions if row.region == norm]
+    assert note.startswith(f"1 tile program left out, with each kernel alone instead ({row.baseline.name}): tinygrad")
+    assert "does not write the outputs" in note and exported.regions == 0
+
+
+def parts_schedule(result: Result, norm: Region) -> Schedule:
+    (row,) = [row for row in result.regions if row.region == norm]
+    return row.baseline.schedule
 
 
 def test_a_program_that_has_it_is_told_nothing_of_its_kernels(stored: Path, result: Result) -> None:
