@@ -41,10 +41,9 @@ from kcg.kernel.tile.prior import (
     shared_bytes,
     shared_taken,
     stream_bytes,
-    stream_tiles,
     sums_of,
 )
-from kcg.kernel.tile.stream import padded, reach_of
+from kcg.kernel.tile.stream import KeyTail, padded, reach_of, stream_tiles
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 
@@ -586,5 +585,10 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     turns = programs / slots
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    if p.tail > 1:
+        tail = KeyTail.of(kernel, p, target.cores)
+        waves = max(waves - 1, tail.whole / slots) + tail.busy / tail.blocks / together
+        partials = 4 * tail.count * tail.partials(kernel, p).count
+        opening_s += LAUNCH_S / 2 + 2 * partials / f.partial_bytes
     nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
     return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)

@@ -7,7 +7,7 @@ that its instruction prescribes: a thread has neighbouring pairs of a row, and f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes
@@ -33,8 +33,15 @@ send = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 def in_gluon(text: str) -> str:
-    """Functions in Triton's words as Gluon has them: the same, where layouts are said."""
+    """A module of functions in Triton's words as Gluon has them: the same, where layouts are said."""
     return HEADER + re.sub(r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit"))
+
+
+def beside_gluon(text: str, helpers: Iterable[str]) -> str:
+    """More functions of the module, for a launch in Triton; their helpers have other names than Gluon's."""
+    for name in helpers:
+        text = re.sub(rf"\b{name}\b", f"{name}_in_triton", text)
+    return f"\n\nimport triton.language as tl\n{text}"
 
 
 def mma(columns: int) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
@@ -33,7 +32,7 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import BOTH, StreamWriting
+from kcg.kernel.tile.stream import BOTH, KeyTail, StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
 GROUPS = 2  # of warps that compute
@@ -46,10 +45,12 @@ BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_em
 BUFFERS = ("queries", "keys", "values")
 
 
-def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def write_specialized(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
-    return _Specialized(kernel, parameters, writer).written()
+    return _Specialized(kernel, parameters, writer, tail).written()
 
 
 def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -64,8 +65,10 @@ def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
 class _Specialized(StreamWriting):
     """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own."""
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        super().__init__(kernel, parameters, writer)
+    def __init__(
+        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    ) -> None:
+        super().__init__(kernel, parameters, writer, tail)
         if writer.interpreted:
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height != PROGRAM_ROWS:
@@ -87,8 +90,8 @@ class _Specialized(StreamWriting):
             main.lines.add(f"{name}_in_memory = {descriptor(box, start, dtype)}")
         self._allocated(main.lines, boxes)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        computing = (*arguments_of(self.kernel), *BUFFERS, *BARRIERS)
-        loading = (*arguments_of(self.kernel), *memory, *BUFFERS, *BARRIERS)
+        given = (*arguments_of(self.kernel), *(["workspace"] if self.tail is not None else []))
+        computing, loading = (*given, *BUFFERS, *BARRIERS), (*given, *memory, *BUFFERS, *BARRIERS)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
         main.lines.add(specialized(GROUPS, COMPUTING_REGISTERS, computing, loading))
@@ -135,11 +138,11 @@ class _Specialized(StreamWriting):
         for group in range(GROUPS):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
             lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
-        blocks = self._blocks(frame, start)
+        begin, blocks = self._visited(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
         corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
-        body.add(f"key = number * {self.step}")
+        body.add(f"key = {self._key('number', begin)}")
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
@@ -154,6 +157,17 @@ class _Specialized(StreamWriting):
             return str(-(-int(end) // self.step))
         return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
 
+    def _visited(self, frame: Frame, first: str) -> tuple[str, str]:
+        """The first block of keys that a program visits, and how many; `first` is its first query."""
+        if self.tail is None or self.taken is None:
+            return "0", self._blocks(frame, first)
+        begin, end = self.taken.blocks(self.tail, frame.lines)
+        return begin, frame.lines.name(f"{end} - {begin}", "blocks")
+
+    def _key(self, number: str, begin: str) -> str:
+        """The expression of the first key of a program's block."""
+        return f"{number} * {self.step}" if begin == "0" else f"({begin} + {number}) * {self.step}"
+
     # ---- a group that computes
 
     def _computing(self, boxes: Sequence[Boxes]) -> Lines:
@@ -164,7 +178,7 @@ class _Specialized(StreamWriting):
         lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
         _, first = self._opened(self.top, self.tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
-        blocks = self._blocks(self.top, first)
+        begin, blocks = self._visited(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box) for box in boxes)
@@ -179,7 +193,8 @@ class _Specialized(StreamWriting):
         lines.add(f"sent = {sent.format(slot=0)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add("mbarrier.arrive(keys_empty.index(0), count=1)")
-        self._turn(lines, "first_score", "0", start, sums)
+        first_key = "0" if begin == "0" else lines.name(f"{begin} * {self.step}", "key")
+        self._turn(lines, "first_score", first_key, start, sums)
 
         body = Lines(self.writer, lines)
         body.add(f"slot = number % {self.stages}")
@@ -190,7 +205,7 @@ class _Specialized(StreamWriting):
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-        key_at = body.name(f"number * {self.step}", "key")
+        key_at = body.name(self._key("number", begin), "key")
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
@@ -202,7 +217,8 @@ class _Specialized(StreamWriting):
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
         lines.add(f"weighed = {weighed.format(slot=f'last % {self.stages}')}")
         lines.add(done)
-        self._finished(start, sums)
+        largest, *totals = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
+        self._ended(start, largest, totals, "of_values")
         return lines
 
     def _turn(
@@ -225,17 +241,3 @@ class _Specialized(StreamWriting):
         body.add(f"{weights} = gl.convert_layout({made}, of_weights)")
         body.add(f"{self.largest} = {self.new}")
         return factor
-
-    def _finished(self, start: str, sums: Sequence[str]) -> None:
-        """The result of each query."""
-        lines = self.top.lines
-        out = Frame(lines, (self.height, self.width), outer=self.top, layout="of_values")
-        bind_axis(out, self.rows, 0, start)
-        bind_axis(out, self.columns, 1, "0")
-        row, product = frozenset({0}), self.stream.product.node
-        moved = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
-        out.bound[self.stream.maximum] = Block(moved[0], compute_type(self.stream.maximum), row)
-        for one, total in zip(self.stream.sums, moved[1:], strict=True):
-            out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
-        out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
-        store_tile(out, self.kernel.stored[0])

@@ -8,6 +8,7 @@ its sums where that rises. (Dao et al., FlashAttention, 2022.)
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from kcg.kernel.tile.ir import (
     affine,
     extent,
     factors_of,
+    is_symbolic,
     kernel_of,
     product_dtype,
 )
@@ -52,6 +54,7 @@ BOTH = frozenset({0, 1})
 WIDEST = 256  # elements of a query, and of a value
 LEAST = 16
 MOST_QUERIES = 128  # of one program
+OPENING = 2  # blocks of keys that take as long as what a program does beside its blocks: a guess
 
 
 def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -217,10 +220,11 @@ class Partials:
     sums: int
 
     @staticmethod
-    def of(kernel: TileKernel) -> Partials:
+    def of(kernel: TileKernel, rows: int = 0) -> Partials:
+        """Of all rows, or of so many."""
         assert kernel.stream is not None
-        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
-        return Partials(rows, columns, len(kernel.stream.sums))
+        every, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
+        return Partials(rows or every, columns, len(kernel.stream.sums))
 
     @property
     def count(self) -> int:
@@ -232,9 +236,104 @@ class Partials:
         return self.rows * (self.columns + number)
 
 
-def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def stream_tiles(kernel: TileKernel, height: int) -> int:
+    """Tiles of so many queries of an attention, of all heads."""
+    assert kernel.stream is not None
+    rows = math.prod(map(extent, kernel.stream.rows))
+    return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)
+
+
+def may_share_keys(kernel: TileKernel) -> bool:
+    """Whether programs may share the keys of an attention's last tiles: as many of each tile, known beforehand."""
+    stream = kernel.stream
+    if stream is None or any(map(is_symbolic, (*kernel.outputs, stream.keys))):
+        return False
+    return reach_of(stream) is None
+
+
+@dataclass(frozen=True)
+class KeyTail:
+    """The tiles of a last wave that is not full: `count` programs share the blocks of keys of each.
+
+    They are last in the grid, the first parts of all tiles before the second ones and so on. Each first part has a
+    multiprocessor from the start, and those left have the other parts in turn: see `_first_part`.
+    """
+
+    whole: int  # tiles that are a program each
+    left: int  # tiles that are shared
+    count: int
+    blocks: int  # of keys
+    first: int  # of these a first part has
+    busy: int  # blocks that take as long as the parts of all tiles
+
+    @staticmethod
+    def of(kernel: TileKernel, parameters: TileParameters, cores: int) -> KeyTail:
+        """Raises TileRefusal where there is no such wave, or where there are more parts than blocks."""
+        assert kernel.stream is not None
+        tiles, blocks = stream_tiles(kernel, *parameters.tile), -(-extent(kernel.stream.keys) // parameters.reduce_tile)
+        left, others = tiles % max(1, cores), parameters.tail - 1
+        if not left or left == tiles:
+            raise TileRefusal("tail", "there is no last wave that is not full")
+        if parameters.tail > blocks:
+            raise TileRefusal("tail", "there are more programs than blocks of keys")
+        busy, first = _first_part(left, cores - left, others, blocks)
+        return KeyTail(tiles - left, left, parameters.tail, blocks, first, busy)
+
+    @property
+    def programs(self) -> int:
+        return self.whole + self.left * self.count
+
+    def partials(self, kernel: TileKernel, parameters: TileParameters) -> Partials:
+        """What each part leaves, of the rows of all shared tiles."""
+        return Partials.of(kernel, self.left * parameters.tile[0])
+
+    def end_of(self, part: str) -> str:
+        """The expression of the block behind the last one of a part."""
+        others = self.count - 1
+        return f"{self.first} + ({part} * {self.blocks - self.first} + {others - 1}) // {others}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_part(tiles: int, idle: int, others: int, blocks: int) -> tuple[int, int]:
+    """By how many blocks of the first part all parts of some tiles are done first; and, before it, how many blocks that
+    takes. As many multiprocessors as there are tiles have a first part each, `idle` ones the others' from the start."""
+
+    def busy(first: int) -> int:
+        each, end = -(-(blocks - first) // others) + OPENING, first
+        while idle * ((end + OPENING) // each) + tiles * ((end - first) // each) < tiles * others:
+            end += 1
+        return end
+
+    return min((busy(first), first) for first in range(-(-blocks // (others + 1)), blocks - others + 1))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a program has where tiles are shared, as variables: below 0 `unit` says that it has a whole tile."""
+
+    unit: str
+    part: str  # of the tile's keys
+    place: str  # of the tile among those that are shared
+    tile: str
+
+    @staticmethod
+    def of(tail: KeyTail, lines: Lines, program: str) -> Taken:
+        unit = lines.name(f"{program} - {tail.whole}", "unit")
+        part, place = lines.name(f"{unit} // {tail.left}", "part"), lines.name(f"{unit} % {tail.left}", "place")
+        tile = lines.name(f"tl.where({unit} < 0, {program}, {tail.whole} + {place})", "tile")
+        return Taken(unit, part, place, tile)
+
+    def blocks(self, tail: KeyTail, lines: Lines) -> tuple[str, str]:
+        """The first block of keys that a program has, and the one behind its last."""
+        begin = lines.name(f"tl.where({self.part} > 0, {tail.end_of(f'({self.part} - 1)')}, 0)", "begin")
+        return begin, lines.name(f"tl.where({self.unit} < 0, {tail.blocks}, {tail.end_of(self.part)})", "end")
+
+
+def write_stream(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
-    return StreamWriting(kernel, parameters, writer).written()
+    return StreamWriting(kernel, parameters, writer, tail).written()
 
 
 class StreamWriting:
@@ -244,9 +343,12 @@ class StreamWriting:
     sums of shifted terms, and the sum of weighted values. `body` is one turn of it, over `step` keys.
     """
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
+    def __init__(
+        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    ) -> None:
         assert kernel.stream is not None
         self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
+        self.tail = tail
         if parameters.axes != stream_axes(kernel):
             raise TileRefusal("axes", "the tile's only axis has the queries")
         (self.height,), self.step = parameters.tile, parameters.reduce_tile
@@ -262,6 +364,8 @@ class StreamWriting:
         self.product = writer.fresh("acc")
         self.reach = reach_of(self.stream)
         self.part = "0"  # which of the parts of the keys a program has
+        self.first = "0"  # query of a program's tile
+        self.taken: Taken | None = None  # where programs share the last tiles
 
     def written(self) -> tuple[Lines, int]:
         query, key, value = self._described()
@@ -276,10 +380,7 @@ class StreamWriting:
         self.body.add(f"{self.largest} = {self.new}")
         begin, end = self._part_of(self._end(self.top, start, self.rows))
         self.top.lines.extend(f"for {self.key} in range({begin}, {end}, {self.step}):", self.body)
-        if self.parameters.split > 1:
-            self._left(start, sums)
-        else:
-            self._stored(start, sums)
+        self._ended(start, self.largest, sums)
         return self.top.lines, grid
 
     def _begun(self, scores: str = "", values: str = "") -> list[str]:
@@ -313,13 +414,18 @@ class StreamWriting:
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        self.part, *digits = split_number(frame, frame.lines.name("tl.program_id(0)", "program"), counts)
+        tile_number = frame.lines.name("tl.program_id(0)", "program")
+        if self.tail is not None:
+            self.taken = Taken.of(self.tail, frame.lines, tile_number)
+            grid, tile_number = self.tail.programs, self.taken.tile
+        self.part, *digits = split_number(frame, tile_number, counts)
         for axis, digit in zip(rest, digits[:-1], strict=True):
             bind_scalar(frame, axis, digit)
         number = digits[-1]
         if self.reach is not None and tile.tiles > 1:  # the last queries have most keys: they are first
             number = frame.lines.name(f"{tile.tiles - 1} - {number}")
-        return grid, start_of(frame, number, tile)
+        self.first = start_of(frame, number, tile)
+        return grid, self.first
 
     def _end(self, frame: Frame, start: str, tile: Axis) -> str:
         """How many keys a tile of queries that begins at `start` has weights for, or some more."""
@@ -338,6 +444,9 @@ class StreamWriting:
     def _part_of(self, end: str) -> tuple[str, str]:
         """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
         split, lines = self.parameters.split, self.top.lines
+        if self.tail is not None and self.taken is not None:
+            begin, behind = self.taken.blocks(self.tail, lines)
+            return f"{begin} * {self.step}", f"{behind} * {self.step}"
         if split == 1:
             return "0", end
         chunk = lines.name(f"({end} + {self.step * split - 1}) // {self.step * split} * {self.step}", "chunk")
@@ -403,33 +512,50 @@ class StreamWriting:
         )
         self.body.add(f"{self.product} = {dot}")
 
-    def _stored(self, start: str, sums: Sequence[str]) -> None:
-        """The result of each query, below the loop."""
-        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
+    def _ended(self, start: str, largest: str, sums: Sequence[str], layout: str = "") -> None:
+        """What becomes of the sums, below the loop: the result of whole tiles, what is left of parts."""
+        lines = self.top.lines
+        if self.parameters.split > 1:
+            self._left(lines, start, (largest, *sums), layout)
+        elif self.taken is None:
+            self._stored(lines, start, (largest, *sums), layout)
+        else:
+            whole, part = Lines(self.writer, lines), Lines(self.writer, lines)
+            self._stored(whole, start, (largest, *sums), layout)
+            self._left(part, start, (largest, *sums), layout)
+            lines.extend(f"if {self.taken.unit} < 0:", whole)
+            lines.extend("else:", part)
+
+    def _stored(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
+        """The result of each query, from its largest score and its sums."""
+        out = self._frame(lines, (self.rows, start), (self.columns, "0"), layout=layout)
         row, product = frozenset({0}), self.stream.product.node
-        out.bound[self.stream.maximum] = Block(self.largest, compute_type(self.stream.maximum), row)
-        for one, total in zip(self.stream.sums, sums, strict=True):
+        out.bound[self.stream.maximum] = Block(of_rows[0], compute_type(self.stream.maximum), row)
+        for one, total in zip(self.stream.sums, of_rows[1:], strict=True):
             out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
 
-    def _left(self, start: str, sums: Sequence[str]) -> None:
+    def _left(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
         """Leaves what a part of the keys came to for the second launch."""
-        partials, rows = Partials.of(self.kernel), all_rows(self.kernel)
-        if self.parameters.split * partials.count >= 1 << 31:
-            raise TileRefusal("split", "2^31 partial values or more")
-        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
-        part = out.lines.name(f"{self.part} * {partials.count}", "offset")
-        row = flat_place(out, rows)
-        of_rows = [(name, partials.of_rows(number)) for number, name in enumerate((self.largest, *sums))]
-        for text, first in of_rows:
-            _store_partial(out, f"{part} + {first}", row, text, rows)
-        place = flat_place(out, (*rows, *self.stream.columns))
-        _store_partial(out, part, place, self.product, (*rows, *self.stream.columns))
+        out = self._frame(lines, (self.rows, start), (self.columns, "0"), layout=layout)
+        partials, part, row = Partials.of(self.kernel), self.part, Block("", "int32")
+        if self.tail is not None and self.taken is not None:
+            partials, part = self.tail.partials(self.kernel, self.parameters), self.taken.part
+            before = lines.name(f"{self.taken.place} * {self.parameters.tile[0]} - {self.first}", "before")
+            row = out.new(f"{out.flattened[0].block.text} + {before}", "int32", frozenset({0}))
+        else:
+            row = flat_place(out, all_rows(self.kernel))
+        offset = lines.name(f"{part} * {partials.count}", "offset")
+        for number, text in enumerate(of_rows):
+            _store_partial(out, f"{offset} + {partials.of_rows(number)}", row, text, self.stream.rows)
+        column = flat_place(out, self.stream.columns)
+        place = out.new(f"{row.text} * {partials.columns} + {column.text}", "int32", BOTH)
+        _store_partial(out, offset, place, self.product, (*self.stream.rows, *self.stream.columns))
 
-    def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
+    def _frame(self, lines: Lines, *axes: tuple[Axis, str], layout: str = "") -> Frame:
         """A frame of some axes, each from a start on."""
-        frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top)
+        frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top, layout=layout)
         for place, (axis, start) in enumerate(axes):
             bind_axis(frame, axis, place, start)
         return frame
