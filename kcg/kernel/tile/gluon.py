@@ -19,6 +19,8 @@ GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core 
 GROUP_WARPS = 4
 LOADING_REGISTERS = 24
 COMPUTE, LOAD = "compute", "load"
+ROWS_LAYOUT = f"gl.BlockedLayout([1, 1], [32, 1], [{GROUP_WARPS}, 1], [1, 0])"
+"""Of a block of one column, a row a thread."""
 HEADER = """\
 import triton
 from triton.experimental import gluon

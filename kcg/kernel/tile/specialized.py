@@ -19,6 +19,7 @@ from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     LOAD,
+    ROWS_LAYOUT,
     add_barriers,
     add_function,
     allocated,
@@ -217,8 +218,10 @@ class _Specialized(StreamWriting):
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
         lines.add(f"weighed = {weighed.format(slot=f'last % {self.stages}')}")
         lines.add(done)
-        largest, *totals = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
-        self._ended(start, largest, totals, "of_values")
+        of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
+        if self.tail is not None:
+            lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
+        self._ended(start, of_rows, ("of_values", "of_rows"))
         return lines
 
     def _turn(

@@ -380,7 +380,7 @@ class StreamWriting:
         self.body.add(f"{self.largest} = {self.new}")
         begin, end = self._part_of(self._end(self.top, start, self.rows))
         self.top.lines.extend(f"for {self.key} in range({begin}, {end}, {self.step}):", self.body)
-        self._ended(start, self.largest, sums)
+        self._ended(start, (self.largest, *sums))
         return self.top.lines, grid
 
     def _begun(self, scores: str = "", values: str = "") -> list[str]:
@@ -512,22 +512,23 @@ class StreamWriting:
         )
         self.body.add(f"{self.product} = {dot}")
 
-    def _ended(self, start: str, largest: str, sums: Sequence[str], layout: str = "") -> None:
-        """What becomes of the sums, below the loop: the result of whole tiles, what is left of parts."""
+    def _ended(self, start: str, of_rows: Sequence[str], layouts: tuple[str, str] = ("", "")) -> None:
+        """What becomes of the sums, below the loop: the result of whole tiles, what is left of parts. `of_rows` are the
+        largest score and the sums of each row; `layouts` are those of values and of what a row has one of."""
         lines = self.top.lines
         if self.parameters.split > 1:
-            self._left(lines, start, (largest, *sums), layout)
+            self._left(lines, start, of_rows, layouts)
         elif self.taken is None:
-            self._stored(lines, start, (largest, *sums), layout)
+            self._stored(lines, start, of_rows, layouts[0])
         else:
             whole, part = Lines(self.writer, lines), Lines(self.writer, lines)
-            self._stored(whole, start, (largest, *sums), layout)
-            self._left(part, start, (largest, *sums), layout)
+            self._stored(whole, start, of_rows, layouts[0])
+            self._left(part, start, of_rows, layouts)
             lines.extend(f"if {self.taken.unit} < 0:", whole)
             lines.extend("else:", part)
 
     def _stored(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
-        """The result of each query, from its largest score and its sums."""
+        """The result of each query."""
         out = self._frame(lines, (self.rows, start), (self.columns, "0"), layout=layout)
         row, product = frozenset({0}), self.stream.product.node
         out.bound[self.stream.maximum] = Block(of_rows[0], compute_type(self.stream.maximum), row)
@@ -536,22 +537,29 @@ class StreamWriting:
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
 
-    def _left(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
+    def _left(self, lines: Lines, start: str, of_rows: Sequence[str], layouts: tuple[str, str]) -> None:
         """Leaves what a part of the keys came to for the second launch."""
-        out = self._frame(lines, (self.rows, start), (self.columns, "0"), layout=layout)
-        partials, part, row = Partials.of(self.kernel), self.part, Block("", "int32")
+        partials, part = Partials.of(self.kernel), self.part
         if self.tail is not None and self.taken is not None:
             partials, part = self.tail.partials(self.kernel, self.parameters), self.taken.part
-            before = lines.name(f"{self.taken.place} * {self.parameters.tile[0]} - {self.first}", "before")
-            row = out.new(f"{out.flattened[0].block.text} + {before}", "int32", frozenset({0}))
-        else:
-            row = flat_place(out, all_rows(self.kernel))
         offset = lines.name(f"{part} * {partials.count}", "offset")
+        # a block of one column, as values lie: of its stores Triton 3.6 spilled 2,240 bytes
+        rows = Frame(lines, (self.height, 1), outer=self.top, layout=layouts[1])
+        bind_axis(rows, self.rows, 0, start)
         for number, text in enumerate(of_rows):
-            _store_partial(out, f"{offset} + {partials.of_rows(number)}", row, text, self.stream.rows)
-        column = flat_place(out, self.stream.columns)
+            first = f"{offset} + {partials.of_rows(number)}"
+            _store_partial(rows, first, self._place_of_row(rows), rows.laid(text), self.stream.rows)
+        out = self._frame(lines, (self.rows, start), (self.columns, "0"), layout=layouts[0])
+        row, column = self._place_of_row(out), flat_place(out, self.stream.columns)
         place = out.new(f"{row.text} * {partials.columns} + {column.text}", "int32", BOTH)
         _store_partial(out, offset, place, self.product, (*self.stream.rows, *self.stream.columns))
+
+    def _place_of_row(self, frame: Frame) -> Block:
+        """The place of each row among those of which partials are left."""
+        if self.taken is None:
+            return flat_place(frame, all_rows(self.kernel))
+        before = frame.lines.name(f"{self.taken.place} * {self.parameters.tile[0]} - {self.first}", "before")
+        return frame.new(f"{frame.flattened[0].block.text} + {before}", "int32", frozenset({0}))
 
     def _frame(self, lines: Lines, *axes: tuple[Axis, str], layout: str = "") -> Frame:
         """A frame of some axes, each from a start on."""
