@@ -767,9 +767,7 @@ def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) ->
     return tail.left * tail.count * math.prod(parameters.tile) if tail is not None else 0
 
 
-def _write_second(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Lines, int]:
+def _write_second(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """The launch that adds them; and how many programs it has."""
     if kernel.stream is not None:
         return write_stream_sums(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
