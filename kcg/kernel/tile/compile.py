@@ -402,7 +402,7 @@ def _program(
         numbers = {WORKSPACE: workspace} | {b.slot: b.slot for b in kernel.buffers}
         places = {a.name: numbers[a.slot] for a in launch.arguments if a.slot is not None}
         places[SCRATCH] = of_descriptors
-        compiled = _compiled(kernel, source, launch, binary, places, bindings, writes_result=last)
+        compiled = _compiled(kernel, source, launch, binary, places, bindings, is_last=last)
         launches.append(ProgramLaunch(compiled, compiled.slots))
     return Program(tuple(launches), count, tuple(scratch))
 
@@ -415,15 +415,15 @@ def _compiled(
     places: dict[str, int],
     bindings: tuple[Variables, ...],
     *,
-    writes_result: bool,
+    is_last: bool,
 ) -> Compiled:
-    """One launch; its slots are the program's numbers of the buffers. `writes_result`: it is the last one, which
-    reads a workspace that the one before wrote."""
+    """One launch; its slots are the program's numbers of the buffers. `is_last`: it reads a workspace that the one
+    before wrote. What is stored may be written by either: of tiles that no programs share by the first."""
     types = {a.name: a.type for a in launch.arguments}
     pointers = [p for p in binary.parameters if p == SCRATCH or types[p] != "i32"]
     slots = tuple(places[p] for p in pointers)
     written = {places[SCRATCH]}
-    written |= {s.store.buffer.slot for s in kernel.written} if writes_result else {places.get("workspace", -1)}
+    written |= {s.store.buffer.slot for s in kernel.written} | (set() if is_last else {places.get("workspace", -1)})
     read = {load.buffer.slot for load in kernel.loads}
     dtype_names = [dtypes.uint8.name if p == SCRATCH else _BY_POINTER[types[p]].name for p in pointers]
     names = [a.variable for a in launch.arguments if a.slot is None]

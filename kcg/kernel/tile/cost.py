@@ -43,10 +43,9 @@ from kcg.kernel.tile.prior import (
     shared_bytes,
     shared_taken,
     stream_bytes,
-    stream_tiles,
     sums_of,
 )
-from kcg.kernel.tile.stream import padded, reach_of
+from kcg.kernel.tile.stream import KeyTail, padded, reach_of, stream_tiles
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 
@@ -562,10 +561,13 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     stream = kernel.stream
     assert stream is not None
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    tail = KeyTail.of(kernel, p, target.cores) if p.tail > 1 else None
+    if tail is not None:
+        opening_s += LAUNCH_S / 2 + 2 * 4 * tail.count * tail.partials(kernel, p).count / f.partial_bytes
     nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
     if p.form == SPECIALIZED:
         (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
-        busy_s = attention_clocks(kernel, target, rows, p.reduce_tile) / clock
+        busy_s = attention_clocks(kernel, target, rows, p.reduce_tile, tail) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     (height,), step, threads, reach = p.tile, p.reduce_tile, 32 * p.num_warps, reach_of(stream)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
@@ -595,4 +597,6 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     else:
         waves = max(turns, longest / steps / together)
+    if tail is not None:
+        waves = max(waves - 1, tail.whole / slots) + tail.busy / tail.blocks / together
     return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)

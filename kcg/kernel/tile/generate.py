@@ -35,7 +35,7 @@ from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.gluon import in_gluon
+from kcg.kernel.tile.gluon import beside_gluon, in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
 from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
@@ -57,7 +57,7 @@ from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.specialized import write_specialized
-from kcg.kernel.tile.stream import Partials, write_stream
+from kcg.kernel.tile.stream import KeyTail, Partials, may_share_keys, write_stream
 from kcg.kernel.tile.stream_sums import write_stream_sums
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -102,38 +102,35 @@ def generate_kernel(
         parameters.evict_last, "evict_last"
     )
     nvidia = is_nvidia(target)
-    writer = Writer(
-        kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
-        form=parameters.form,
-    )  # fmt: skip
+
+    def opened() -> Writer:
+        return Writer(
+            kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
+            form=parameters.form,
+        )  # fmt: skip
+
+    writer = opened()
     main, grid = write(kernel, target, parameters, writer)
-    launches, bodies = [], []
-    split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
-    arguments = _arguments(kernel, workspace=_workspace_type(kernel) if split or tail else "")
+    partials = _partials(kernel, target, parameters)
+    arguments = _arguments(kernel, workspace=_workspace_type(kernel) if partials else "")
     descriptors = any("make_tensor_descriptor" in line for line in main.text)
-    launches.append(
-        TileLaunch(ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors)
+    first = TileLaunch(
+        ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors
     )
-    bodies.append(_function(ENTRY, arguments, main))
-    workspace_bytes = 0
-    if tail is not None:
-        lines, sums = _write_tail(kernel, tail, parameters, writer)
+    launches, bodies = [first], [_function(ENTRY, arguments, main)]
+    apart = parameters.form in IN_GLUON  # a second launch is no part of what is in Gluon
+    second = opened() if apart else writer
+    if partials:
+        lines, sums = _write_second(kernel, target, parameters, second)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
-        workspace_bytes = tail.left * tail.count * math.prod(parameters.tile) * 4
-    elif split:
-        add = write_stream_sums if parameters.form == STREAM else _write_sums
-        lines, sums = add(kernel, parameters, writer)
-        launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
-        bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
-        itemsize = 8 if "64" in _workspace_type(kernel) else 4
-        workspace_bytes = parameters.split * partials_of(kernel) * itemsize
-    functions = "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
-    if parameters.form in IN_GLUON:
-        text = in_gluon(functions)
+    if apart:
+        text = in_gluon(_functions(writer, bodies[:1]))
+        text += beside_gluon(_functions(second, bodies[1:]), second.helpers) if partials else ""
     else:
-        text = "import triton\nimport triton.language as tl\n" + functions
-    return TileSource(text, tuple(launches), workspace_bytes)
+        text = "import triton\nimport triton.language as tl\n" + _functions(writer, bodies)
+    itemsize = 8 if partials and "64" in _workspace_type(kernel) else 4
+    return TileSource(text, tuple(launches), partials * itemsize)
 
 
 def _check(kernel: TileKernel, parameters: TileParameters) -> None:
@@ -152,8 +149,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("num_warps, num_stages or split")
     if parameters.split > 1 and (not may_split(kernel) or parameters.form == SPECIALIZED):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
+    if parameters.tail > 1 and parameters.form in ATTENTION and not may_have_tail(kernel):
+        raise TileRefusal("tail", "a mask or a variable bounds the keys: tiles have more of them or fewer")
     if parameters.tail > 1 and (
-        parameters.form != CONTRACTION
+        parameters.form not in (CONTRACTION, *ATTENTION)
         or parameters.split > 1
         or not (may_have_tail(kernel) or can_halve(kernel, parameters))
     ):
@@ -247,7 +246,9 @@ def partials_of(kernel: TileKernel) -> int:
 
 def may_have_tail(kernel: TileKernel) -> bool:
     """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
-    contractions come to together."""
+    contractions come to together; or the keys of an attention's."""
+    if kernel.stream is not None:
+        return may_share_keys(kernel)
     if kernel.before:
         sums = [one.reduce for one in (*kernel.before, *kernel.together)]
         alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing
@@ -321,14 +322,14 @@ def _write_held_rows(
     return write_held_rows(kernel, parameters, writer)
 
 
-def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    return write_stream(kernel, parameters, writer)
+def _write_stream(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    return write_stream(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
 
 
 def _write_specialized(
-    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    return write_specialized(kernel, parameters, writer)
+    return write_specialized(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
@@ -545,9 +546,9 @@ class Tail:
 
 
 def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
-    """The tiles of the last wave, where programs share their reductions. Raises TileRefusal where there is no such
-    wave."""
-    if parameters.tail <= 1 or not may_have_tail(kernel):
+    """The tiles of a contraction's last wave, where programs share their reductions. Raises TileRefusal where there is
+    no such wave."""
+    if parameters.tail <= 1 or kernel.stream is not None or not may_have_tail(kernel):
         return None
     tiles = math.prod(counts_of(kernel, parameters))
     programs = max(1, target.cores) * max(1, parameters.persistent)
@@ -557,6 +558,16 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
         raise TileRefusal("tail", "2^31 partial sums or more")
     return Tail(whole, tiles - whole, parameters.tail)
+
+
+def key_tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> KeyTail | None:
+    """As `tail_of`, of an attention, whose keys they share."""
+    if parameters.tail <= 1 or kernel.stream is None:
+        return None
+    tail = KeyTail.of(kernel, parameters, target.cores)
+    if tail.count * tail.partials(kernel, parameters).count >= 1 << 31:
+        raise TileRefusal("tail", "2^31 partial values or more")
+    return tail
 
 
 @dataclass(frozen=True)
@@ -759,6 +770,25 @@ def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) 
     return frame.lines, axis.tiles
 
 
+def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
+    """How many values programs that share something leave for the second launch; 0 where there is none."""
+    if parameters.split > 1:
+        return parameters.split * partials_of(kernel)
+    if (keys := key_tail_of(kernel, target, parameters)) is not None:
+        return keys.count * keys.partials(kernel, parameters).count
+    tail = tail_of(kernel, target, parameters)
+    return tail.left * tail.count * math.prod(parameters.tile) if tail is not None else 0
+
+
+def _write_second(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    """The launch that adds them; and how many programs it has."""
+    if kernel.stream is not None:
+        return write_stream_sums(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
+    if (tail := tail_of(kernel, target, parameters)) is not None:
+        return _write_tail(kernel, tail, parameters, writer)
+    return _write_sums(kernel, parameters, writer)
+
+
 def _workspace_type(kernel: TileKernel) -> str:
     if kernel.stream is not None:
         return "float32"
@@ -774,6 +804,11 @@ def _arguments(kernel: TileKernel, *, workspace: str) -> tuple[Argument, ...]:
         found.append(Argument("workspace", POINTERS[workspace], WORKSPACE))
     found += [Argument(variable_name(v), "i32", None, v.arg.name) for v in kernel.variables]
     return tuple(found)
+
+
+def _functions(writer: Writer, bodies: Sequence[str]) -> str:
+    """Functions, behind the helpers that they call."""
+    return "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
 
 
 def _function(name: str, arguments: tuple[Argument, ...], lines: Lines) -> str:

@@ -36,7 +36,7 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, 
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import LEAST, KeyTail, may_share_keys, padded, reach_of, stream_axes, stream_tiles
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import launched_with, tiles_of
 from kcg.types import Target
@@ -82,6 +82,12 @@ WARP_BYTES = 32 * VECTOR_BYTES  # that a warp loads at once
 SHARING_ROWS = 4  # of a program, that share tables
 KEY_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
 """Programs that share the keys of an attention."""
+KEY_TAILS = 12  # programs at most that share the keys of a tile of the last wave
+BEST_TAILS = 4  # of these counts the search has so many
+PARTS_OF_BLOCK = 75
+"""Parts whose sums take as long to write and to read as a block of keys: of 128 × 128 float32 .023 µs by the cost's
+bandwidth, where a block takes 1.7 µs."""
+SUMS_BLOCKS = 2  # blocks of keys that take as long as the second launch
 BUSY, NEARLY = 0.8, 0.85  # of the multiprocessors, and of the best wave's efficiency
 FEW_STEPS = 4  # of keys, which are not split
 FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for each other
@@ -518,14 +524,6 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     return made
 
 
-def stream_tiles(kernel: TileKernel, height: int) -> int:
-    """Tiles of so many queries of an attention, of all heads."""
-    assert kernel.stream is not None
-    rows = math.prod(map(extent, kernel.stream.rows))
-    others = math.prod(kernel.extents) // rows // math.prod(map(extent, kernel.stream.columns))
-    return others * -(-rows // height)
-
-
 def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
     """The fewest parts of so many steps by which nearly as many multiprocessors are busy as by any (the rule of
     FlashAttention-3); 1 where tiles do that by themselves."""
@@ -556,12 +554,14 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     ]
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
     narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
-    return TileParameters(
+    made = TileParameters(
         SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
     )
+    saved, count = next(iter(tails_of_keys(kernel, target, made)), (0.0, 1))
+    return replace(made, tail=count) if saved > 0 else made
 
 
-def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int, tail: KeyTail | None = None) -> float:
     """About how many clocks specialised warps take. In each step the tensor core's time or that of the exponentials,
     whichever is more, and of the other what no other group hides."""
     stream = kernel.stream
@@ -572,8 +572,25 @@ def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -
     clocks = max(both) + min(both) / groups + rows * width / LANES + BETWEEN_STEPS  # sums are scaled in each step
     steps, turns = -(-extent(stream.keys) // step), stream_tiles(kernel, rows) / max(1, target.cores)
     if reach_of(stream) is None:
-        return math.ceil(turns) * steps * clocks
+        return (math.ceil(turns) * steps if tail is None else int(turns) * steps + tail.busy) * clocks
     return max(steps, turns * (steps + rows / step) / 2) * clocks  # with short tiles last, and up to the diagonal
+
+
+def tails_of_keys(kernel: TileKernel, target: Target, parameters: TileParameters) -> list[tuple[float, int]]:
+    """By how many programs the last wave's tiles may be shared so that it is shorter, the best first; each behind what
+    it saves, in blocks of keys: less than nothing where the sums take longer than that."""
+    if not may_share_keys(kernel):
+        return []
+    found = []
+    for count in range(2, KEY_TAILS + 1):
+        try:
+            tail = KeyTail.of(kernel, replace(parameters, tail=count), target.cores)
+        except TileRefusal:
+            break
+        sums = SUMS_BLOCKS + tail.left * count / PARTS_OF_BLOCK
+        if tail.busy < tail.blocks:
+            found.append((tail.blocks - tail.busy - sums, count))
+    return sorted(found, key=lambda one: (-one[0], one[1]))[:BEST_TAILS]
 
 
 def _may_specialize(kernel: TileKernel, target: Target) -> bool:

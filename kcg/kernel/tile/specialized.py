@@ -16,14 +16,14 @@ import math
 from collections.abc import Sequence
 
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
-from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.epilogue import store_tile
+from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     GROUP_WARPS,
     LOAD,
     REGISTERS,
+    ROWS_LAYOUT,
     add_barriers,
     add_function,
     allocated,
@@ -37,7 +37,7 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import BOTH, StreamWriting, padded, reach_of
+from kcg.kernel.tile.stream import KeyTail, StreamWriting, padded, reach_of
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
@@ -49,10 +49,12 @@ BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_em
 BUFFERS = ("queries", "keys", "values")
 
 
-def write_specialized(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def write_specialized(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
-    return _Specialized(kernel, parameters, writer).written()
+    return _Specialized(kernel, parameters, writer, tail).written()
 
 
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
@@ -79,8 +81,10 @@ def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
 class _Specialized(StreamWriting):
     """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own."""
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        super().__init__(kernel, parameters, writer)
+    def __init__(
+        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    ) -> None:
+        super().__init__(kernel, parameters, writer, tail)
         if writer.interpreted:
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
@@ -105,8 +109,8 @@ class _Specialized(StreamWriting):
             main.lines.add(f"{name}_in_memory = {descriptor(box, start, dtype)}")
         self._allocated(main.lines, boxes)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        computing = (*arguments_of(self.kernel), *BUFFERS, *BARRIERS)
-        loading = (*arguments_of(self.kernel), *memory, *BUFFERS, *BARRIERS)
+        given = (*arguments_of(self.kernel), *(["workspace"] if self.tail is not None else []))
+        computing, loading = (*given, *BUFFERS, *BARRIERS), (*given, *memory, *BUFFERS, *BARRIERS)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
         main.lines.add(specialized(self.groups, computing, loading))
@@ -153,11 +157,11 @@ class _Specialized(StreamWriting):
         for group in range(self.groups):
             corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
             lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
-        blocks = self._blocks(frame, start)
+        begin, blocks = self._visited(frame, start)
         body.add(f"slot = number % {self.stages}")
         body.add(f"turn = (number // {self.stages}) & 1")
         corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
-        body.add(f"key = {self._key_of('number', blocks)}")
+        body.add(f"key = {self._key_of('number', begin, blocks)}")
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
@@ -175,11 +179,19 @@ class _Specialized(StreamWriting):
             return str(-(-int(end) // self.step))
         return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) // {self.step}, 1)", "blocks")
 
-    def _key_of(self, number: str, blocks: str) -> str:
-        """The first key of the block that a program visits as so many-th."""
+    def _visited(self, frame: Frame, first: str) -> tuple[str, str]:
+        """The first block of keys that a program visits, and how many; `first` is its first query."""
+        if self.tail is None or self.taken is None:
+            return "0", self._blocks(frame, first)
+        begin, end = self.taken.blocks(self.tail, frame.lines)
+        return begin, frame.lines.name(f"{end} - {begin}", "blocks")
+
+    def _key_of(self, number: str, begin: str, blocks: str) -> str:
+        """The first key of the block that a program visits as so many-th, from `begin` on; with masks from the last."""
         if not self._has_masks:
-            return f"{number} * {self.step}"
-        return f"({int(blocks) - 1 if blocks.isdigit() else f'{blocks} - 1'} - {number}) * {self.step}"
+            return f"{number} * {self.step}" if begin == "0" else f"({begin} + {number}) * {self.step}"
+        last = f"{int(blocks) - 1}" if blocks.isdigit() else f"{blocks} - 1"
+        return f"({last if begin == '0' else f'{begin} + {last}'} - {number}) * {self.step}"
 
     def _ends(self, at: int, queries: int) -> int:
         """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
@@ -231,7 +243,7 @@ class _Specialized(StreamWriting):
         lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
         _, first = self._opened(self.top, self.tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
-        blocks = self._blocks(self.top, first)
+        begin, blocks = self._visited(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box) for box in boxes)
@@ -246,7 +258,8 @@ class _Specialized(StreamWriting):
         lines.add(f"sent = {sent}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-        first_key = lines.name(self._key_of(skipped, blocks), "key") if self._has_masks else "0"
+        is_first = not self._has_masks and begin == "0"
+        first_key = "0" if is_first else lines.name(self._key_of(skipped, begin, blocks), "key")
         self.whole = not self._has_masks
         self._turn(lines, "first_score", first_key, start, sums)
         self.whole = self._has_one_masked or self.on_scores
@@ -263,7 +276,7 @@ class _Specialized(StreamWriting):
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
-        key_at = body.name(self._key_of("number", blocks), "key")
+        key_at = body.name(self._key_of("number", begin, blocks), "key")
         if masked:
             body.extend(f"if number < {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
@@ -277,7 +290,10 @@ class _Specialized(StreamWriting):
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
         lines.add(f"weighed = {weighed.format(slot=f'last % {self.stages}')}")
         lines.add(done)
-        self._finished(start, sums)
+        of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
+        if self.tail is not None:
+            lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
+        self._ended(start, of_rows, ("of_values", "of_rows"))
         return lines
 
     def _turn(
@@ -316,17 +332,3 @@ class _Specialized(StreamWriting):
         self.whole = True
         lines.add(f"{score} = {masked}")
         return lines
-
-    def _finished(self, start: str, sums: Sequence[str]) -> None:
-        """The result of each query."""
-        lines = self.top.lines
-        out = Frame(lines, (self.height, self.width), outer=self.top, layout="of_values")
-        self._bind_rows(out, start)
-        bind_axis(out, self.columns, 1, "0")
-        row, product = frozenset({0}), self.stream.product.node
-        moved = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
-        out.bound[self.stream.maximum] = Block(moved[0], compute_type(self.stream.maximum), row)
-        for one, total in zip(self.stream.sums, moved[1:], strict=True):
-            out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
-        out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
-        store_tile(out, self.kernel.stored[0])

@@ -11,6 +11,7 @@ their own, without a causal mask or a bound of the keys.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ OUT = 'float("-inf")'
 """The score of a key that is left out."""
 MOST_QUERIES = 128  # of one program
 APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
+OPENING = 2  # blocks of keys that take as long as what a program does beside its blocks: a guess
 
 
 def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
@@ -253,10 +255,11 @@ class Partials:
     sums: int
 
     @staticmethod
-    def of(kernel: TileKernel) -> Partials:
+    def of(kernel: TileKernel, rows: int = 0) -> Partials:
+        """Of all rows, or of so many."""
         assert kernel.stream is not None
-        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
-        return Partials(rows, columns, len(kernel.stream.sums))
+        every, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
+        return Partials(rows or every, columns, len(kernel.stream.sums))
 
     @property
     def count(self) -> int:
@@ -268,9 +271,104 @@ class Partials:
         return self.rows * (self.columns + number)
 
 
-def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def stream_tiles(kernel: TileKernel, height: int) -> int:
+    """Tiles of so many queries of an attention, of all heads."""
+    assert kernel.stream is not None
+    rows = math.prod(map(extent, kernel.stream.rows))
+    return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)
+
+
+def may_share_keys(kernel: TileKernel) -> bool:
+    """Whether programs may share the keys of an attention's last tiles: as many of each tile, known beforehand."""
+    stream = kernel.stream
+    if stream is None or any(map(is_symbolic, (*kernel.outputs, stream.keys))):
+        return False
+    return reach_of(stream) is None
+
+
+@dataclass(frozen=True)
+class KeyTail:
+    """The tiles of a last wave that is not full: `count` programs share the blocks of keys of each.
+
+    They are last in the grid, the first parts of all tiles before the second ones and so on. Each first part has a
+    multiprocessor from the start, and those left have the other parts in turn: see `_first_part`.
+    """
+
+    whole: int  # tiles that are a program each
+    left: int  # tiles that are shared
+    count: int
+    blocks: int  # of keys
+    first: int  # of these a first part has
+    busy: int  # blocks that take as long as the parts of all tiles
+
+    @staticmethod
+    def of(kernel: TileKernel, parameters: TileParameters, cores: int) -> KeyTail:
+        """Raises TileRefusal where there is no such wave, or where there are more parts than blocks."""
+        assert kernel.stream is not None
+        tiles, blocks = stream_tiles(kernel, *parameters.tile), -(-extent(kernel.stream.keys) // parameters.reduce_tile)
+        left, others = tiles % max(1, cores), parameters.tail - 1
+        if not left or left == tiles:
+            raise TileRefusal("tail", "there is no last wave that is not full")
+        if parameters.tail > blocks:
+            raise TileRefusal("tail", "there are more programs than blocks of keys")
+        busy, first = _first_part(left, cores - left, others, blocks)
+        return KeyTail(tiles - left, left, parameters.tail, blocks, first, busy)
+
+    @property
+    def programs(self) -> int:
+        return self.whole + self.left * self.count
+
+    def partials(self, kernel: TileKernel, parameters: TileParameters) -> Partials:
+        """What each part leaves, of the rows of all shared tiles."""
+        return Partials.of(kernel, self.left * parameters.tile[0])
+
+    def end_of(self, part: str) -> str:
+        """The expression of the block behind the last one of a part."""
+        others = self.count - 1
+        return f"{self.first} + ({part} * {self.blocks - self.first} + {others - 1}) // {others}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_part(tiles: int, idle: int, others: int, blocks: int) -> tuple[int, int]:
+    """By how many blocks of the first part all parts of some tiles are done first; and, before it, how many blocks that
+    takes. As many multiprocessors as there are tiles have a first part each, `idle` ones the others' from the start."""
+
+    def busy(first: int) -> int:
+        each, end = -(-(blocks - first) // others) + OPENING, first
+        while idle * ((end + OPENING) // each) + tiles * ((end - first) // each) < tiles * others:
+            end += 1
+        return end
+
+    return min((busy(first), first) for first in range(-(-blocks // (others + 1)), blocks - others + 1))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a program has where tiles are shared, as variables: below 0 `unit` says that it has a whole tile."""
+
+    unit: str
+    part: str  # of the tile's keys
+    place: str  # of the tile among those that are shared
+    tile: str
+
+    @staticmethod
+    def of(tail: KeyTail, lines: Lines, program: str) -> Taken:
+        unit = lines.name(f"{program} - {tail.whole}", "unit")
+        part, place = lines.name(f"{unit} // {tail.left}", "part"), lines.name(f"{unit} % {tail.left}", "place")
+        tile = lines.name(f"tl.where({unit} < 0, {program}, {tail.whole} + {place})", "tile")
+        return Taken(unit, part, place, tile)
+
+    def blocks(self, tail: KeyTail, lines: Lines) -> tuple[str, str]:
+        """The first block of keys that a program has, and the one behind its last."""
+        begin = lines.name(f"tl.where({self.part} > 0, {tail.end_of(f'({self.part} - 1)')}, 0)", "begin")
+        return begin, lines.name(f"tl.where({self.unit} < 0, {tail.blocks}, {tail.end_of(self.part)})", "end")
+
+
+def write_stream(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
-    return StreamWriting(kernel, parameters, writer).written()
+    return StreamWriting(kernel, parameters, writer, tail).written()
 
 
 class StreamWriting:
@@ -281,9 +379,12 @@ class StreamWriting:
     all of these exist and are within reach of all queries.
     """
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
+    def __init__(
+        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    ) -> None:
         assert kernel.stream is not None
         self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
+        self.tail = tail
         if parameters.axes != stream_axes(kernel):
             raise TileRefusal("axes", "the tile's only axis has the queries")
         (self.height,), self.step = parameters.tile, parameters.reduce_tile
@@ -300,6 +401,8 @@ class StreamWriting:
         self.reach = reach_of(self.stream)
         self.on_scores = masks_scores(self.stream, self.reach)
         self.part = "0"  # which of the parts of the keys a program has
+        self.first = "0"  # query of a program's tile
+        self.taken: Taken | None = None  # where programs share the last tiles
 
     def written(self) -> tuple[Lines, int]:
         described = self._described()
@@ -309,10 +412,7 @@ class StreamWriting:
         for first, last, whole in self._loops(begin, end, start):
             self.whole = whole
             self._loop(first, last, start, described, sums)
-        if self.parameters.split > 1:
-            self._left(start, sums)
-        else:
-            self._stored(start, sums)
+        self._ended(start, (self.largest, *sums))
         return self.top.lines, grid
 
     def _loops(self, begin: str, end: str, start: str) -> list[tuple[str, str, bool]]:
@@ -382,13 +482,17 @@ class StreamWriting:
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
         program = frame.lines.name("tl.program_id(0)", "program")
+        if self.tail is not None:
+            self.taken = Taken.of(self.tail, frame.lines, program)
+            grid, program = self.tail.programs, self.taken.tile
         if self.reach is None or tile.tiles == 1:
             self.part, *digits, number = split_number(frame, program, counts)
         else:
             digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile)
         for axis, digit in zip(rest, digits, strict=True):
             bind_scalar(frame, axis, digit)
-        return grid, start_of(frame, number, tile)
+        self.first = start_of(frame, number, tile)
+        return grid, self.first
 
     def _longest_first(self, frame: Frame, program: str, heads: list[int], tile: Axis) -> tuple[list[str], str]:
         """Which head and which tile a program has, where the last queries have most keys: of some heads together the
@@ -445,6 +549,9 @@ class StreamWriting:
     def _part_of(self, end: str) -> tuple[str, str]:
         """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
         split, lines = self.parameters.split, self.top.lines
+        if self.tail is not None and self.taken is not None:
+            begin, behind = self.taken.blocks(self.tail, lines)
+            return f"{begin} * {self.step}", f"{behind} * {self.step}"
         if split == 1:
             return "0", end
         chunk = lines.name(f"({end} + {self.step * split - 1}) // {self.step * split} * {self.step}", "chunk")
@@ -542,29 +649,65 @@ class StreamWriting:
         )
         self.body.add(f"{self.product} = {dot}")
 
-    def _stored(self, start: str, sums: Sequence[str]) -> None:
-        """The result of each query, below the loop."""
-        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
+    def _ended(self, start: str, of_rows: Sequence[str], layouts: tuple[str, str] = ("", "")) -> None:
+        """What becomes of the sums, below the loop: the result of whole tiles, what is left of parts. `of_rows` are the
+        largest score and the sums of each row; `layouts` are those of values and of what a row has one of."""
+        lines = self.top.lines
+        if self.parameters.split > 1:
+            self._left(lines, start, of_rows, layouts)
+        elif self.taken is None:
+            self._stored(lines, start, of_rows, layouts[0])
+        else:
+            whole, part = Lines(self.writer, lines), Lines(self.writer, lines)
+            self._stored(whole, start, of_rows, layouts[0])
+            self._left(part, start, of_rows, layouts)
+            lines.extend(f"if {self.taken.unit} < 0:", whole)
+            lines.extend("else:", part)
+
+    def _stored(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
+        """The result of each query."""
+        out = self._of_values(lines, start, layout)
         row, product = frozenset({0}), self.stream.product.node
-        out.bound[self.stream.maximum] = Block(self.largest, compute_type(self.stream.maximum), row)
-        for one, total in zip(self.stream.sums, sums, strict=True):
+        out.bound[self.stream.maximum] = Block(of_rows[0], compute_type(self.stream.maximum), row)
+        for one, total in zip(self.stream.sums, of_rows[1:], strict=True):
             out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
 
-    def _left(self, start: str, sums: Sequence[str]) -> None:
+    def _left(self, lines: Lines, start: str, of_rows: Sequence[str], layouts: tuple[str, str]) -> None:
         """Leaves what a part of the keys came to for the second launch."""
-        partials, rows = Partials.of(self.kernel), all_rows(self.kernel)
-        if self.parameters.split * partials.count >= 1 << 31:
-            raise TileRefusal("split", "2^31 partial values or more")
-        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
-        part = out.lines.name(f"{self.part} * {partials.count}", "offset")
-        row = flat_place(out, rows)
-        of_rows = [(name, partials.of_rows(number)) for number, name in enumerate((self.largest, *sums))]
-        for text, first in of_rows:
-            _store_partial(out, f"{part} + {first}", row, text, rows)
-        place = flat_place(out, (*rows, *self.stream.columns))
-        _store_partial(out, part, place, self.product, (*rows, *self.stream.columns))
+        partials, part = Partials.of(self.kernel), self.part
+        if self.tail is not None and self.taken is not None:
+            partials, part = self.tail.partials(self.kernel, self.parameters), self.taken.part
+        offset = lines.name(f"{part} * {partials.count}", "offset")
+        # a block of one column, as values lie: of its stores Triton 3.6 spilled 2,240 bytes
+        rows = Frame(lines, (self.height, 1), outer=self.top, layout=layouts[1])
+        self._bind_rows(rows, start)
+        for number, text in enumerate(of_rows):
+            first = f"{offset} + {partials.of_rows(number)}"
+            _store_partial(rows, first, self._place_of_row(rows), rows.laid(text), self.stream.rows)
+        out = self._of_values(lines, start, layouts[0])
+        row, column = self._place_of_row(out), flat_place(out, self.stream.columns)
+        place = out.new(f"{row.text} * {partials.columns} + {column.text}", "int32", BOTH)
+        _store_partial(out, offset, place, self.product, (*self.stream.rows, *self.stream.columns))
+
+    def _of_values(self, lines: Lines, start: str, layout: str) -> Frame:
+        """The frame of the sums of values."""
+        out = Frame(lines, (self.height, self.width), outer=self.top, layout=layout)
+        self._bind_rows(out, start)
+        bind_axis(out, self.columns, 1, "0")
+        return out
+
+    def _bind_rows(self, frame: Frame, start: str) -> None:
+        """Binds the queries of a frame, whose first axis they are."""
+        bind_axis(frame, self.rows, 0, start)
+
+    def _place_of_row(self, frame: Frame) -> Block:
+        """The place of each row among those of which partials are left."""
+        if self.taken is None:
+            return flat_place(frame, all_rows(self.kernel))
+        before = frame.lines.name(f"{self.taken.place} * {self.parameters.tile[0]} - {self.first}", "before")
+        return frame.new(f"{frame.flattened[0].block.text} + {before}", "int32", frozenset({0}))
 
     def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
         """A frame of some axes, each from a start on."""

@@ -1,9 +1,9 @@
-"""The second launch of an attention whose keys are split over programs.
+"""The second launch of an attention whose keys are shared by programs: those of all tiles, or of the last wave's.
 
 Each part of the keys leaves for each row its largest score, its sums, and its weighted values, all shifted by its own
-largest score. A program has one row: it corrects them by the largest score of all parts, adds them in a fixed order,
-and computes what the kernel makes of the sums. What a part without keys leaves is 0 and -inf, and counts for nothing.
-(Dao et al., Flash-Decoding, 2023.)
+largest score. A program corrects them by the largest score of all parts, adds them in a fixed order, and computes what
+the kernel makes of the sums: of one row where the keys of all tiles are split, of some rows of a tile of the last wave.
+What a part without keys leaves is 0 and -inf, and counts for nothing. (Dao et al., Flash-Decoding, 2023.)
 """
 
 from __future__ import annotations
@@ -13,83 +13,114 @@ from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import Shifted, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.stream import Partials, all_rows, padded
-from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, flat_place, open_frame, split_number
+from kcg.kernel.tile.stream import KeyTail, Partials, all_rows, padded
+from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number, start_of
 
-MOST_TOGETHER = 4_096  # values of parts of a row that a program has at once
+MOST_TOGETHER = 4_096  # values of parts of its rows that a program has at once
+TAIL_ROWS = 8  # of a tile, that a program has: four parts at once of 128 columns
 
 
-def write_stream_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """Writes the launch; and how many programs there are: one for each row of all heads."""
-    return _Sums(kernel, parameters.split, writer).written()
+def write_stream_sums(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+) -> tuple[Lines, int]:
+    """Writes the launch; and how many programs there are."""
+    return _Sums(kernel, parameters, writer, tail).written()
 
 
 class _Sums:
-    """`out` is the frame of a row's result, `body` one turn of the loop over parts: `together` of them at once."""
+    """`out` is the frame of the rows' results, `body` one turn of the loop over parts: `together` of them at once."""
 
-    def __init__(self, kernel: TileKernel, split: int, writer: Writer) -> None:
+    def __init__(
+        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    ) -> None:
         assert kernel.stream is not None
-        self.kernel, self.stream, self.split, self.writer = kernel, kernel.stream, split, writer
-        self.partials, self.width = Partials.of(kernel), padded(kernel.stream.columns)
-        self.out = open_frame(kernel, writer, (self.width,))
+        self.kernel, self.parameters, self.stream, self.tail = kernel, parameters, kernel.stream, tail
+        self.count = parameters.split if tail is None else tail.count
+        self.height = 1 if tail is None else TAIL_ROWS
+        self.partials = Partials.of(kernel) if tail is None else tail.partials(kernel, parameters)
+        self.width = padded(kernel.stream.columns)
+        self.writer, self.out = writer, open_frame(kernel, writer, (self.height, self.width))
         self.body = Lines(writer, self.out.lines)
 
     def written(self) -> tuple[Lines, int]:
-        out, lines, rows = self.out, self.out.lines, all_rows(self.kernel)
+        out, lines = self.out, self.out.lines
         program = lines.name("tl.program_id(0)", "program")
-        for axis, digit in zip(rows, split_number(out, program, [extent(axis) for axis in rows]), strict=True):
-            bind_scalar(out, axis, digit)
-        vector = bind_axis(out, Axis(self.stream.columns, self.width), 0, "0")
-        self.row = flat_place(out, rows).text
+        first = self._row(program) if self.tail is None else self._rows(self.tail, program)
+        vector = bind_axis(out, Axis(self.stream.columns, self.width), 1, "0")
+        self.rows = lines.name(f"{first} + tl.arange(0, {self.height})", "i")
 
-        every = 1 << (self.split - 1).bit_length()
-        together = min(every, max(1, MOST_TOGETHER // self.width))
+        every = 1 << (self.count - 1).bit_length()
+        together = min(every, max(1, MOST_TOGETHER // (self.height * self.width)))
         parts = lines.name(f"tl.arange(0, {every})", "i")
-        maxima = self._of_row(lines, parts, 0, 'float("-inf")')
+        maxima = self._of_rows(lines, parts, 0, 'float("-inf")')
         largest = lines.name(f"tl.max({maxima}, 0)", "largest")
         # of nothing but -inf the shift is 0: the factors are 0 then, not NaN
         self.shift = lines.name(f'tl.where({largest} == float("-inf"), 0.0, {largest})', "shift")
 
         first = self.writer.fresh("part")
         self.parts = self.body.name(f"{first} + tl.arange(0, {together})", "i")
-        self.maxima = self._of_row(self.body, self.parts, 0, 'float("-inf")')
+        self.maxima = self._of_rows(self.body, self.parts, 0, 'float("-inf")')
         sums = [self._sum(number + 1, one) for number, one in enumerate(self.stream.sums)]
         product = self._product(vector)
-        lines.extend(f"for {first} in range(0, {self.split}, {together}):", self.body)
+        lines.extend(f"for {first} in range(0, {self.count}, {together}):", self.body)
 
-        self._bind(self.stream.maximum, largest, frozenset())
+        of_rows = frozenset({0})
+        self._bind(self.stream.maximum, f"{largest}[:, None]", of_rows)
         for one, total in zip(self.stream.sums, sums, strict=True):
-            self._bind(one.node, total, frozenset())
-        self._bind(self.stream.product.node, product, frozenset({0}))
+            self._bind(one.node, f"{total}[:, None]", of_rows)
+        self._bind(self.stream.product.node, product, frozenset({0, 1}))
         store_tile(out, self.kernel.stored[0])
-        return lines, self.partials.rows
+        return lines, self.partials.rows // self.height
 
-    def _of_row(self, lines: Lines, parts: str, number: int, outside: str) -> str:
-        """What some parts left for a row: the largest score, or a sum from 1 on."""
-        place = f"{parts} * {self.partials.count} + {self.partials.of_rows(number)} + {self.row}"
-        return lines.name(f"tl.load(workspace + {place}, mask={parts} < {self.split}, other={outside})")
+    def _row(self, program: str) -> str:
+        """Binds the row of a program, one of all heads'; its place among the partials' rows."""
+        rows = all_rows(self.kernel)
+        for axis, digit in zip(rows, split_number(self.out, program, [extent(axis) for axis in rows]), strict=True):
+            bind_scalar(self.out, axis, digit)
+        return program
+
+    def _rows(self, tail: KeyTail, program: str) -> str:
+        """Binds some rows of a shared tile; the place of the first of them among the partials' rows."""
+        tile, out, lines = Axis(self.stream.rows, *self.parameters.tile), self.out, self.out.lines
+        place, strip = split_number(out, program, [tail.left, tile.size // self.height])
+        rest = tuple(axis for axis in all_rows(self.kernel) if axis not in self.stream.rows)
+        number = lines.name(f"{tail.whole} + {place}", "tile")
+        *digits, of_rows = split_number(out, number, [*map(extent, rest), tile.tiles])
+        for axis, digit in zip(rest, digits, strict=True):
+            bind_scalar(out, axis, digit)
+        start = lines.name(f"{start_of(out, of_rows, tile)} + {strip} * {self.height}", "start")
+        bind_axis(out, Axis(self.stream.rows, self.height), 0, start, ragged=tile.total % tile.size != 0)
+        return lines.name(f"{program} * {self.height}", "first")
+
+    def _of_rows(self, lines: Lines, parts: str, number: int, outside: str) -> str:
+        """What some parts left for the rows: the largest scores, or a sum from 1 on."""
+        place = f"{parts}[:, None] * {self.partials.count} + {self.partials.of_rows(number)} + {self.rows}[None, :]"
+        return lines.name(f"tl.load(workspace + {place}, mask={parts}[:, None] < {self.count}, other={outside})")
 
     def _factor(self, one: Shifted) -> str:
         """By what each part's share of a sum changes."""
-        return self.body.name(Frame(self.body, ()).exp2(f"({self.shift} - {self.maxima}) * ({one.factor!r})"), "factor")
+        exponent = f"({self.shift}[None, :] - {self.maxima}) * ({one.factor!r})"
+        return self.body.name(Frame(self.body, ()).exp2(exponent), "factor")
 
     def _sum(self, number: int, one: Shifted) -> str:
         """Adds up a sum of shifted terms."""
         total = self.writer.fresh("acc")
-        self.out.lines.add(f"{total} = 0.0")
-        terms = self._of_row(self.body, self.parts, number, "0.0")
+        self.out.lines.add(f"{total} = tl.zeros([{self.height}], tl.float32)")
+        terms = self._of_rows(self.body, self.parts, number, "0.0")
         self.body.add(f"{total} += tl.sum({terms} * {self._factor(one)}, 0)")
         return total
 
     def _product(self, vector: str) -> str:
         """Adds up the weighted values."""
-        total, parts = self.writer.fresh("acc"), f"{self.parts}[:, None]"
-        self.out.lines.add(f"{total} = tl.zeros([{self.width}], tl.float32)")
-        mask = f"({parts} < {self.split}) & ({vector}[None, :] < {self.partials.columns})"
-        place = f"{parts} * {self.partials.count} + {self.row} * {self.partials.columns} + {vector}[None, :]"
+        total, parts, columns = self.writer.fresh("acc"), f"{self.parts}[:, None, None]", f"{vector}[None, None, :]"
+        self.out.lines.add(f"{total} = tl.zeros([{self.height}, {self.width}], tl.float32)")
+        mask = f"({parts} < {self.count}) & ({columns} < {self.partials.columns})"
+        row = f"{self.rows}[None, :, None] * {self.partials.columns}"
+        place = f"{parts} * {self.partials.count} + {row} + {columns}"
         values = self.body.name(f"tl.load(workspace + {place}, mask={mask}, other=0.0)")
-        self.body.add(f"{total} += tl.sum({values} * {self._factor(self.stream.product)}[:, None], 0)")
+        self.body.add(f"{total} += tl.sum({values} * {self._factor(self.stream.product)}[:, :, None], 0)")
         return total
 
     def _bind(self, node: UOp, text: str, axes: frozenset[int]) -> None:
-        self.out.bound[node] = self.out.cast(Block(text, "float32", axes), compute_type(node))
+        block = Block(self.out.lines.name(text), "float32", axes)
+        self.out.bound[node] = self.out.cast(block, compute_type(node))
