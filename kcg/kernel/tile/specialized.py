@@ -247,17 +247,21 @@ class _Specialized(StreamWriting):
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box) for box in boxes)
-        sent = f"warpgroup_mma({query('queries', 'group')}, {key('keys', 'slot')}, none, use_acc=False, is_async=True)"
+        sent = (
+            f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
+        )
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add("mbarrier.wait(queries_full.index(0), 0)")
         skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
-        lines.add(f"slot = {skipped} % {self.stages}")
-        lines.add(f"mbarrier.wait(keys_full.index(slot), ({skipped} // {self.stages}) & 1)")
-        lines.add(f"sent = {sent}")
+        first, turn = (
+            ("0", "0") if skipped == "0" else (f"{skipped} % {self.stages}", f"({skipped} // {self.stages}) & 1")
+        )
+        lines.add(f"mbarrier.wait(keys_full.index({first}), {turn})")
+        lines.add(f"sent = {sent.format(slot=first)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
-        lines.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        lines.add(f"mbarrier.arrive(keys_empty.index({first}), count=1)")
         is_first = not self._has_masks and begin == "0"
         first_key = "0" if is_first else lines.name(self._key_of(skipped, begin, blocks), "key")
         self.whole = not self._has_masks
@@ -271,7 +275,7 @@ class _Specialized(StreamWriting):
         body.add(f"slot = number % {self.stages}")
         body.add(f"before = (number - 1) % {self.stages}")
         body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
-        body.add(f"sent = {sent}")
+        body.add(f"sent = {sent.format(slot='slot')}")
         body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
@@ -284,7 +288,8 @@ class _Specialized(StreamWriting):
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
-        lines.extend(f"for number in range({skipped} + 1, {blocks}):", body)
+        second = "1" if skipped == "0" else f"{skipped} + 1"
+        lines.extend(f"for number in range({second}, {blocks}):", body)
 
         lines.add(f"last = {blocks} - 1")
         lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
