@@ -593,10 +593,10 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
     slots = target.cores * together
     turns = programs / slots
-    if reach is None:
+    if tail is not None:
+        waves = tail.whole / slots + tail.busy / tail.blocks / together
+    elif reach is None:
         waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     else:
         waves = max(turns, longest / steps / together)
-    if tail is not None:
-        waves = max(waves - 1, tail.whole / slots) + tail.busy / tail.blocks / together
     return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)
