@@ -25,6 +25,7 @@ from kcg.kernel.tile.parameters import POINTER, STREAM, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome
 from kcg.optimize import ends, region_search, tile_programs
 from kcg.optimize.console import progress
@@ -203,7 +204,7 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
         parts = best_parts(attention, region_search.best_schedules(run.works))
         assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"
         results = run.judge(proposed.estimates, proposed.candidates).run()
-        tile = Schedule(ScheduleKind.TILE, TileParameters(STREAM, ((0,),), (16,), reduce_tile=16).to_json())
+        tile = schedule_of(TileParameters(STREAM, stream_axes(read_region(attention)), (16,), reduce_tile=16))
         rows = [
             replace(row, outcome="improved", opts=None, chosen=replace(row.baseline, cold_s=1e-9, schedule=tile))
             if row.region == attention
