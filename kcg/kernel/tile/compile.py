@@ -57,6 +57,8 @@ PINNED_OF_NVIDIA: dict[str, Any] = {
     "enable_reflect_ftz": True,
     "default_dot_input_precision": "tf32",  # where a product names none: of operands that are not float32, for nothing
 }
+OF_A_SHELL = ("TRITON_OVERRIDE_ARCH", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_F32_DEFAULT")
+"""Variables that would make another program of the same options."""
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 
 
@@ -216,12 +218,15 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
             given[1]["cubin"] = lambda text, metadata: b""
         return None
 
-    knobs = triton.knobs
-    with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
-        knobs.cache.dir = folder
-        knobs.compilation.disable_line_info = True
-        knobs.runtime.add_stages_inspection_hook = stages
-        yield
+    knobs, shell = triton.knobs, {name: os.environ.pop(name) for name in OF_A_SHELL if name in os.environ}
+    try:
+        with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
+            knobs.cache.dir = folder
+            knobs.compilation.disable_line_info = True
+            knobs.runtime.add_stages_inspection_hook = stages
+            yield
+    finally:
+        os.environ.update(shell)
 
 
 @contextlib.contextmanager

@@ -125,6 +125,18 @@ NEW: dict[str, dict[str, Any]] = {
 }
 
 
+def test_what_a_shell_sets_of_triton_makes_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    region, made = regions()["linear_gelu"], []
+    schedule = schedule_of(default_parameters(read_kernel(region), target_of("sm_90")))
+    for place, words in enumerate(({}, {"TRITON_OVERRIDE_ARCH": "sm80", "TRITON_FORCE_DISABLE_FP_FUSION": "1"})):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(place)))
+        for name, value in words.items():
+            monkeypatch.setenv(name, value)
+        made.append(compile_tile(region, schedule, target_of("sm_90")).launches[0].compiled.binary)
+        assert all(os.environ[name] == value for name, value in words.items())
+    assert made[0] == made[1]
+
+
 def test_options_of_triton_are_pinned_or_alike_in_its_versions() -> None:
     import triton
     from triton.backends.nvidia.compiler import CUDAOptions
