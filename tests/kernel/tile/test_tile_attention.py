@@ -600,3 +600,18 @@ def _is_attention(region: Region) -> bool:
         return read_region(region).stream is not None
     except TileRefusal:
         return False
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_of_every_size_spill_nothing(causal: bool) -> None:
+    """By the prior's choice, which is of specialised warps where these have registers for a head."""
+    for size, form in ((64, SPECIALIZED), (128, SPECIALIZED), (256, STREAM)):
+        for dtype in ("float16", "bfloat16"):
+            q, k, v = (empty(8, 4096, size, dtype=dtype) for _ in range(3))
+            region = region_of(q.scaled_dot_product_attention(k, v, is_causal=causal))
+            chosen = default_parameters(read_region(region), TARGET)
+            assert chosen.form == form
+            for launch in compile_tile(region, schedule_of(chosen), TARGET).launches:
+                report = dict(launch.compiled.report)
+                assert report["spilled_bytes"] == 0, (size, dtype, report)
