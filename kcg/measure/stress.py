@@ -114,6 +114,8 @@ class _Repeated:
             self.outputs.append(_Output(bench, slot, stream, right))
         self._send = bench.sender(runs, stream)
         bench.poison(bench.poisoned_with)
+        if stream is not None:
+            stream.follow()  # inputs and poison are written on tinygrad's own
         for output in self.outputs:
             output.remember()
 

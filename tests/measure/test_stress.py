@@ -141,7 +141,9 @@ def test_half_of_the_launches_have_the_program_itself_beside_them(name: str, mon
     outputs, kernels = len(asked.bench.outputs), len(asked.bench.region.kernels)
     assert stream.starts == 2 * outputs + kernels, "what restores, what compares, and the program"
     assert set(list(stream.calls.values())[-kernels:]) == {32}
-    assert stream.sent == ["wait", "follow"] * 3, "at its beginning and where the cache is emptied"
+    assert stream.sent == ["follow", *["wait", "follow"] * 3], (
+        "after the inputs, at the beginning, where the cache is emptied"
+    )
 
 
 def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
