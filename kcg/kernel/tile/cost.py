@@ -45,7 +45,8 @@ from kcg.kernel.tile.prior import (
     stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.stream import KeyTail, padded, reach_of, stream_tiles
+from kcg.kernel.tile.shared_keys import KeyTail, stream_tiles
+from kcg.kernel.tile.stream import padded, reach_of
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 

@@ -56,9 +56,10 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.shared_keys import KeyTail, Partials, may_share_keys
 from kcg.kernel.tile.specialized import write_specialized
-from kcg.kernel.tile.stream import KeyTail, Partials, may_share_keys, write_stream
 from kcg.kernel.tile.stream_sums import write_stream_sums
+from kcg.kernel.tile.stream_writing import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
     Axis,

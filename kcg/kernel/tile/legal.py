@@ -52,8 +52,10 @@ from kcg.kernel.tile.prior import (
     whole_row,
 )
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import can_stream_by_tma, padded, stream_tiles
+from kcg.kernel.tile.stream import padded
+from kcg.kernel.tile.stream_writing import can_stream_by_tma
 from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target

@@ -35,8 +35,9 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.shared_keys import KeyTail, may_share_keys, stream_tiles
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, KeyTail, may_share_keys, padded, reach_of, stream_axes, stream_tiles
+from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import launched_with, tiles_of
 from kcg.types import Target

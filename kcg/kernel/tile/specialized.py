@@ -5,7 +5,8 @@ Each of these sends the product of its queries with the next keys to the tensor 
 the values before, and makes weights of the new scores while the second one runs. (Shah et al., FlashAttention-3, 2024:
 specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
-What is between the two products is written as in `stream.py`, once before the loop for the first keys, and once in it.
+What is between the two products is written as in `stream_writing.py`, once before the loop for the first keys, and once
+in it.
 Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
 reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
 """
@@ -37,7 +38,9 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import KeyTail, StreamWriting, padded, reach_of
+from kcg.kernel.tile.shared_keys import KeyTail
+from kcg.kernel.tile.stream import padded, reach_of
+from kcg.kernel.tile.stream_writing import StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)

@@ -13,7 +13,8 @@ from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import Shifted, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.stream import KeyTail, Partials, all_rows, padded
+from kcg.kernel.tile.shared_keys import KeyTail, Partials
+from kcg.kernel.tile.stream import all_rows, padded
 from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number, start_of
 
 MOST_TOGETHER = 4_096  # values of parts of its rows that a program has at once

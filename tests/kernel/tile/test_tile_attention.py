@@ -22,8 +22,9 @@ from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.stream import stream_axes, stream_tiles
+from kcg.kernel.tile.stream import stream_axes
 from kcg.types import Region, Target
 from kcg.workloads.registry import spec_of
 from tests.chains import region_of
