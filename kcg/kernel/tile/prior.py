@@ -543,7 +543,7 @@ def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
 
 def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """The tile and the step that take least by products, exponentials and waves (`attention_clocks`). Blocks of narrow
-    heads are small and soon gone through: they come two ahead."""
+    heads are small and soon gone through: they come two ahead. Last tiles that are shared are left to the search."""
     stream = kernel.stream
     assert stream is not None
     few, width = power_of_two(extent(stream.keys)), padded(stream.columns)
@@ -555,11 +555,9 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     ]
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
     narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
-    made = TileParameters(
+    return TileParameters(
         SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
     )
-    saved, count = next(iter(tails_of_keys(kernel, target, made)), (0.0, 1))
-    return replace(made, tail=count) if saved > 0 else made
 
 
 def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int, tail: KeyTail | None = None) -> float:
