@@ -120,7 +120,7 @@ def generate_kernel(
     )
     launches, bodies = [first], [_function(ENTRY, arguments, main)]
     apart = parameters.form in IN_GLUON  # a second launch is no part of what is in Gluon
-    second = opened() if apart else writer
+    second = opened() if apart and partials else writer
     if partials:
         lines, sums = _write_second(kernel, target, parameters, second)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
