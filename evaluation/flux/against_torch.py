@@ -1,4 +1,5 @@
-"""A step of Flux in PyTorch: diffusers' transformer, eager and in every mode of torch.compile, and each of its parts.
+"""A step of Flux in PyTorch: diffusers' transformer, eager, in every mode of torch.compile and by the
+public recipe for it, and each of its parts.
 
     python -m evaluation.flux.against_torch --preset 1024 --device cuda --budget 8m
     python -m evaluation.flux.against_torch --preset 1024 --device cuda --part steps --modes kcg --result RESULT.json
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.flux.gaps import OWN, of_result, of_run, put_beside
-from evaluation.flux.in_pytorch import check_installed
+from evaluation.flux.in_pytorch import RECIPE, check_installed
 from evaluation.pytorch import comparing
 from evaluation.pytorch.reports import times_table
 from evaluation.pytorch.turns import IN_TINYGRAD, Contender, Pool, Turns
@@ -28,7 +29,7 @@ from kcg.errors import UnknownName, UsageError
 
 OUT = Path(__file__).parent.parent / "results" / "flux_torch.json"
 IN_TORCH = "evaluation.flux.in_pytorch"
-MODES = ("eager", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+MODES = ("eager", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", RECIPE)
 STEP_FAR = 0.25  # of a step's output in two orders of rounding; beyond it a mode is wrong
 PARTS = ("all", "steps", "regions", "beside")
 
