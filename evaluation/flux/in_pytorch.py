@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 
 RECIPE = "recipe"
-"""The public recipe for Flux on H100s (huggingface/flux-fast, 2025) but for its 8-bit weights, activations and attention,
-which change what comes out: projections of query, key and value in one, the fastest attention PyTorch has there, and
-Inductor's flags."""
+"""The public recipe for Flux on H100s (huggingface/flux-fast, 2025) but for what changes results, its 8-bit numbers:
+projections of query, key and value in one, the fastest attention PyTorch has there, and Inductor's flags."""
 MISSING = "diffusers is not installed here: pip install diffusers==0.42.1, or leave the steps out with --part regions"
 
 

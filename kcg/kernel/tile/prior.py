@@ -93,8 +93,8 @@ BUSY, NEARLY = 0.8, 0.85  # of the multiprocessors, and of the best wave's effic
 FEW_STEPS = 4  # of keys, which are not split
 FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for each other
 SHORT_TERMS, SHORT_TILE = 128, (64, 128)
-"""A contraction of so few terms is a stream of bytes where it reads something beside each sum: small tiles, many of them
-at once, each of which has asked for all it reads (46.8 µs for 53.4 with large ones, of 256 × 3,136 of 64 with a residual)."""
+"""A contraction of so few terms is a stream of bytes where it reads something beside each sum: small tiles, many of
+them at once, each of which has asked for all it reads. (46.8 µs for 53.4 with large ones: 256 × 3,136 of 64.)"""
 
 
 def has_tma(target: Target) -> bool:
