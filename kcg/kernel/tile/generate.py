@@ -161,8 +161,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     loads = parameters.loads != POINTER or parameters.warp_specialize
     if parameters.form not in (*CONTRACTIONS, *ATTENTION) and loads:
         raise TileRefusal("loads", "only contractions have descriptors")
-    if parameters.form not in CONTRACTIONS and (parameters.persistent or parameters.epilogue_parts > 1):
-        raise TileRefusal("persistent", "only contractions have persistent programs and parts")
+    if parameters.form not in (*CONTRACTIONS, SPECIALIZED) and parameters.persistent:
+        raise TileRefusal("persistent", "only contractions and specialised warps have persistent programs")
+    if parameters.form not in CONTRACTIONS and parameters.epilogue_parts > 1:
+        raise TileRefusal("epilogue_parts", "only contractions have parts")
     if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
     if kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
@@ -330,7 +332,7 @@ def _write_stream(kernel: TileKernel, target: Target, parameters: TileParameters
 def _write_specialized(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    return write_specialized(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
+    return write_specialized(kernel, target, parameters, writer, key_tail_of(kernel, target, parameters))
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:

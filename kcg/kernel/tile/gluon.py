@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes
 from kcg.kernel.tile.emit import TYPES, Lines, Writer
-from kcg.kernel.tile.ir import TileKernel
+from kcg.kernel.tile.ir import TileKernel, extent
 from kcg.kernel.tile.tiles import variable_name
 
 GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes
@@ -76,22 +76,37 @@ def halves_layout(writer: Writer, columns: int) -> str:
 
 def shared_layout(sizes: Sequence[int], dtype: DType) -> str:
     """How a block lies in shared memory for TMA and tensor cores."""
-    return f"gl.NVMMASharedLayout.get_default_for([{sizes[0]}, {sizes[1]}], gl.{TYPES[dtype]})"
+    return f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, sizes))}], gl.{TYPES[dtype]})"
 
 
 def descriptor(boxes: Boxes, start: str, dtype: DType) -> str:
     """What makes the descriptor of blocks in memory, from their first element on."""
-    sizes, totals = boxes.ordered(boxes.sizes), boxes.ordered(boxes.totals)
+    return _descriptor(start, boxes.ordered(boxes.totals), [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
+
+
+def descriptor_of_all(boxes: Boxes, dtype: DType) -> str:
+    """As `descriptor`, of the blocks at all places of the leading ranges, which are its first axes."""
+    totals = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.ordered(boxes.totals)]
+    strides = [*(step for _, step in boxes.leading), boxes.wide, 1]
+    return _descriptor(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
+
+
+def sizes_of_all(boxes: Boxes) -> tuple[int, ...]:
+    """The sizes of a block of `descriptor_of_all`."""
+    return *(1 for _ in boxes.leading), *boxes.ordered(boxes.sizes)
+
+
+def _descriptor(start: str, totals: Sequence[str], strides: Sequence[int], sizes: Sequence[int], dtype: DType) -> str:
     return (
-        f"tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], strides=[{boxes.wide}, 1], "
-        f"block_shape=[{sizes[0]}, {sizes[1]}], layout={shared_layout(sizes, dtype)})"
+        f"tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], strides=[{', '.join(map(str, strides))}], "
+        f"block_shape=[{', '.join(map(str, sizes))}], layout={shared_layout(sizes, dtype)})"
     )
 
 
 def allocated(name: str, slots: int, sizes: Sequence[int], dtype: DType) -> str:
     """A statement: so many blocks of shared memory."""
     return (
-        f"{name} = gl.allocate_shared_memory(gl.{TYPES[dtype]}, [{slots}, {sizes[0]}, {sizes[1]}], "
+        f"{name} = gl.allocate_shared_memory(gl.{TYPES[dtype]}, [{', '.join(map(str, (slots, *sizes)))}], "
         f"{shared_layout(sizes, dtype)})"
     )
 
@@ -103,14 +118,16 @@ def add_barriers(lines: Lines, name: str, slots: int, arrivals: int) -> None:
         lines.add(f"mbarrier.init({name}.index({slot}), count={arrivals})")
 
 
-def fetched(memory: str, corner: tuple[str, str], barrier: str, block: str) -> str:
+def fetched(memory: str, corner: Sequence[str], barrier: str, block: str) -> str:
     """A statement: a block is on its way, and the barrier is told when it is there."""
     return f"fetch({memory}, [{', '.join(corner)}], {barrier}, {block})"
 
 
-def operand(boxes: Boxes) -> Callable[[str, str], str]:
-    """From a buffer's name and slot to a block with its axes in order."""
+def operand(boxes: Boxes, *, of_all: bool = False) -> Callable[[str, str], str]:
+    """From a buffer's name and slot to a block with its axes in order; `of_all`: as `descriptor_of_all` has it."""
     turned = ".permute((1, 0))" if boxes.transposed else ""
+    if of_all and boxes.leading:
+        turned = f".reshape({boxes.ordered(boxes.sizes)})" + turned
     return lambda name, slot: f"{name}.index({slot}){turned}"
 
 

@@ -204,9 +204,11 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "loads":
             return (POINTER, TMA) if parameters.form in (CONTRACTION, STREAM) and has_tma(target) else (POINTER,)
         case "persistent":
+            if parameters.form == SPECIALIZED:
+                return (0, 1)
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
-        case "tail" if parameters.form in ATTENTION and parameters.split == 1:
+        case "tail" if parameters.form in ATTENTION and parameters.split == 1 and not parameters.persistent:
             return (1, *sorted(count for _, count in tails_of_keys(kernel, target, parameters)))
         case "tail":
             if parameters.form != CONTRACTION or parameters.split > 1:
@@ -345,7 +347,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.form == STREAM:
         return _fits_stream(kernel, target, p)
     if p.form == SPECIALIZED:
-        return stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, p)
+        many = not p.persistent or _programs(kernel, p) > target.cores
+        return many and stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, target, p)
     if p.form == PIPELINED:
         fits = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
         return fits and _groups(kernel, p) and can_pipeline(kernel, target, p)

@@ -36,7 +36,7 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, 
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.shared_keys import KeyTail, may_share_keys, stream_tiles
-from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize, fits_registers
+from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
 from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import launched_with, tiles_of
@@ -602,7 +602,7 @@ def _may_specialize(kernel: TileKernel, target: Target) -> bool:
         return False
     if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
         return False
-    return can_specialize(kernel, _specialized(kernel, target, stream_axes(kernel)))
+    return can_specialize(kernel, target, _specialized(kernel, target, stream_axes(kernel)))
 
 
 def _pipelined(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
@@ -646,13 +646,15 @@ def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
 
 
 def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
-    """About how much shared memory an attention's program takes: its queries, and the ring of keys and values."""
+    """About how much shared memory an attention's program takes: its queries, and the ring of keys and values. A
+    persistent one has the next tile's queries too."""
     stream = kernel.stream
     assert stream is not None
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     scores, values = int(stream.scores.sides[0].dtype.itemsize), int(stream.values.dtype.itemsize)
     ring = parameters.num_stages * parameters.reduce_tile * (inner * scores + width * values)
-    return parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
+    tiles = QUERY_SLOTS if parameters.persistent else 1
+    return tiles * parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
 
 
 def itemsize_of_rows(kernel: TileKernel) -> int:

@@ -9,6 +9,10 @@ What is between the two products is written as in `stream_writing.py`, once befo
 in it.
 Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
 reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
+
+Persistent programs take tiles in turn. All rings go on from tile to tile, that of queries too: a group counts the blocks
+of the tiles before as the loads do, also those that it gives back. While groups finish a tile, the next one's first
+blocks come. (As FlashAttention-3's persistent schedule.)
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.gluon import (
@@ -30,34 +35,39 @@ from kcg.kernel.tile.gluon import (
     allocated,
     arguments_of,
     descriptor,
+    descriptor_of_all,
     fetched,
     mma,
     operand,
+    sizes_of_all,
     specialized,
 )
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.shared_keys import KeyTail
+from kcg.kernel.tile.shared_keys import KeyTail, stream_tiles
 from kcg.kernel.tile.stream import padded, reach_of
 from kcg.kernel.tile.stream_writing import StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
+from kcg.types import Target
 
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
+QUERY_SLOTS = 2  # of a persistent program: tiles of which it has the queries
 BESIDE = 32  # registers of a thread beside scores, weights and sums: none spilled with so many
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
 BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
+QUERIES_EMPTY = "queries_empty"  # barriers of persistent programs alone
 BUFFERS = ("queries", "keys", "values")
 
 
 def write_specialized(
-    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
 ) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
-    return _Specialized(kernel, parameters, writer, tail).written()
+    return _Specialized(kernel, target, parameters, writer, tail).written()
 
 
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
@@ -72,20 +82,26 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     return held + BESIDE <= REGISTERS[groups]
 
 
-def can_specialize(kernel: TileKernel, parameters: TileParameters) -> bool:
+def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
     """Whether there is such a program of an attention."""
     try:
-        write_specialized(kernel, parameters, Writer(kernel, ptx=True))
+        write_specialized(kernel, target, parameters, Writer(kernel, ptx=True))
     except TileRefusal:
         return False
     return True
 
 
 class _Specialized(StreamWriting):
-    """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own."""
+    """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own. In
+    persistent programs `done` counts the blocks of keys, and `taken` the tiles, before the one at hand."""
 
     def __init__(
-        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+        self,
+        kernel: TileKernel,
+        target: Target,
+        parameters: TileParameters,
+        writer: Writer,
+        tail: KeyTail | None = None,
     ) -> None:
         super().__init__(kernel, parameters, writer, tail)
         if writer.interpreted:
@@ -98,22 +114,28 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
         if not fits_registers(kernel, self.height, self.step):
             raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
+        if parameters.persistent > 1:
+            raise TileRefusal("persistent", "specialised warps of one program take all registers of a multiprocessor")
+        if parameters.persistent and tail is not None:
+            raise TileRefusal("persistent", "programs that share the last tiles have one tile each")
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
+        self.tiles = stream_tiles(kernel, self.tile.size)
+        self.programs = min(self.tiles, target.cores) if parameters.persistent else 0  # 0: one a tile
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
-        grid, _ = self._opened(main, self.tile)
+        grid = self.programs or self._opened(main, self.tile)[0]
         boxes = [self._boxes(*one, main) for one in self._operands()]
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
-            main.lines.add(f"{name}_in_memory = {descriptor(box, start, dtype)}")
+            main.lines.add(f"{name}_in_memory = {self._in_memory(box, dtype, main)}")
         self._allocated(main.lines, boxes)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
         given = (*arguments_of(self.kernel), *(["workspace"] if self.tail is not None else []))
-        computing, loading = (*given, *BUFFERS, *BARRIERS), (*given, *memory, *BUFFERS, *BARRIERS)
+        beside = (*BUFFERS, *self._barriers)
+        computing, loading = (*given, *beside), (*given, *memory, *beside)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
         main.lines.add(specialized(self.groups, computing, loading))
@@ -139,38 +161,105 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", "specialised warps take operands that TMA loads")
         return found
 
+    def _in_memory(self, box: Boxes, dtype: DType, main: Frame) -> str:
+        """The descriptor of an operand's blocks: of those of a program's head, or of all heads."""
+        if self.programs:
+            return descriptor_of_all(box, dtype)
+        start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
+        return descriptor(box, start, dtype)
+
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
+        query_slots = QUERY_SLOTS if self.programs else 1
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = self.groups if name == "queries" else self.stages
-            lines.add(allocated(name, slots, box.ordered(box.sizes), dtype))
-        for name in BARRIERS:
-            slots = 1 if name == "queries_full" else self.stages
+            slots = query_slots * self.groups if name == "queries" else self.stages
+            lines.add(allocated(name, slots, sizes_of_all(box) if self.programs else box.ordered(box.sizes), dtype))
+        for name in self._barriers:
+            slots = query_slots if name.startswith("queries") else self.stages
             add_barriers(lines, name, slots, self.groups if name.endswith("empty") else 1)
         lines.add("fence_async_shared()")
+
+    @property
+    def _barriers(self) -> tuple[str, ...]:
+        return (*BARRIERS, QUERIES_EMPTY) if self.programs else BARRIERS
+
+    # ---- tiles in turn, alike in both functions
+
+    def _first_tile(self, function: Frame) -> tuple[Frame, str]:
+        """The frame of a tile, and the variable of its number; of a program that has one tile that of the function."""
+        if not self.programs:
+            return function, ""
+        function.lines.add("done = 0")
+        function.lines.add("taken = 0")
+        return Frame(Lines(self.writer, function.lines), (), outer=function), self.writer.fresh("tile")
+
+    def _next_tile(self, function: Frame, frame: Frame, tile: str, blocks: str) -> Lines:
+        """Ends the frame of a tile, of so many blocks of keys; the lines of its function."""
+        if self.programs:
+            frame.lines.add(f"done += {blocks}")
+            frame.lines.add("taken += 1")
+            first = function.lines.name("tl.program_id(0)", "program")
+            function.lines.extend(f"for {tile} in range({first}, {self.tiles}, {self.programs}):", frame.lines)
+        return function.lines
+
+    def _place(self, number: str) -> str:
+        """The place of a tile's block, which has a number, among all that go through the rings."""
+        if not self.programs:
+            return number
+        return "done" if number == "0" else f"(done + {number})"
+
+    def _slot(self, number: str) -> str:
+        """The slot of a block of keys or values."""
+        place = self._place(number)
+        return place if place == "0" else f"{place} % {self.stages}"
+
+    def _turn_of(self, number: str) -> str:
+        """How often its slot was taken before, as the phase of a barrier."""
+        place = self._place(number)
+        return place if place == "0" else f"({place} // {self.stages}) & 1"
+
+    def _queries_slot(self) -> tuple[str, str]:
+        """The slot of a tile's queries, and its phase."""
+        return (f"taken % {QUERY_SLOTS}", f"(taken // {QUERY_SLOTS}) & 1") if self.programs else ("0", "0")
+
+    def _queries_of(self, slot: str, group: str) -> str:
+        """The block of a group's queries in a slot."""
+        return f"({slot}) * {self.groups} + {group}" if self.programs else group
 
     # ---- the group that loads
 
     def _loading(self, boxes: Sequence[Boxes]) -> Lines:
-        frame = open_frame(self.kernel, self.writer, ())
-        _, start = self._opened(frame, self.tile)
+        function = open_frame(self.kernel, self.writer, ())
+        frame, tile = self._first_tile(function)
+        _, start = self._opened(frame, self.tile, tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
-        lines.add(f"mbarrier.expect(queries_full.index(0), {2 * self.groups * math.prod(queries.sizes)})")
+        slot, turn = self._queries_slot()
+        if self.programs:
+            lines.add(f"mbarrier.wait({QUERIES_EMPTY}.index({slot}), {turn} ^ 1)")
+        lines.add(f"mbarrier.expect(queries_full.index({slot}), {2 * self.groups * math.prod(queries.sizes)})")
         for group in range(self.groups):
-            corner = queries.ordered((f"{start} + {group * GROUP_ROWS}", "0"))
-            lines.add(fetched("queries_in_memory", corner, "queries_full.index(0)", f"queries.index({group})"))
+            corner = self._corner(queries, frame, (f"{start} + {group * GROUP_ROWS}", "0"))
+            block = f"queries.index({self._queries_of(slot, str(group))})"
+            lines.add(fetched("queries_in_memory", corner, f"queries_full.index({slot})", block))
         begin, blocks = self._visited(frame, start)
-        body.add(f"slot = number % {self.stages}")
-        body.add(f"turn = (number // {self.stages}) & 1")
-        corners = {"keys": keys.ordered(("0", "key")), "values": values.ordered(("key", "0"))}
+        body.add(f"slot = {self._slot('number')}")
+        body.add(f"turn = {self._turn_of('number')}")
+        corners = {
+            "keys": self._corner(keys, frame, ("0", "key")), "values": self._corner(values, frame, ("key", "0"))
+        }  # fmt: skip
         body.add(f"key = {self._key_of('number', begin, blocks)}")
         for name, box in (("keys", keys), ("values", values)):
             body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
             body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
             body.add(fetched(f"{name}_in_memory", corners[name], f"{name}_full.index(slot)", f"{name}.index(slot)"))
         lines.extend(f"for number in range({blocks}):", body)
-        return lines
+        return self._next_tile(function, frame, tile, blocks)
+
+    def _corner(self, box: Boxes, frame: Frame, starts: tuple[str, str]) -> list[str]:
+        """Where a block begins, by its descriptor's axes."""
+        heads = [frame.value(r).text for r, _ in box.leading] if self.programs else []
+        return [*heads, *box.ordered(starts)]
 
     def _blocks(self, frame: Frame, first: str) -> str:
         """How many blocks of keys a program visits, at least one; `first` is its first query."""
@@ -232,8 +321,8 @@ class _Specialized(StreamWriting):
         own = self._count_of(self.top, self._end(self.top, start, self.rows))
         skipped, body = lines.name(f"{blocks} - {own}", "skipped"), Lines(self.writer, lines)
         for name in ("keys", "values"):
-            body.add(f"mbarrier.wait({name}_full.index(number % {self.stages}), (number // {self.stages}) & 1)")
-            body.add(f"mbarrier.arrive({name}_empty.index(number % {self.stages}), count=1)")
+            body.add(f"mbarrier.wait({name}_full.index({self._slot('number')}), {self._turn_of('number')})")
+            body.add(f"mbarrier.arrive({name}_empty.index({self._slot('number')}), count=1)")
         lines.extend(f"for number in range({skipped}):", body)
         return skipped
 
@@ -241,28 +330,28 @@ class _Specialized(StreamWriting):
 
     def _computing(self, boxes: Sequence[Boxes]) -> Lines:
         scores, values = mma(self.step), mma(self.width)
+        function = self.top
+        function.lines.add(f"of_scores: gl.constexpr = {scores}")
+        function.lines.add(f"of_values: gl.constexpr = {values}")
+        function.lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
+        self.top, tile = self._first_tile(function)
         lines = self.top.lines
-        lines.add(f"of_scores: gl.constexpr = {scores}")
-        lines.add(f"of_values: gl.constexpr = {values}")
-        lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
-        _, first = self._opened(self.top, self.tile)
+        _, first = self._opened(self.top, self.tile, tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
         begin, blocks = self._visited(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
-        query, key, value = (operand(box) for box in boxes)
-        sent = (
-            f"warpgroup_mma({query('queries', 'group')}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
-        )
+        query, key, value = (operand(box, of_all=bool(self.programs)) for box in boxes)
+        queries_slot, queries_turn = self._queries_slot()
+        queries = query("queries", self._queries_of(queries_slot, "group"))
+        sent = f"warpgroup_mma({queries}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
-        lines.add("mbarrier.wait(queries_full.index(0), 0)")
+        lines.add(f"mbarrier.wait(queries_full.index({queries_slot}), {queries_turn})")
         skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
-        first, turn = (
-            ("0", "0") if skipped == "0" else (f"{skipped} % {self.stages}", f"({skipped} // {self.stages}) & 1")
-        )
-        lines.add(f"mbarrier.wait(keys_full.index({first}), {turn})")
+        first = self._slot(skipped)
+        lines.add(f"mbarrier.wait(keys_full.index({first}), {self._turn_of(skipped)})")
         lines.add(f"sent = {sent.format(slot=first)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add(f"mbarrier.arrive(keys_empty.index({first}), count=1)")
@@ -276,11 +365,12 @@ class _Specialized(StreamWriting):
             masked = lines.name(f"{blocks} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
 
         body = Lines(self.writer, lines)
-        body.add(f"slot = number % {self.stages}")
-        body.add(f"before = (number - 1) % {self.stages}")
-        body.add(f"mbarrier.wait(keys_full.index(slot), (number // {self.stages}) & 1)")
+        previous = "(number - 1)"
+        body.add(f"slot = {self._slot('number')}")
+        body.add(f"before = {self._slot(previous)}")
+        body.add(f"mbarrier.wait(keys_full.index(slot), {self._turn_of('number')})")
         body.add(f"sent = {sent.format(slot='slot')}")
-        body.add(f"mbarrier.wait(values_full.index(before), ((number - 1) // {self.stages}) & 1)")
+        body.add(f"mbarrier.wait(values_full.index(before), {self._turn_of(previous)})")
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
@@ -295,15 +385,19 @@ class _Specialized(StreamWriting):
         second = "1" if skipped == "0" else f"{skipped} + 1"
         lines.extend(f"for number in range({second}, {blocks}):", body)
 
+        if self.programs:
+            lines.add(f"mbarrier.arrive({QUERIES_EMPTY}.index({queries_slot}), count=1)")
         lines.add(f"last = {blocks} - 1")
-        lines.add(f"mbarrier.wait(values_full.index(last % {self.stages}), (last // {self.stages}) & 1)")
-        lines.add(f"weighed = {weighed.format(slot=f'last % {self.stages}')}")
+        lines.add(f"mbarrier.wait(values_full.index({self._slot('last')}), {self._turn_of('last')})")
+        lines.add(f"weighed = {weighed.format(slot=self._slot('last'))}")
         lines.add(done)
+        if self.programs:
+            lines.add(f"mbarrier.arrive(values_empty.index({self._slot('last')}), count=1)")
         of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
         if self.tail is not None:
             lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
         self._ended(start, of_rows, ("of_values", "of_rows"))
-        return lines
+        return self._next_tile(function, self.top, tile, blocks)
 
     def _turn(
         self, body: Lines, score: str, key: str, start: str, sums: Sequence[str], *, weights: str = "weights"

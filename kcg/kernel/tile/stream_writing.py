@@ -160,14 +160,14 @@ class StreamWriting:
             raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
         return query, key, value
 
-    def _opened(self, frame: Frame, tile: Axis) -> tuple[int, str]:
+    def _opened(self, frame: Frame, tile: Axis, program: str = "") -> tuple[int, str]:
         """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a
-        program each."""
+        program each. `program` is its number where that is not the launch's."""
         rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
-        program = frame.lines.name("tl.program_id(0)", "program")
+        program = program or frame.lines.name("tl.program_id(0)", "program")
         if self.tail is not None:
             self.taken = Taken.of(self.tail, frame.lines, program)
             grid, program = self.tail.programs, self.taken.tile
