@@ -571,8 +571,8 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
     if p.form == SPECIALIZED:
         (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
-        turns = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores))
-        beside = OPENING * (1 + (turns - 1) * (1 - HIDDEN if p.persistent else 1))
+        others = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores)) - 1  # tiles behind the first one
+        beside = OPENING * (1 + others * (1 - HIDDEN if p.persistent else 1))
         clocks = attention_clocks(kernel, target, rows, p.reduce_tile, tail)
         busy_s = (clocks + beside * step_clocks(kernel, rows, p.reduce_tile)) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)

@@ -127,12 +127,16 @@ class Slot:
     fills: int = 0
 
 
+def as_it_is(values: np.ndarray) -> np.ndarray:
+    return values
+
+
 @dataclass(frozen=True)
 class View:
     """A slot, or several, as an operand."""
 
     slots: list[Slot]
-    turn: Callable[[np.ndarray], np.ndarray] = staticmethod(lambda values: values)
+    turn: Callable[[np.ndarray], np.ndarray] = as_it_is
 
     @property
     def slot(self) -> Slot:

@@ -517,13 +517,13 @@ def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", ["whole blocks", "odd heads", "causal heads of 64", "tiles across heads", "a bias"])
 def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
     """One program a multiprocessor, of 168 registers a thread, or 128."""
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     region, schedules = with_tiles_in_turn(name, target)
     assert len(schedules) >= 2
-    for schedule in schedules if name in ("whole blocks", "causal heads of 64") else schedules[-1:]:
+    for schedule in schedules if name == "whole blocks" else schedules[-1:]:
         (rows,) = TileParameters.from_json(schedule.body).tile
         (launch,) = compile_tile(region, schedule, target).launches
         report = dict(launch.compiled.report)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
@@ -100,6 +101,7 @@ def test_tiles_in_turn_are_a_candidate_where_there_are_more_than_multiprocessors
     region = attention_of("whole blocks")  # 12 tiles
     kernel, p = read_region(region), begun(region)
     assert p.persistent == 0 and default_parameters(kernel, TARGET).persistent == 0
+    assert predicted_seconds(kernel, TARGET, replace(p, persistent=1)) < predicted_seconds(kernel, TARGET, p)
     for cores, values in ((2, (0, 1)), (11, (0, 1)), (12, (0,))):
         assert legal_values(kernel, replace(TARGET, cores=cores), p, "persistent") == values
     assert legal_values(kernel, TARGET, replace(p, persistent=1), "tail") == (1,)
