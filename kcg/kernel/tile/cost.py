@@ -42,10 +42,11 @@ from kcg.kernel.tile.prior import (
     row_registers,
     shared_bytes,
     shared_taken,
+    step_clocks,
     stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.shared_keys import KeyTail, stream_tiles
+from kcg.kernel.tile.shared_keys import OPENING, KeyTail, stream_tiles
 from kcg.kernel.tile.stream import padded, reach_of
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
@@ -58,6 +59,7 @@ LAUNCH_S = 5e-6
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
+HIDDEN = 0.5  # of what a tile of attention takes beside its steps, where a program has another before it: a guess
 STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 NEIGHBOURS = 16
@@ -557,7 +559,8 @@ def _table_bytes(kernel: TileKernel) -> float:
 
 def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
-    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`). Where a mask bounds the
+    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`), and what a tile takes beside
+    its steps by a guess (`OPENING`), of which tiles in turn hide a part behind the tile before. Where a mask bounds the
     keys, tiles with few of them are last and fill the last wave."""
     stream = kernel.stream
     assert stream is not None
@@ -568,7 +571,10 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
     if p.form == SPECIALIZED:
         (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
-        busy_s = attention_clocks(kernel, target, rows, p.reduce_tile, tail) / clock
+        others = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores)) - 1  # tiles behind the first one
+        beside = OPENING * (1 + others * (1 - HIDDEN if p.persistent else 1))
+        clocks = attention_clocks(kernel, target, rows, p.reduce_tile, tail)
+        busy_s = (clocks + beside * step_clocks(kernel, rows, p.reduce_tile)) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     (height,), step, threads, reach = p.tile, p.reduce_tile, 32 * p.num_warps, reach_of(stream)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)

@@ -564,18 +564,24 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
 
 
 def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int, tail: KeyTail | None = None) -> float:
-    """About how many clocks specialised warps take. In each step the tensor core's time or that of the exponentials,
-    whichever is more, and of the other what no other group hides."""
-    stream = kernel.stream
+    """About how many clocks specialised warps take in all their steps."""
+    stream, clocks = kernel.stream, step_clocks(kernel, rows, step)
     assert stream is not None
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    groups = rows // GROUP_ROWS
-    both = rows * step * (inner + width) / PRODUCTS, rows * step / EXPONENTIALS
-    clocks = max(both) + min(both) / groups + rows * width / LANES + BETWEEN_STEPS  # sums are scaled in each step
     steps, turns = -(-extent(stream.keys) // step), stream_tiles(kernel, rows) / max(1, target.cores)
     if reach_of(stream) is None:
         return (math.ceil(turns) * steps if tail is None else int(turns) * steps + tail.busy) * clocks
     return max(steps, turns * (steps + rows / step) / 2) * clocks  # with short tiles last, and up to the diagonal
+
+
+def step_clocks(kernel: TileKernel, rows: int, step: int) -> float:
+    """About how many clocks a step of specialised warps takes: the tensor core's time or that of the exponentials,
+    whichever is more, and of the other what no other group hides."""
+    stream = kernel.stream
+    assert stream is not None
+    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    both = rows * step * (inner + width) / PRODUCTS, rows * step / EXPONENTIALS
+    # sums are scaled in each step
+    return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / LANES + BETWEEN_STEPS
 
 
 def tails_of_keys(kernel: TileKernel, target: Target, parameters: TileParameters) -> list[tuple[float, int]]:

@@ -10,9 +10,9 @@ in it.
 Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
 reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
 
-Persistent programs take tiles in turn. All rings go on from tile to tile, that of queries too: a group counts the blocks
-of the tiles before as the loads do, also those that it gives back. While groups finish a tile, the next one's first
-blocks come. (As FlashAttention-3's persistent schedule.)
+Persistent programs take tiles in turn. All rings go on from tile to tile, that of queries too: a group counts the
+blocks of the tiles before as the loads do, also those that it gives back. While groups finish a tile, the next one's
+first blocks come. (As in FlashAttention-3.)
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class _Specialized(StreamWriting):
         queries, keys, values = boxes
         slot, turn = self._queries_slot()
         if self.programs:
-            lines.add(f"mbarrier.wait({QUERIES_EMPTY}.index({slot}), {turn} ^ 1)")
+            lines.add(f"mbarrier.wait({QUERIES_EMPTY}.index({slot}), ({turn}) ^ 1)")
         lines.add(f"mbarrier.expect(queries_full.index({slot}), {2 * self.groups * math.prod(queries.sizes)})")
         for group in range(self.groups):
             corner = self._corner(queries, frame, (f"{start} + {group * GROUP_ROWS}", "0"))

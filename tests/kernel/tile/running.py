@@ -72,7 +72,7 @@ def wrong_of(cases: Mapping[str, Case], folder: Path) -> dict[str, str]:
 
 def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> list[str]:
     """Of each case what is wrong with what its program stored; empty where nothing is."""
-    jobs, questions = [], [_question(case) for case in cases]
+    jobs, questions = [], [question_of(case) for case in cases]
     for number, (case, question) in enumerate(zip(cases, questions, strict=True)):
         name = f"case{number}"
         for key, bits in {**question.given, **_workspace(case)}.items():
@@ -125,7 +125,7 @@ def _interpret(folder: Path, timeout_s: float) -> None:
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     """What the programs of a region are given, and what they should store."""
 
     infos: dict[int, Any]
@@ -133,19 +133,20 @@ class _Question:
     wanted: list[StoreValues]
 
 
-def _question(case: Case) -> _Question:
+def question_of(case: Case) -> Question:
+    """What a case's program is given, and what it should store."""
     if case.inputs:
         return _asked(case.region, case.variables, case.seed, case.inputs)
     return _asked_of_drawn(case.region, case.variables, case.seed)
 
 
 @lru_cache(maxsize=8)
-def _asked_of_drawn(region: Region, variables: Variables, seed: int) -> _Question:
+def _asked_of_drawn(region: Region, variables: Variables, seed: int) -> Question:
     """Several programs of a region, one after another, have one reference."""
     return _asked(region, variables, seed, {})
 
 
-def _asked(region: Region, variables: Variables, seed: int, inputs: Mapping[int, np.ndarray]) -> _Question:
+def _asked(region: Region, variables: Variables, seed: int, inputs: Mapping[int, np.ndarray]) -> Question:
     chain = Chain(region)
     infos = {info.slot: info for info in buffers_of_kernels(chain.asts)}
     drawn = {**make_inputs_of_kernels(chain.asts, seed), **inputs}
@@ -158,7 +159,7 @@ def _asked(region: Region, variables: Variables, seed: int, inputs: Mapping[int,
     before = {slot: to_values(bits[slot].view(numpy_dtype(info.dtype)), info.dtype) for slot, info in infos.items()}
     points = chain.sample_points(POINTS, np.random.default_rng(seed), dict(variables))
     wanted = chain.on(before, dict(variables)).at(points)
-    return _Question(infos, {f"p{slot}": values for slot, values in bits.items()}, wanted)
+    return Question(infos, {f"p{slot}": values for slot, values in bits.items()}, wanted)
 
 
 def _workspace(case: Case) -> dict[str, np.ndarray]:
@@ -167,7 +168,7 @@ def _workspace(case: Case) -> dict[str, np.ndarray]:
     return {"workspace": np.full(case.program.workspace_bytes, POISON, np.uint8)}
 
 
-def _wrong(case: Case, folder: Path, name: str, question: _Question) -> str:
+def _wrong(case: Case, folder: Path, name: str, question: Question) -> str:
     if (error := folder / f"{name}.error").exists():
         return error.read_text()
     taken = {a.slot for launch in case.program.launches for a in launch.arguments}
@@ -177,14 +178,21 @@ def _wrong(case: Case, folder: Path, name: str, question: _Question) -> str:
         written.add(wanted.slot)
         after = np.load(folder / f"{name}.p{wanted.slot}.npy").view(numpy_dtype(info.dtype))
         got = np.asarray(to_values(after, info.dtype))[wanted.indices]
-        ratio = error_ratio(wanted, got)
-        if (ratio > CONFIDENT).any():
-            worst = int(np.argmax(ratio))
-            return (
-                f"{int((ratio > CONFIDENT).sum())} of {len(ratio)} are wrong: element {wanted.indices[worst]} of "
-                f"buffer {wanted.slot} is {got[worst]}, not {wanted.values[worst]} ± {wanted.error[worst]}"
-            )
+        if text := differing(wanted, got):
+            return text
     for slot in taken & set(question.infos) - written:
         if not np.array_equal(np.load(folder / f"{name}.p{slot}.npy"), question.given[f"p{slot}"]):
             return f"buffer {slot} was changed"
     return ""
+
+
+def differing(wanted: StoreValues, got: np.ndarray) -> str:
+    """Which of the values that were looked at are wrong; empty where none is."""
+    ratio = error_ratio(wanted, got)
+    if not (ratio > CONFIDENT).any():
+        return ""
+    worst = int(np.argmax(ratio))
+    return (
+        f"{int((ratio > CONFIDENT).sum())} of {len(ratio)} are wrong: element {wanted.indices[worst]} of "
+        f"buffer {wanted.slot} is {got[worst]}, not {wanted.values[worst]} ± {wanted.error[worst]}"
+    )

@@ -20,9 +20,13 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, read_kernel
+from kcg.kernel.tile.kind import is_delicate
+from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
+from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
 from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
@@ -404,53 +408,61 @@ def test_persistent_programs_of_two_products(loads: str) -> None:
 # ---- attention by specialised warps
 
 
-def heads(rows: int, size: int, dtype: str = "bfloat16") -> Tensor:
-    return empty(3, rows, size, dtype=dtype)
+def heads(count: int, rows: int, size: int, dtype: str = "bfloat16") -> Tensor:
+    return empty(count, rows, size, dtype=dtype)
 
 
-def up_to(rows: int, keys: int, size: int, *, more: int | None = None, bound: float = 0.0) -> Tensor:
-    """Attention of which query n sees keys up to n + `more`: the last one sees all if that is not said."""
+def up_to(n: int, rows: int, keys: int, size: int, *, more: int | None = None, bound: float = 0.0) -> Tensor:
+    """Attention of n heads, of which query q sees keys up to q + `more`: the last one sees all if that is not said."""
     more = keys - rows if more is None else more
-    scores = (heads(rows, size) @ heads(keys, size).transpose(-1, -2)).float() * size**-0.5
+    scores = (heads(n, rows, size) @ heads(n, keys, size).transpose(-1, -2)).float() * size**-0.5
     scores = (scores / bound).tanh() * bound if bound else scores
     mask = Tensor.arange(keys).reshape(1, keys) <= Tensor.arange(rows).reshape(rows, 1) + more
     weights = mask.where(scores, scores.full_like(0) - float("inf")).softmax(-1)
-    return weights.cast("bfloat16") @ heads(keys, size)
+    return weights.cast("bfloat16") @ heads(n, keys, size)
 
 
-ATTENTIONS: dict[str, Callable[[], Tensor]] = {
-    "whole blocks": lambda: heads(512, 128).scaled_dot_product_attention(heads(512, 128), heads(512, 128)),
-    "heads of 64": lambda: heads(384, 64).scaled_dot_product_attention(heads(640, 64), heads(640, 64)),
-    "odd rows": lambda: heads(200, 128).scaled_dot_product_attention(heads(300, 128), heads(300, 128)),
-    "odd heads": lambda: heads(150, 80, "float16").scaled_dot_product_attention(
-        heads(333, 80, "float16"), heads(333, 96, "float16")
+ATTENTIONS: dict[str, Callable[[int], Tensor]] = {
+    "whole blocks": lambda n: heads(n, 512, 128).scaled_dot_product_attention(heads(n, 512, 128), heads(n, 512, 128)),
+    "heads of 64": lambda n: heads(n, 384, 64).scaled_dot_product_attention(heads(n, 640, 64), heads(n, 640, 64)),
+    "odd rows": lambda n: heads(n, 200, 128).scaled_dot_product_attention(heads(n, 300, 128), heads(n, 300, 128)),
+    "odd heads": lambda n: heads(n, 150, 80, "float16").scaled_dot_product_attention(
+        heads(n, 333, 80, "float16"), heads(n, 333, 96, "float16")
     ),
-    "causal": lambda: heads(384, 128).scaled_dot_product_attention(heads(384, 128), heads(384, 128), is_causal=True),
-    "heads that share keys": lambda: empty(1, 6, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
-        *(empty(1, 3, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    "causal": lambda n: heads(n, 384, 128).scaled_dot_product_attention(
+        heads(n, 384, 128), heads(n, 384, 128), is_causal=True
     ),
-    "half a tile": lambda: heads(320, 128).scaled_dot_product_attention(heads(320, 128), heads(320, 128)),
-    "causal heads of 64": lambda: heads(640, 64).scaled_dot_product_attention(
-        heads(640, 64), heads(640, 64), is_causal=True
+    "heads that share keys": lambda n: empty(1, 2 * n, 384, 128, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, n, 384, 128, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
     ),
-    "causal, odd rows": lambda: heads(330, 64).scaled_dot_product_attention(
-        heads(330, 64), heads(330, 64), is_causal=True
+    "half a tile": lambda n: heads(n, 320, 128).scaled_dot_product_attention(heads(n, 320, 128), heads(n, 320, 128)),
+    "causal heads of 64": lambda n: heads(n, 640, 64).scaled_dot_product_attention(
+        heads(n, 640, 64), heads(n, 640, 64), is_causal=True
     ),
-    "causal, fewer queries than keys": lambda: up_to(300, 777, 64),
-    "causal, more keys than are reached": lambda: up_to(256, 777, 128, more=0),
-    "tiles across heads": lambda: empty(1, 6, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
-        *(empty(1, 3, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    "causal, odd rows": lambda n: heads(n, 330, 64).scaled_dot_product_attention(
+        heads(n, 330, 64), heads(n, 330, 64), is_causal=True
     ),
-    "causal with a bound of scores": lambda: up_to(384, 384, 64, bound=3.0),
-    "a bias": lambda: heads(256, 128).scaled_dot_product_attention(
-        heads(512, 128), heads(512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
+    "causal, fewer queries than keys": lambda n: up_to(n, 300, 777, 64),
+    "causal, more keys than are reached": lambda n: up_to(n, 256, 777, 128, more=0),
+    "tiles across heads": lambda n: empty(1, 2 * n, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, n, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
+    "causal with a bound of scores": lambda n: up_to(n, 384, 384, 64, bound=3.0),
+    "a bias": lambda n: heads(n, 256, 128).scaled_dot_product_attention(
+        heads(n, 512, 128), heads(n, 512, 128), attn_mask=empty(256, 512, dtype="bfloat16")
     ),
 }
+"""Of so many heads of keys."""
+HEADS_OF_EACH = 3
+
+
+def attention_of(name: str, heads: int = HEADS_OF_EACH) -> Region:
+    return region_of(ATTENTIONS[name](heads))
 
 
 def specialized(name: str, target: Target) -> list[Schedule]:
     """The prior's program by specialised warps, and those with one parameter changed."""
-    region = region_of(ATTENTIONS[name]())
+    region = attention_of(name)
     space = space_of(region, target, ScheduleKind.TILE)
 
     def of_form(found: list[Schedule]) -> list[Schedule]:
@@ -466,7 +478,7 @@ def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     schedules = specialized(name, target)
     assert len(schedules) >= 3
-    region = region_of(ATTENTIONS[name]())
+    region = attention_of(name)
     for schedule in schedules[:1] if name != "whole blocks" else schedules:
         (rows,) = TileParameters.from_json(schedule.body).tile
         report = dict(compile_tile(region, schedule, target).launches[0].compiled.report)
@@ -476,7 +488,7 @@ def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("half a tile", 128), ("causal heads of 64", 192)])
 def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> None:
     """Of 320 queries the last tile of 128 has one group, of 640 the last tile of 192 too."""
-    kernel = read_region(region_of(ATTENTIONS[name]()))
+    kernel = read_region(attention_of(name))
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     p = replace(parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel)), tile=(rows,))
     (store,) = [line for line in generate_kernel(kernel, target, p).source.splitlines() if "gl.store(" in line]
@@ -487,10 +499,46 @@ def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> N
 def test_attention_by_specialised_warps_is_right() -> None:
     with MeasureService("CUDA", run_id="test") as service:
         for name in ATTENTIONS:
-            region = region_of(ATTENTIONS[name]())
+            region = attention_of(name)
             requests = [Request(region, one) for one in specialized(name, service.target)]
             rows = [future.result() for future in service.measure(requests)]
             assert {row.status for row in rows} == {Status.OK}, (name, [row.reason for row in rows])
+
+
+def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule]]:
+    """Of so many heads that a multiprocessor has three tiles or two, programs that take them in turn: of tiles with two
+    groups of warps and, where there are registers for them, with three."""
+    tiles = min(stream_tiles(read_region(attention_of(name)), rows) for rows in PROGRAM_ROWS)
+    region = attention_of(name, -(-5 * target.cores * HEADS_OF_EACH // (2 * tiles)))
+    kernel = read_region(region)
+    p = replace(parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel)), persistent=1)
+    found = [replace(p, tile=(rows,), reduce_tile=step) for rows in PROGRAM_ROWS for step in STEPS]
+    return region, [schedule_of(one) for one in found if is_legal(kernel, target, one)]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize("name", ["whole blocks", "odd heads", "causal heads of 64", "tiles across heads", "a bias"])
+def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
+    """One program a multiprocessor, of 168 registers a thread, or 128."""
+    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
+    region, schedules = with_tiles_in_turn(name, target)
+    assert len(schedules) >= 2
+    for schedule in schedules if name == "whole blocks" else schedules[-1:]:
+        (rows,) = TileParameters.from_json(schedule.body).tile
+        (launch,) = compile_tile(region, schedule, target).launches
+        report = dict(launch.compiled.report)
+        assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
+        assert report["registers"] == {128: 168, 192: 128}[rows] and launch.compiled.global_size[0] == target.cores
+        assert is_delicate(region, schedule)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_with_tiles_in_turn_is_right(name: str) -> None:
+    with MeasureService("CUDA", run_id="test") as service:
+        region, schedules = with_tiles_in_turn(name, service.target)
+        rows = [future.result() for future in service.measure([Request(region, one) for one in schedules])]
+        assert {row.status for row in rows} == {Status.OK}, [row.reason for row in rows]
 
 
 WAVES = ((40, 600, 128), (40, 1000, 128), (40, 1000, 128))
