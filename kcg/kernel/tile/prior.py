@@ -37,9 +37,9 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.shared_keys import KeyTail, may_share_keys, stream_tiles
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes, visited_blocks
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
-from kcg.kernel.tile.tiles import launched_with, tiles_of
+from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
 
 SHARED_BYTES = {
@@ -514,7 +514,7 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
-    steps = -(-extent(stream.keys) // step)
+    _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
     split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
     made = TileParameters(
         STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps if height >= WGMMA_ROWS else 4,
@@ -569,10 +569,11 @@ def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int, t
     groups = rows // GROUP_ROWS
     both = rows * step * (inner + width) / PRODUCTS, rows * step / EXPONENTIALS
     clocks = max(both) + min(both) / groups + rows * width / LANES + BETWEEN_STEPS  # sums are scaled in each step
-    steps, turns = -(-extent(stream.keys) // step), stream_tiles(kernel, rows) / max(1, target.cores)
-    if reach_of(stream) is None:
+    reach, turns = reach_of(stream), stream_tiles(kernel, rows) / max(1, target.cores)
+    mean, steps = visited_blocks(reach, Axis(stream.rows, rows), extent(stream.keys), step)
+    if reach.is_even:
         return (math.ceil(turns) * steps if tail is None else int(turns) * steps + tail.busy) * clocks
-    return max(steps, turns * (steps + rows / step) / 2) * clocks  # with short tiles last, and up to the diagonal
+    return max(steps, turns * mean) * clocks  # with short tiles last
 
 
 def tails_of_keys(kernel: TileKernel, target: Target, parameters: TileParameters) -> list[tuple[float, int]]:

@@ -65,8 +65,8 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     no registers left for tiles that go on with the next head's first queries, which mask more."""
     stream = kernel.stream
     assert stream is not None
-    groups, reach = rows // GROUP_ROWS, reach_of(stream)
-    if groups > 2 and reach is not None and not reach.is_aligned(Axis(stream.rows, rows)):
+    groups, upper = rows // GROUP_ROWS, reach_of(stream).upper
+    if groups > 2 and upper is not None and not upper.is_aligned(Axis(stream.rows, rows)):
         return False
     held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
     return held + BESIDE <= REGISTERS[groups]
@@ -92,6 +92,13 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
             raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        self.upper = self.reach.upper
+        if self.reach.lower is not None or (
+            self.upper is not None and (self.upper.axis is None or self.upper.variables)
+        ):
+            raise TileRefusal(
+                "form", "specialised warps take masks whose only bound is above, and grows with the query"
+            )
         self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
@@ -198,19 +205,19 @@ class _Specialized(StreamWriting):
 
     def _ends(self, at: int, queries: int) -> int:
         """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
-        assert self.reach is not None
-        return -(-(at + queries - 1 + self.reach.keys) // self.step)
+        assert self.upper is not None
+        return -(-(at + queries - 1 + self.upper.keys) // self.step)
 
     @property
     def _is_regular(self) -> bool:
         """Whether tiles begin at numbers that are multiples of their size."""
-        assert self.reach is not None
-        return self.tile.ranges[-1] is self.reach.axis and self.reach.is_aligned(self.tile)
+        assert self.upper is not None
+        return self.tile.ranges[-1] is self.upper.axis and self.upper.is_aligned(self.tile)
 
     @property
     def _may_skip(self) -> bool:
         """Whether a group may reach fewer blocks of keys than others of its program."""
-        if self.reach is None:
+        if self.upper is None:
             return False
         begins = range(0, self.step, math.gcd(self.tile.size, self.step))
         alike = all(self._ends(at, GROUP_ROWS) == self._ends(at, self.tile.size) for at in begins)
@@ -219,10 +226,10 @@ class _Specialized(StreamWriting):
     @property
     def _has_one_masked(self) -> bool:
         """Whether no group has more than one block with masks: without a reach only the last keys."""
-        if self.reach is None:
+        if self.upper is None:
             return True
         within = (
-            self._ends(at, GROUP_ROWS) - (at + self.reach.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
+            self._ends(at, GROUP_ROWS) - (at + self.upper.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
         )
         return self._is_regular and max(within) <= 1
 
