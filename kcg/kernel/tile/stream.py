@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
@@ -142,13 +142,14 @@ class Bound:
         return 0 if self.axis is None else -(-(tile.size - 1) // self.inner(tile))
 
     def of_tile(self, tile: Axis, start: int) -> tuple[int, int]:
-        """The least and the largest bound in a tile that begins at query `start`, variables at their largest."""
+        """The least and the largest bound in a tile that begins at query `start`, or a larger one; variables at their
+        largest."""
         if self.axis is None:
             return self.most, self.most
         count, more = extent(self.axis), self.spread(tile)
         first = start // self.inner(tile) % count
         goes_on = not self.is_aligned(tile) and first > count - 1 - more
-        return self.least + (0 if goes_on else first), self.least + min(first + more, count - 1)
+        return self.least + (0 if goes_on else first), self.least + first + more
 
 
 @dataclass(frozen=True)
@@ -220,31 +221,31 @@ def reach_of(stream: Stream) -> Reach:
     the first one counts, and the others stay conditions.
     """
     masks = _masks_of(stream)
-    bounds = {term: _bound_of(stream, *term) for _, _, terms in masks for term in terms}
-    lower = _tightest([bound for found in bounds.values() if found for is_upper, bound in [found] if not is_upper], max)
-    upper = _tightest([bound for found in bounds.values() if found for is_upper, bound in [found] if is_upper], min)
+    bounds = {term: _bounds_of(stream, *term) for _, _, terms in masks for term in terms}
+    every = [bound for found in bounds.values() for bound in found]
+    lower = _tightest([bound for is_upper, bound in every if not is_upper], max)
+    upper = _tightest([bound for is_upper, bound in every if is_upper], min)
 
     def is_implied(term: Truth) -> bool:
-        if (found := bounds[term]) is None:
-            return False
-        is_upper, bound = found
-        chosen = upper if is_upper else lower
-        return chosen is not None and bound.is_like(chosen)
+        chosen = [(upper if is_upper else lower, bound) for is_upper, bound in bounds[term]]
+        return term[0].op is Ops.CMPLT and any(one is not None and bound.is_like(one) for one, bound in chosen)
 
     within = []
     for mask, kept, terms in masks:
-        left = [
-            condition if wanted else condition.logical_not()
-            for condition, wanted in terms
-            if not is_implied((condition, wanted))
-        ]
-        if not left:
-            within.append((mask, kept))
-        elif len(left) < len(terms):
-            within.append((mask, functools.reduce(UOp.bitwise_and, left).where(kept, kept.const_like(-math.inf))))
+        left = [term for term in terms if not is_implied(term)]
+        if len(left) < len(terms):
+            conditions = [condition if wanted else condition.logical_not() for condition, wanted in left]
+            within.append((mask, _where_all(conditions, kept)))
     if lower is not None and not lower.variables and lower.most <= 0:
         lower = None  # no key is before it
     return Reach(lower, upper, tuple(within))
+
+
+def _where_all(conditions: Sequence[UOp], kept: UOp) -> UOp:
+    """A value where some conditions hold, else -inf."""
+    if not conditions:
+        return kept
+    return functools.reduce(UOp.bitwise_and, conditions).where(kept, kept.const_like(-math.inf))
 
 
 Truth = tuple[UOp, bool]
@@ -269,6 +270,9 @@ def _masks_of(stream: Stream) -> list[tuple[UOp, UOp, list[Truth]]]:
 def _terms(condition: UOp, wanted: bool) -> list[Truth]:
     """What must be so for a condition to hold, or not to hold."""
     match condition.op:
+        case Ops.CMPLT if (inner := _absolute(condition.src[not wanted])) is not None:  # |x| < y, or not y < |x|
+            sides = (condition.substitute({condition.src[not wanted]: side}) for side in (inner, -inner))
+            return [(side, wanted) for side in sides]
         case Ops.AND | Ops.OR if (condition.op is Ops.AND) == wanted:
             return [term for part in condition.src for term in _terms(part, wanted)]
         case Ops.CMPNE if condition.src[1].op is Ops.CONST and condition.src[1].dtype == dtypes.bool:
@@ -280,11 +284,22 @@ def _terms(condition: UOp, wanted: bool) -> list[Truth]:
     return [(condition, wanted)]
 
 
-def _bound_of(stream: Stream, condition: UOp, wanted: bool) -> tuple[bool, Bound] | None:
-    """The bound of the keys for which a comparison holds, or does not, behind whether it is an upper one. None where it
-    is another condition."""
+def _absolute(node: UOp) -> UOp | None:
+    """The number whose absolute value a value is; None of any other."""
+    return node.src[0] if node.op is Ops.MUL and node.src[0].abs() is node else None
+
+
+def _bounds_of(stream: Stream, condition: UOp, wanted: bool) -> list[tuple[bool, Bound]]:
+    """The bounds of the keys for which a comparison holds, or does not, each behind whether it is an upper one. Of the
+    same quotient are numbers that differ by less than the divisor."""
+    if condition.op is Ops.CMPNE and not wanted and all(side.op is Ops.FLOORDIV for side in condition.src):
+        (one, size), (other, divisor) = (side.src for side in condition.src)
+        if size is divisor and size.op is Ops.CONST and size.arg > 0:
+            return [*_bounds_of(stream, one < other + size, True), *_bounds_of(stream, other < one + size, True)]
     if condition.op is not Ops.CMPLT or not dtypes.is_int(condition.src[0].dtype):
-        return None
+        return []
+    if any(dtypes.is_unsigned(node.dtype) for node in condition.toposort()):
+        return []  # what is below 0 wraps around
     difference, right = (_steps(side) for side in condition.src)
     for node, factor in right.items():
         difference[node] = difference.get(node, 0) - factor
@@ -293,12 +308,12 @@ def _bound_of(stream: Stream, condition: UOp, wanted: bool) -> tuple[bool, Bound
     others = {node: -key * factor for node, factor in difference.items() if factor and node is not None}
     axes = [node for node in others if node.op is not Ops.PARAM]
     if abs(key) != 1 or len(axes) > 1 or any(axis not in stream.rows or others[axis] != 1 for axis in axes):
-        return None
+        return []
     variables = sorted(
         ((n, factor) for n, factor in others.items() if n.op is Ops.PARAM), key=lambda one: one[0].arg.name
     )
     keys = -constant if key > 0 else constant + 1
-    return (key > 0) == wanted, Bound(axes[0] if axes else None, keys, tuple(variables))
+    return [((key > 0) == wanted, Bound(axes[0] if axes else None, keys, tuple(variables)))]
 
 
 def _tightest(bounds: list[Bound], side: Callable[..., Bound]) -> Bound | None:

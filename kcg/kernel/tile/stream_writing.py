@@ -124,6 +124,8 @@ class StreamWriting:
     def _may_be_whole(self) -> bool:
         """Whether some block of keys may be within reach of all queries of a tile."""
         lower, upper = self.reach.lower, self.reach.upper
+        if self.reach.is_bounded and not self.reach.masks:
+            return False  # as of blocks along the diagonal
         if lower is None or upper is None or not lower.is_like(upper):
             return True
         return upper.keys - lower.keys - lower.spread(self.rows) >= self.step
