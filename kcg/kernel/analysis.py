@@ -187,8 +187,8 @@ def certain_work(asts: Sequence[UOp], outputs: Iterable[int]) -> tuple[int, int]
     between may run them: what none of them wrote before is read once, and `outputs` are written once.
 
     Slots are the same buffer in all of them. A kernel counts if all that it writes is needed, of what is an
-    intermediate every element. Where one of them chooses -inf, as a mask of attention does, what others read and compute
-    may count for nothing: a program may leave it out.
+    intermediate every element. Where one of them chooses -inf, as a mask of attention does, only what is written
+    counts: a program may leave out what others read and compute.
     """
     observed, moved, operations = set(outputs), dict[tuple[str, int], int](), 0
     needed, masked = set(observed), any(map(_chooses_infinity, asts))

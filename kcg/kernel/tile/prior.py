@@ -53,6 +53,7 @@ static shared memory."""
 REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 THREADS = 2_048  # of a multiprocessor
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
+BETWEEN_BOUNDS = 64  # keys of a step of four warps, where three loops go through them: of 128 they spilled 468 bytes
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
@@ -510,11 +511,14 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
     if stream.values.dtype.itemsize == 4:
         height, step, warps, stages = 64, 32, 4, 2
+    reach = reach_of(stream)
+    if reach.lower is not None and warps == 4:
+        step = min(step, BETWEEN_BOUNDS)
     height = max(LEAST, min(height, power_of_two(_count(kernel, axes[0]))))
     while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
-    _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
+    _, steps = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
     made = TileParameters(
         STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps if height >= WGMMA_ROWS else 4,

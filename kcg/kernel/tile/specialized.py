@@ -65,8 +65,9 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     no registers left for tiles that go on with the next head's first queries, which mask more."""
     stream = kernel.stream
     assert stream is not None
-    groups, upper = rows // GROUP_ROWS, reach_of(stream).upper
-    if groups > 2 and upper is not None and not upper.is_aligned(Axis(stream.rows, rows)):
+    groups, reach, tile = rows // GROUP_ROWS, reach_of(stream), Axis(stream.rows, rows)
+    bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
+    if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
         return False
     held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
     return held + BESIDE <= REGISTERS[groups]
@@ -93,12 +94,6 @@ class _Specialized(StreamWriting):
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
             raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
         self.upper = self.reach.upper
-        if self.reach.lower is not None or (
-            self.upper is not None and (self.upper.axis is None or self.upper.variables)
-        ):
-            raise TileRefusal(
-                "form", "specialised warps take masks whose only bound is above, and grows with the query"
-            )
         self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
@@ -180,8 +175,13 @@ class _Specialized(StreamWriting):
         return lines
 
     def _blocks(self, frame: Frame, first: str) -> str:
-        """How many blocks of keys a program visits, at least one; `first` is its first query."""
+        """How many blocks of keys there are up to the last one that a program visits, at least one; `first` is its
+        first query."""
         return self._count_of(frame, self._end(frame, first, self.tile))
+
+    @property
+    def _shift_of_step(self) -> int:
+        return self.step.bit_length() - 1
 
     def _count_of(self, frame: Frame, end: str) -> str:
         """Blocks of so many keys, at least one."""
@@ -192,7 +192,12 @@ class _Specialized(StreamWriting):
     def _visited(self, frame: Frame, first: str) -> tuple[str, str]:
         """The first block of keys that a program visits, and how many; `first` is its first query."""
         if self.tail is None or self.taken is None:
-            return "0", self._blocks(frame, first)
+            blocks = self._blocks(frame, first)
+            if self.reach.lower is None:
+                return "0", blocks
+            begin = f"tl.minimum({self._begin(frame, first, self.tile)} >> {self._shift_of_step}, {blocks} - 1)"
+            begin = frame.lines.name(begin, "begin")
+            return begin, frame.lines.name(f"{blocks} - {begin}", "blocks")
         begin, end = self.taken.blocks(self.tail, frame.lines)
         return begin, frame.lines.name(f"{end} - {begin}", "blocks")
 
@@ -212,7 +217,8 @@ class _Specialized(StreamWriting):
     def _is_regular(self) -> bool:
         """Whether tiles begin at numbers that are multiples of their size."""
         assert self.upper is not None
-        return self.tile.ranges[-1] is self.upper.axis and self.upper.is_aligned(self.tile)
+        upper = self.upper
+        return self.tile.ranges[-1] is upper.axis and not upper.variables and upper.is_aligned(self.tile)
 
     @property
     def _may_skip(self) -> bool:
@@ -226,6 +232,8 @@ class _Specialized(StreamWriting):
     @property
     def _has_one_masked(self) -> bool:
         """Whether no group has more than one block with masks: without a reach only the last keys."""
+        if self.reach.lower is not None:
+            return False
         if self.upper is None:
             return True
         within = (
@@ -233,10 +241,11 @@ class _Specialized(StreamWriting):
         )
         return self._is_regular and max(within) <= 1
 
-    def _skipped(self, lines: Lines, blocks: str, start: str) -> str:
+    def _skipped(self, lines: Lines, begin: str, blocks: str, start: str) -> str:
         """Gives back the blocks that no query of a group reaches, which begins at `start`; how many these are."""
         own = self._count_of(self.top, self._end(self.top, start, self.rows))
-        skipped, body = lines.name(f"{blocks} - {own}", "skipped"), Lines(self.writer, lines)
+        behind = f"{blocks} - {own}" if begin == "0" else f"tl.minimum({begin} + {blocks} - {own}, {blocks} - 1)"
+        skipped, body = lines.name(behind, "skipped"), Lines(self.writer, lines)
         for name in ("keys", "values"):
             body.add(f"mbarrier.wait({name}_full.index(number % {self.stages}), (number // {self.stages}) & 1)")
             body.add(f"mbarrier.arrive({name}_empty.index(number % {self.stages}), count=1)")
@@ -264,7 +273,7 @@ class _Specialized(StreamWriting):
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add("mbarrier.wait(queries_full.index(0), 0)")
-        skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
+        skipped = self._skipped(lines, begin, blocks, start) if self._may_skip else "0"
         first, turn = (
             ("0", "0") if skipped == "0" else (f"{skipped} % {self.stages}", f"({skipped} // {self.stages}) & 1")
         )
@@ -279,7 +288,7 @@ class _Specialized(StreamWriting):
         self.whole = self._has_one_masked or self.on_scores
         masked = ""
         if self.whole and not self._has_one_masked:
-            masked = lines.name(f"{blocks} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
+            masked = self._masked_numbers(lines, begin, blocks, start)
 
         body = Lines(self.writer, lines)
         body.add(f"slot = number % {self.stages}")
@@ -292,7 +301,7 @@ class _Specialized(StreamWriting):
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
         key_at = body.name(self._key_of("number", begin, blocks), "key")
         if masked:
-            body.extend(f"if number < {masked}:", self._branch("score", key_at, start, body))
+            body.extend(f"if {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
@@ -310,6 +319,16 @@ class _Specialized(StreamWriting):
             lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
         self._ended(start, of_rows, ("of_values", "of_rows"))
         return lines
+
+    def _masked_numbers(self, lines: Lines, begin: str, blocks: str, start: str) -> str:
+        """The condition that a group's block, visited as so many-th, is not whole."""
+        behind = blocks if begin == "0" else f"{begin} + {blocks}"
+        masked = lines.name(f"{behind} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
+        if self.reach.lower is None:
+            return f"number < {masked}"
+        first = self._first_whole(self.top, start, self.rows)
+        last = lines.name(f"{behind} - ({first} >> {self._shift_of_step})", "whole")
+        return f"(number < {masked}) | (number >= {last})"
 
     def _turn(
         self, body: Lines, score: str, key: str, start: str, sums: Sequence[str], *, weights: str = "weights"

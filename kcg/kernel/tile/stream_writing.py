@@ -224,7 +224,7 @@ class StreamWriting:
         if self.reach.lower is None:
             return "0"
         least = self._least(frame, start, tile, self.reach.lower)
-        return frame.lines.name(f"tl.maximum({least}, 0) // {self.step} * {self.step}", "begin")
+        return frame.lines.name(f"tl.maximum({least}, 0) & -{self.step}", "begin")
 
     def _end(self, frame: Frame, start: str, tile: Axis) -> str:
         """The key behind the last one of which a tile of queries that begins at `start` has weights, or a later one."""
@@ -268,7 +268,7 @@ class StreamWriting:
         bound."""
         assert self.reach.lower is not None
         most = self._most(frame, start, tile, self.reach.lower)
-        return frame.lines.name(f"(tl.maximum({most}, 0) + {self.step - 1}) // {self.step} * {self.step}", "whole")
+        return frame.lines.name(f"(tl.maximum({most}, 0) + {self.step - 1}) & -{self.step}", "whole")
 
     def _whole_blocks(self, frame: Frame, start: str, tile: Axis) -> str:
         """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that

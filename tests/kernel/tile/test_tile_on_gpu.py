@@ -418,6 +418,18 @@ def up_to(rows: int, keys: int, size: int, *, more: int | None = None, bound: fl
     return weights.cast("bfloat16") @ heads(keys, size)
 
 
+def within(rows: int, keys: int, *, before: int, behind: int) -> Tensor:
+    """Which keys a query has: so many before its number, and so many behind it."""
+    query, key = Tensor.arange(rows).reshape(rows, 1), Tensor.arange(keys).reshape(1, keys)
+    return (key >= query - before) & (key <= query + behind)
+
+
+def between(rows: int, keys: int, size: int, *, before: int, behind: int) -> Tensor:
+    """Attention of the keys around each query's number."""
+    mask = within(rows, keys, before=before, behind=behind)
+    return heads(rows, size).scaled_dot_product_attention(heads(keys, size), heads(keys, size), attn_mask=mask)
+
+
 ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "whole blocks": lambda: heads(512, 128).scaled_dot_product_attention(heads(512, 128), heads(512, 128)),
     "heads of 64": lambda: heads(384, 64).scaled_dot_product_attention(heads(640, 64), heads(640, 64)),
@@ -440,6 +452,16 @@ ATTENTIONS: dict[str, Callable[[], Tensor]] = {
     "causal, more keys than are reached": lambda: up_to(256, 777, 128, more=0),
     "tiles across heads": lambda: empty(1, 6, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
         *(empty(1, 3, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
+    "a window": lambda: between(384, 384, 128, before=99, behind=0),
+    "a window, less than a block": lambda: between(640, 640, 64, before=20, behind=0),
+    "a window of many blocks": lambda: between(1024, 1024, 64, before=500, behind=0),
+    "both sides, odd rows": lambda: between(330, 777, 64, before=200, behind=150),
+    "from the query on": lambda: between(512, 640, 128, before=0, behind=640),
+    "a window of heads that share keys": lambda: empty(1, 6, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
+        *(empty(1, 3, 200, 64, dtype="bfloat16") for _ in range(2)),
+        enable_gqa=True,
+        attn_mask=within(200, 200, before=70, behind=0),
     ),
     "causal with a bound of scores": lambda: up_to(384, 384, 64, bound=3.0),
     "a bias": lambda: heads(256, 128).scaled_dot_product_attention(

@@ -18,11 +18,10 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
-from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.parameters import SPECIALIZED, STREAM, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
-from kcg.kernel.tile.stream import Reach, reach_of, stream_axes, visited_blocks
+from kcg.kernel.tile.stream import reach_of, stream_axes, visited_blocks
 from kcg.kernel.tile.tiles import Axis
 from kcg.types import Region
 from tests.chains import region_of
@@ -229,8 +228,15 @@ def test_a_bound_that_is_wrong_is_found(tmp_path: Path) -> None:
     broken = [
         right.replace(f"range({begin}, {first}", f"range({begin} + 16, {first}"),
         right.replace(f"range({middle}, {end}", f"range({middle}, {end} - 16"),
-        re.sub(rf"range\({begin}, \w+(.*?)range\(\w+, ", rf"range({begin}, {begin} + 16\1range({begin} + 16, ", right, flags=re.DOTALL),
-        right.replace(f", {middle}, 16)", f", {middle} + 16, 16)").replace(f"range({middle}, ", f"range({middle} + 16, "),
+        re.sub(
+            rf"range\({begin}, \w+(.*?)range\(\w+, ",
+            rf"range({begin}, {begin} + 16\1range({begin} + 16, ",
+            right,
+            flags=re.DOTALL,
+        ),
+        right.replace(f", {middle}, 16)", f", {middle} + 16, 16)").replace(
+            f"range({middle}, ", f"range({middle} + 16, "
+        ),
     ]
     assert all(text != right for text in broken)
     program = generate(region, TARGET, parameters(region, 64), interpreted=True)
@@ -268,3 +274,111 @@ def test_the_last_keys_of_a_cache_are_read(queries: int, tmp_path: Path) -> None
                 _, [(visited, _)] = loops_of(program.source, 0, var_before=before)
                 assert list(visited) == list(range(max(0, before + 1 - RECENT) // STEP * STEP, before + queries, STEP))
     assert not wrong_of(cases, tmp_path)
+
+
+# ---- specialised warps, which the interpreter does not have: by the statements of the text
+
+SPECIALIZED_SPANS: dict[str, tuple[int, int, Allowed]] = {
+    "less than a block": (640, 640, window(20)),
+    "a block": (384, 384, window(128)),
+    "several blocks": (1024, 1024, window(500)),
+    "both sides, odd": (330, 777, local(200, 150)),
+    "from the query on": (512, 640, lambda q, k: k >= q),
+    "queries without a key": (640, 200, window(64)),
+    "the same for all queries": (256, 512, lambda q, k: (k >= 137) & (k < 390)),
+}
+
+
+def blocks_of(source: str, program: int, group: int | None) -> tuple[int, list[tuple[int, bool]]]:
+    """The first query of a program's group, or of its tile, and the blocks of keys that it visits in order: the first
+    key of each, and whether it is masked."""
+    words = SimpleNamespace(
+        program_id=lambda _: program, minimum=min, maximum=max, where=lambda condition, a, b: a if condition else b
+    )
+    values: dict[str, Any] = {"gl": words, "group": group}
+    (body,) = re.findall(rf"def {'load' if group is None else 'compute'}\(.*\n((?:    .*\n)+)", source)
+    for line in re.findall(r"^    (\w+ = .*)$", body, re.MULTILINE):
+        try:
+            exec(line, values)
+        except (AttributeError, NameError, TypeError):  # no scalar
+            continue
+    named = {re.sub(r"\d+$", "", name): value for name, value in values.items()}
+    (visited,) = re.findall(r"for number in range\((.*blocks\d+)\):\n.*slot", body)
+    (key,) = re.findall(r"        key\d* = (.*number.*)", body)
+    masked = re.search(r"        if (.*):", body)
+    span = eval(f"range({visited})", values)
+    numbers = list(span) if group is None else [span.start - 1, *span]  # one before the loop
+    blocks = []
+    for place, number in enumerate(numbers):
+        at = {**values, "number": number}
+        is_masked = place == 0 or masked is None or bool(eval(masked[1], at))
+        blocks.append((eval(key, at), is_masked))
+    return named["start"], blocks
+
+
+@pytest.mark.parametrize("name", SPECIALIZED_SPANS)
+@pytest.mark.parametrize(("height", "step"), [(128, 128), (128, 64), (192, 64)])
+def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str, height: int, step: int) -> None:
+    """Groups visit what is loaded, and what is left of it for them, from the last block on; there is at least one."""
+    rows, keys, allowed = SPECIALIZED_SPANS[name]
+    q, k, v = (empty(1, count, 64, dtype="bfloat16") for count in (rows, keys, keys))
+    region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=allowed(*numbers(rows, keys))))
+    p = parameters_of(read_region(region), TARGET, SPECIALIZED, stream_axes(read_region(region)))
+    program = generate(region, TARGET, replace(p, tile=(height,), reduce_tile=step))
+    pairs = np.zeros((rows + height, keys + step), bool)
+    pairs[:, :keys] = allowed(np.arange(rows + height)[:, None], np.arange(keys)[None, :])
+    unmasked = 0
+    for number in range(program.launches[0].grid):
+        start, loaded = blocks_of(program.source, number, None)
+        tile = pairs[start : start + height]
+        needed = [first for first in range(0, keys, step) if tile[:, first : first + step].any()]
+        order = [first for first, _ in loaded]
+        assert order[::-1] == (needed or order[:1]), (start, needed)
+        for group in range(height // 64):
+            first, visited = blocks_of(program.source, number, group)
+            assert first == start + 64 * group
+            own = pairs[first : first + 64]
+            assert [key for key, _ in visited] == order[-len(visited) :]
+            assert not own[:, order[-len(visited)] + step :].any()  # what a group gives back
+            for key, is_masked in visited:
+                assert is_masked or own[:, key : key + step].all(), (first, key)
+                unmasked += not is_masked
+    assert unmasked or name not in ("several blocks", "from the query on")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+@pytest.mark.parametrize(("size", "heads"), [(64, 8), (128, 8), (256, 4)])
+def test_windows_spill_nothing(size: int, heads: int) -> None:
+    """By the prior's choice for both forms."""
+    for allowed in (window(512), local(256, 256), lambda q, k: k > q - 512):
+        q, k, v = (empty(heads, 2048, size, dtype="bfloat16") for _ in range(3))
+        region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=allowed(*numbers(2048, 2048))))
+        kernel = read_region(region)
+        chosen = default_parameters(kernel, TARGET)
+        assert chosen.form == (SPECIALIZED if size < 256 else STREAM)
+        for p in {chosen, parameters_of(kernel, TARGET, STREAM, stream_axes(kernel))}:
+            (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
+            report = dict(launch.compiled.report)
+            assert (report["spilled_bytes"], report["wgmma"]) == (0, 1), (p.form, report)
+
+
+def test_a_narrower_window_is_expected_to_take_less() -> None:
+    """Of both forms, and of one token: then fewer bytes of the cache."""
+    seconds: dict[str, list[float]] = {STREAM: [], SPECIALIZED: []}
+    for width in (256, 1024, 4096):
+        q, k, v = (empty(32, 4096, 64, dtype="bfloat16") for _ in range(3))
+        region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=window(width)(*numbers(4096, 4096))))
+        kernel = read_region(region)
+        for form, found in seconds.items():
+            p = parameters_of(kernel, TARGET, form, stream_axes(kernel))
+            found.append(predicted_seconds(kernel, TARGET, p))
+    for found in seconds.values():
+        assert found == sorted(found) and found[0] < 0.5 * found[-1]
+
+    def decoding(width: int) -> float:
+        q, k, v = (empty(1, heads, n, 64, dtype="bfloat16") for heads, n in ((32, 1), (8, 32_768), (8, 32_768)))
+        mask = Tensor.arange(32_768).reshape(1, 32_768) >= 32_768 - width
+        kernel = read_region(region_of(q.scaled_dot_product_attention(k, v, attn_mask=mask, enable_gqa=True)))
+        return predicted_seconds(kernel, TARGET, default_parameters(kernel, TARGET))
+
+    assert decoding(1024) < 0.7 * decoding(32_768)
