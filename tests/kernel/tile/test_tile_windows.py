@@ -144,8 +144,10 @@ SHAPES: tuple[dict[str, Any], ...] = (
 @interpreted
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_what_masks_leave_is_attended(shape: dict[str, Any], tmp_path: Path) -> None:
-    regions = {name: masked(*span) for name, span in SPANS.items()}
+    regions = {name: masked(*span, heads=1) for name, span in SPANS.items()}
     regions |= {name: made() for name, made in OTHERS.items()}
+    if "split" in shape:  # parts of the keys are told from other programs by where they begin: half of the cases
+        regions = dict(list(regions.items())[::2])
     cases = {}
     for name, region in regions.items():
         if shape.get("loads") == TMA and "heads" in name:
@@ -182,13 +184,13 @@ def loops_of(source: str, program: int, **variables: int) -> tuple[int, list[Loo
 @pytest.mark.parametrize("name", SPANS)
 @pytest.mark.parametrize("height", [16, 64])
 def test_blocks_are_visited_that_hold_a_key_of_some_query(name: str, height: int) -> None:
-    """Each of them once, and no other one; without a mask those alone of which each query has each key."""
+    """Each of them once, and no other one; of 64 queries without a mask those of which each query has each key."""
     rows, keys, allowed = SPANS[name]
     region = masked(rows, keys, allowed, heads=1)
     program = generate(region, TARGET, parameters(region, height), interpreted=True)
     pairs = np.zeros((rows + height, keys + STEP), bool)  # those of queries past the end too
     pairs[:, :keys] = allowed(np.arange(rows + height)[:, None], np.arange(keys)[None, :])
-    starts, counts, unmasked = [], [], 0
+    starts, counts = [], []
     for number in range(program.launches[0].grid):
         start, loops = loops_of(program.source, number)
         blocks = [first for visited, _ in loops for first in visited]
@@ -198,25 +200,15 @@ def test_blocks_are_visited_that_hold_a_key_of_some_query(name: str, height: int
             assert set(needed) <= set(blocks) and blocks == list(range(blocks[0], blocks[-1] + STEP, STEP))
         else:
             assert blocks == needed, (start, loops)
-        inside = tile[: rows - start]
-        for first in (first for visited, is_masked in loops if not is_masked for first in visited):
-            assert inside[:, first : first + STEP].all(), (start, first)
-            unmasked += 1
+            whole = [first for first in needed if height == 64 and tile[:, first : first + STEP].all()]
+            assert whole == [first for visited, is_masked in loops if not is_masked for first in visited], start
         starts.append(start)
         counts.append(max(1, len(blocks)))  # a program takes time without any
     assert sorted(starts) == list(range(0, rows, height))
-    assert (unmasked > 0) == (height == 64 and name in UNMASKED)
     stream = read_region(region).stream
     assert stream is not None
     mean, most = visited_blocks(reach_of(stream), Axis(stream.rows, height), keys, STEP)
     assert (mean, most) == (sum(counts) / len(counts), max(counts))
-
-
-UNMASKED = (
-    "several blocks", "more than all keys", "both sides, wide", "from the query on", "from some before",
-    "the same for all queries",
-)  # fmt: skip
-"""Of 64 queries that have a whole block of keys in common."""
 
 
 @interpreted
@@ -327,7 +319,6 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
     program = generate(region, TARGET, replace(p, tile=(height,), reduce_tile=step))
     pairs = np.zeros((rows + height, keys + step), bool)
     pairs[:, :keys] = allowed(np.arange(rows + height)[:, None], np.arange(keys)[None, :])
-    unmasked = 0
     for number in range(program.launches[0].grid):
         start, loaded = blocks_of(program.source, number, None)
         tile = pairs[start : start + height]
@@ -341,9 +332,7 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
             assert [key for key, _ in visited] == order[-len(visited) :]
             assert not own[:, order[-len(visited)] + step :].any()  # what a group gives back
             for key, is_masked in visited:
-                assert is_masked or own[:, key : key + step].all(), (first, key)
-                unmasked += not is_masked
-    assert unmasked or name not in ("several blocks", "from the query on")
+                assert is_masked == (key == visited[0][0] or not own[:, key : key + step].all()), (first, key)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
