@@ -187,10 +187,11 @@ def certain_work(asts: Sequence[UOp], outputs: Iterable[int]) -> tuple[int, int]
     between may run them: what none of them wrote before is read once, and `outputs` are written once.
 
     Slots are the same buffer in all of them. A kernel counts if all that it writes is needed, of what is an
-    intermediate every element.
+    intermediate every element. Where one of them chooses -inf, as a mask of attention does, only what is written
+    counts: a program may leave out what others read and compute.
     """
     observed, moved, operations = set(outputs), dict[tuple[str, int], int](), 0
-    needed = set(observed)
+    needed, masked = set(observed), any(map(_chooses_infinity, asts))
     touched = [
         {(role, int(buffer.arg.slot)): (count, buffer) for (role, buffer), count in _certainly_touched(ast).items()}
         for ast in asts
@@ -199,17 +200,23 @@ def certain_work(asts: Sequence[UOp], outputs: Iterable[int]) -> tuple[int, int]
     for place in reversed(range(len(asts))):
         if not written[place] <= needed:
             continue
-        operations += certain_operations(asts[place])
+        operations += 0 if masked else certain_operations(asts[place])
         before = set[int]().union(*written[:place])
         whole = {
             (role, slot) for (role, slot), (count, buffer) in touched[place].items() if count >= buffer.max_numel()
         }
         for (role, slot), (count, buffer) in touched[place].items():
-            if slot in observed if role == "w" else slot not in before:
+            if slot in observed if role == "w" else slot not in before and not masked:
                 moved[role, slot] = max(moved.get((role, slot), 0), count * buffer.dtype.itemsize)
         needed -= {slot for role, slot in whole if role == "w"}
         needed |= {slot for role, slot in whole if role == "r"}
     return sum(moved.values()), operations
+
+
+def _chooses_infinity(ast: UOp) -> bool:
+    """Whether a choice of a kernel has -inf on one side."""
+    sides = (side for node in ast.toposort() if node.op is Ops.WHERE for side in node.src[1:])
+    return any(side.op is Ops.CONST and side.arg == -math.inf for side in sides)
 
 
 def _certainly_touched(ast: UOp) -> dict[tuple[str, UOp], int]:

@@ -330,6 +330,19 @@ def test_the_floor_of_a_region_counts_inputs_and_outputs_once_and_all_operations
     assert 0 < floor_of_region_s(projected, target) < 1e-9
 
 
+def test_what_a_mask_may_leave_out_is_no_part_of_a_floor() -> None:
+    """A window of one key of 128: nearly nothing of the product needs to be computed, nor all keys be read."""
+    q, k, v = (empty(128, 16) for _ in range(3))
+    query, key = Tensor.arange(128).reshape(128, 1), Tensor.arange(128).reshape(1, 128)
+    mask = (key <= query) & (key >= query)
+    for region, operations in (
+        (region_of(q.scaled_dot_product_attention(k, v, attn_mask=mask)), 0),
+        (region_of(q.scaled_dot_product_attention(k, v)), 2 * 2 * 128 * 128 * 16),
+    ):
+        nbytes = 4 * 128 * 16 * (4 if operations else 1)
+        assert certain_work(Chain(region).asts, region.outputs) == (nbytes, operations)
+
+
 def test_what_a_later_kernel_may_leave_unused_is_no_part_of_a_floor() -> None:
     region = region_of(((empty(64, 32) @ empty(32, 64)).contiguous()[:8] * 2).contiguous())
     assert len(region.kernels) == 2

@@ -47,8 +47,8 @@ from kcg.kernel.tile.prior import (
     sums_of,
 )
 from kcg.kernel.tile.shared_keys import OPENING, KeyTail, stream_tiles
-from kcg.kernel.tile.stream import padded, reach_of
-from kcg.kernel.tile.tiles import tiles_of
+from kcg.kernel.tile.stream import padded, reach_of, reached_share, visited_blocks
+from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
 UNTRIED = 0.005
@@ -568,7 +568,13 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     tail = KeyTail.of(kernel, p, target.cores) if p.tail > 1 else None
     if tail is not None:
         opening_s += LAUNCH_S / 2 + 2 * 4 * tail.count * tail.partials(kernel, p).count / f.partial_bytes
-    nbytes = sum(min(_spans(kernel, x), x.buffer.size) * x.buffer.dtype.itemsize for x in (*kernel.loads, kernel.store))
+    reach = reach_of(stream)
+    nbytes = sum(
+        min(_spans(kernel, x), x.buffer.size)
+        * x.buffer.dtype.itemsize
+        * (reached_share(reach, stream.keys) if stream.keys in x.address.ranges else 1.0)
+        for x in (*kernel.loads, kernel.store)
+    )
     if p.form == SPECIALIZED:
         (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
         others = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores)) - 1  # tiles behind the first one
@@ -576,17 +582,17 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         clocks = attention_clocks(kernel, target, rows, p.reduce_tile, tail)
         busy_s = (clocks + beside * step_clocks(kernel, rows, p.reduce_tile)) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
-    (height,), step, threads, reach = p.tile, p.reduce_tile, 32 * p.num_warps, reach_of(stream)
+    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     programs = stream_tiles(kernel, height) * p.split
-    longest = -(-extent(stream.keys) // (step * p.split))
-    steps = longest if reach is None else (longest + max(1.0, height / step)) / 2  # of a tile, on average
+    mean, most = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
+    longest = -(-most // p.split)
+    steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
     itemsize = stream.values.dtype.itemsize
     whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
     tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
-    weight = stream.weight if reach is None else reach.within(stream.weight)
-    between = weight.toposort(gate=lambda n: n is not stream.scores.reduce)
+    between = reach.within(stream.weight).toposort(gate=lambda n: n is not stream.scores.reduce)
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
@@ -602,7 +608,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     turns = programs / slots
     if tail is not None:
         waves = tail.whole / slots + tail.busy / tail.blocks / together
-    elif reach is None:
+    elif reach.is_even:
         waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     else:
         waves = max(turns, longest / steps / together)

@@ -54,10 +54,10 @@ from kcg.kernel.tile.prior import (
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import padded
+from kcg.kernel.tile.stream import padded, reach_of, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
 from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
-from kcg.kernel.tile.tiles import tiles_of
+from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
 FIELDS = (
@@ -422,7 +422,7 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if height * (step + width) // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
         return False
-    steps = -(-extent(stream.keys) // step)
+    _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
     if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):
         return False
     if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, p) > shared_bytes(target):

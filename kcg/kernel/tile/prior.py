@@ -37,9 +37,9 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.shared_keys import KeyTail, may_share_keys, stream_tiles
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes, visited_blocks
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
-from kcg.kernel.tile.tiles import launched_with, tiles_of
+from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
 
 SHARED_BYTES = {
@@ -53,6 +53,7 @@ static shared memory."""
 REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 THREADS = 2_048  # of a multiprocessor
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
+BETWEEN_BOUNDS = 64  # keys of a step of four warps, where three loops go through them: of 128 they spilled 468 bytes
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
@@ -513,11 +514,14 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
     if stream.values.dtype.itemsize == 4:
         height, step, warps, stages = 64, 32, 4, 2
+    reach = reach_of(stream)
+    if reach.lower is not None and warps == 4:
+        step = min(step, BETWEEN_BOUNDS)
     height = max(LEAST, min(height, power_of_two(_count(kernel, axes[0]))))
     while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
-    steps = -(-extent(stream.keys) // step)
+    _, steps = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
     made = TileParameters(
         STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps if height >= WGMMA_ROWS else 4,
@@ -567,10 +571,11 @@ def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int, t
     """About how many clocks specialised warps take in all their steps."""
     stream, clocks = kernel.stream, step_clocks(kernel, rows, step)
     assert stream is not None
-    steps, turns = -(-extent(stream.keys) // step), stream_tiles(kernel, rows) / max(1, target.cores)
-    if reach_of(stream) is None:
+    reach, turns = reach_of(stream), stream_tiles(kernel, rows) / max(1, target.cores)
+    mean, steps = visited_blocks(reach, Axis(stream.rows, rows), extent(stream.keys), step)
+    if reach.is_even:
         return (math.ceil(turns) * steps if tail is None else int(turns) * steps + tail.busy) * clocks
-    return max(steps, turns * (steps + rows / step) / 2) * clocks  # with short tiles last, and up to the diagonal
+    return max(steps, turns * mean) * clocks  # with short tiles last
 
 
 def step_clocks(kernel: TileKernel, rows: int, step: int) -> float:

@@ -56,7 +56,7 @@ def may_share_keys(kernel: TileKernel) -> bool:
     stream = kernel.stream
     if stream is None or any(map(is_symbolic, (*kernel.outputs, stream.keys))):
         return False
-    return reach_of(stream) is None
+    return not reach_of(stream).is_bounded
 
 
 @dataclass(frozen=True)

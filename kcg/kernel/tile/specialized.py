@@ -75,8 +75,9 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     no registers left for tiles that go on with the next head's first queries, which mask more."""
     stream = kernel.stream
     assert stream is not None
-    groups, reach = rows // GROUP_ROWS, reach_of(stream)
-    if groups > 2 and reach is not None and not reach.is_aligned(Axis(stream.rows, rows)):
+    groups, reach, tile = rows // GROUP_ROWS, reach_of(stream), Axis(stream.rows, rows)
+    bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
+    if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
         return False
     held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
     return held + BESIDE <= REGISTERS[groups]
@@ -108,6 +109,7 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
             raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        self.upper = self.reach.upper
         self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
@@ -262,20 +264,30 @@ class _Specialized(StreamWriting):
         return [*heads, *box.ordered(starts)]
 
     def _blocks(self, frame: Frame, first: str) -> str:
-        """How many blocks of keys a program visits, at least one; `first` is its first query."""
+        """How many blocks of keys there are up to the last one that a program visits, at least one; `first` is its
+        first query."""
         return self._count_of(frame, self._end(frame, first, self.tile))
+
+    @property
+    def _shift_of_step(self) -> int:
+        return self.step.bit_length() - 1
 
     def _count_of(self, frame: Frame, end: str) -> str:
         """Blocks of so many keys, at least one. By a shift: LLVM divides numbers that are small in 16 bits, and of a
         maximum of these ptxas 13 takes the wrong half for the comparison that begins the loop (13.0 and 13.4)."""
         if end.isdigit():
             return str(-(-int(end) // self.step))
-        return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) >> {self.step.bit_length() - 1}, 1)", "blocks")
+        return frame.lines.name(f"tl.maximum(({end} + {self.step - 1}) >> {self._shift_of_step}, 1)", "blocks")
 
     def _visited(self, frame: Frame, first: str) -> tuple[str, str]:
         """The first block of keys that a program visits, and how many; `first` is its first query."""
         if self.tail is None or self.taken is None:
-            return "0", self._blocks(frame, first)
+            blocks = self._blocks(frame, first)
+            if self.reach.lower is None:
+                return "0", blocks
+            begin = f"tl.minimum({self._begin(frame, first, self.tile)} >> {self._shift_of_step}, {blocks} - 1)"
+            begin = frame.lines.name(begin, "begin")
+            return begin, frame.lines.name(f"{blocks} - {begin}", "blocks")
         begin, end = self.taken.blocks(self.tail, frame.lines)
         return begin, frame.lines.name(f"{end} - {begin}", "blocks")
 
@@ -288,19 +300,20 @@ class _Specialized(StreamWriting):
 
     def _ends(self, at: int, queries: int) -> int:
         """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
-        assert self.reach is not None
-        return -(-(at + queries - 1 + self.reach.keys) // self.step)
+        assert self.upper is not None
+        return -(-(at + queries - 1 + self.upper.keys) // self.step)
 
     @property
     def _is_regular(self) -> bool:
         """Whether tiles begin at numbers that are multiples of their size."""
-        assert self.reach is not None
-        return self.tile.ranges[-1] is self.reach.axis and self.reach.is_aligned(self.tile)
+        assert self.upper is not None
+        upper = self.upper
+        return self.tile.ranges[-1] is upper.axis and not upper.variables and upper.is_aligned(self.tile)
 
     @property
     def _may_skip(self) -> bool:
         """Whether a group may reach fewer blocks of keys than others of its program."""
-        if self.reach is None:
+        if self.upper is None:
             return False
         begins = range(0, self.step, math.gcd(self.tile.size, self.step))
         alike = all(self._ends(at, GROUP_ROWS) == self._ends(at, self.tile.size) for at in begins)
@@ -309,17 +322,20 @@ class _Specialized(StreamWriting):
     @property
     def _has_one_masked(self) -> bool:
         """Whether no group has more than one block with masks: without a reach only the last keys."""
-        if self.reach is None:
+        if self.reach.lower is not None:
+            return False
+        if self.upper is None:
             return True
         within = (
-            self._ends(at, GROUP_ROWS) - (at + self.reach.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
+            self._ends(at, GROUP_ROWS) - (at + self.upper.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
         )
         return self._is_regular and max(within) <= 1
 
-    def _skipped(self, lines: Lines, blocks: str, start: str) -> str:
+    def _skipped(self, lines: Lines, begin: str, blocks: str, start: str) -> str:
         """Gives back the blocks that no query of a group reaches, which begins at `start`; how many these are."""
         own = self._count_of(self.top, self._end(self.top, start, self.rows))
-        skipped, body = lines.name(f"{blocks} - {own}", "skipped"), Lines(self.writer, lines)
+        behind = f"{blocks} - {own}" if begin == "0" else f"tl.minimum({begin} + {blocks} - {own}, {blocks} - 1)"
+        skipped, body = lines.name(behind, "skipped"), Lines(self.writer, lines)
         for name in ("keys", "values"):
             body.add(f"mbarrier.wait({name}_full.index({self._slot('number')}), {self._turn_of('number')})")
             body.add(f"mbarrier.arrive({name}_empty.index({self._slot('number')}), count=1)")
@@ -349,7 +365,7 @@ class _Specialized(StreamWriting):
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add(f"mbarrier.wait(queries_full.index({queries_slot}), {queries_turn})")
-        skipped = self._skipped(lines, blocks, start) if self._may_skip else "0"
+        skipped = self._skipped(lines, begin, blocks, start) if self._may_skip else "0"
         first = self._slot(skipped)
         lines.add(f"mbarrier.wait(keys_full.index({first}), {self._turn_of(skipped)})")
         lines.add(f"sent = {sent.format(slot=first)}")
@@ -362,7 +378,7 @@ class _Specialized(StreamWriting):
         self.whole = self._has_one_masked or self.on_scores
         masked = ""
         if self.whole and not self._has_one_masked:
-            masked = lines.name(f"{blocks} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
+            masked = self._masked_numbers(lines, begin, blocks, start)
 
         body = Lines(self.writer, lines)
         previous = "(number - 1)"
@@ -376,7 +392,7 @@ class _Specialized(StreamWriting):
         body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
         key_at = body.name(self._key_of("number", begin, blocks), "key")
         if masked:
-            body.extend(f"if number < {masked}:", self._branch("score", key_at, start, body))
+            body.extend(f"if {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
         body.add("mbarrier.arrive(values_empty.index(before), count=1)")
@@ -398,6 +414,16 @@ class _Specialized(StreamWriting):
             lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
         self._ended(start, of_rows, ("of_values", "of_rows"))
         return self._next_tile(function, self.top, tile, blocks)
+
+    def _masked_numbers(self, lines: Lines, begin: str, blocks: str, start: str) -> str:
+        """The condition that a group's block, visited as so many-th, is not whole."""
+        behind = blocks if begin == "0" else f"{begin} + {blocks}"
+        masked = lines.name(f"{behind} - {self._whole_blocks(self.top, start, self.rows)}", "masked")
+        if self.reach.lower is None:
+            return f"number < {masked}"
+        first = self._first_whole(self.top, start, self.rows)
+        last = lines.name(f"{behind} - ({first} >> {self._shift_of_step})", "whole")
+        return f"(number < {masked}) | (number >= {last})"
 
     def _turn(
         self, body: Lines, score: str, key: str, start: str, sums: Sequence[str], *, weights: str = "weights"

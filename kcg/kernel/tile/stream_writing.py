@@ -31,7 +31,7 @@ from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, masked_term
 from kcg.kernel.tile.shared_keys import KeyTail, Partials, Taken
-from kcg.kernel.tile.stream import LEAST, all_rows, masks_scores, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import LEAST, Bound, all_rows, masks_scores, padded, reach_of, stream_axes
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
@@ -94,7 +94,8 @@ class StreamWriting:
         described = self._described()
         grid, start = self._opened(self.top, self.rows)
         sums = self._begun()
-        begin, end = self._part_of(self._end(self.top, start, self.rows))
+        end = self._end(self.top, start, self.rows)
+        begin, end = self._part_of(self._begin(self.top, start, self.rows), end)
         for first, last, whole in self._loops(begin, end, start):
             self.whole = whole
             self._loop(first, last, start, described, sums)
@@ -106,19 +107,34 @@ class StreamWriting:
         are whole."""
         if not self._has_masks:
             return [(begin, end, True)]
-        if self.parameters.split > 1 or self.height < APART_ROWS:
+        if self.parameters.split > 1 or self.height < APART_ROWS or not self._may_be_whole:
             return [(begin, end, False)]
-        whole = self._whole_blocks(self.top, start, self.rows)
-        if whole == "0":
+        lines, last, loops = self.top.lines, self._whole_blocks(self.top, start, self.rows), []
+        if last == "0":
             return [(begin, end, False)]
-        middle = self.top.lines.name(f"{whole} * {self.step}", "whole")
-        return [(begin, middle, True), (middle, end, False)]
+        if self.reach.lower is None:
+            middle = lines.name(f"{last} * {self.step}", "whole")
+        else:
+            first = self._first_whole(self.top, start, self.rows)
+            loops.append((begin, lines.name(f"tl.minimum({first}, {end})", "end"), False))
+            begin, middle = first, lines.name(f"tl.maximum({last} * {self.step}, {first})", "whole")
+        return [*loops, (begin, middle, True), (middle, end, False)]
+
+    @property
+    def _may_be_whole(self) -> bool:
+        """Whether some block of keys may be within reach of all queries of a tile."""
+        lower, upper = self.reach.lower, self.reach.upper
+        if self.reach.is_bounded and not self.reach.masks:
+            return False  # as of blocks along the diagonal
+        if lower is None or upper is None or not lower.is_like(upper):
+            return True
+        return upper.keys - lower.keys - lower.spread(self.rows) >= self.step
 
     @property
     def _has_masks(self) -> bool:
         """Whether a block of keys has any that do not exist, or that a query of the tile does not reach."""
         keys = self.stream.keys
-        return self.reach is not None or is_symbolic(keys) or extent(keys) % self.step != 0
+        return self.reach.is_bounded or is_symbolic(keys) or extent(keys) % self.step != 0
 
     def _loop(
         self, first: str, last: str, start: str, described: tuple[Described | None, ...], sums: Sequence[str]
@@ -171,25 +187,28 @@ class StreamWriting:
         if self.tail is not None:
             self.taken = Taken.of(self.tail, frame.lines, program)
             grid, program = self.tail.programs, self.taken.tile
-        if self.reach is None or tile.tiles == 1:
+        upper = self.reach.upper
+        if upper is None or upper.axis is None or self.reach.is_even or tile.tiles == 1:
             self.part, *digits, number = split_number(frame, program, counts)
         else:
-            digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile)
+            digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile, upper)
         for axis, digit in zip(rest, digits, strict=True):
             bind_scalar(frame, axis, digit)
         self.first = start_of(frame, number, tile)
         return grid, self.first
 
-    def _longest_first(self, frame: Frame, program: str, heads: list[int], tile: Axis) -> tuple[list[str], str]:
+    def _longest_first(
+        self, frame: Frame, program: str, heads: list[int], tile: Axis, upper: Bound
+    ) -> tuple[list[str], str]:
         """Which head and which tile a program has, where the last queries have most keys: of some heads together the
         last tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
-        assert self.reach is not None
+        assert upper.axis is not None
         lines, count = frame.lines, math.prod(heads)
         sides = (self.inner, self.stream.scores.sides[1]), (self.width, self.stream.values)
         nbytes = extent(self.stream.keys) * sum(size * side.dtype.itemsize for size, side in sides)
         together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
-        place = tile.ranges.index(self.reach.axis)
-        outer = math.prod(map(extent, tile.ranges[:place])) if self.reach.is_aligned(tile) else 1
+        place = tile.ranges.index(upper.axis)
+        outer = math.prod(map(extent, tile.ranges[:place])) if upper.is_aligned(tile) else 1
         tiles = tile.tiles // outer  # along the axis
         counts = [self.parameters.split, count // together, tiles, together, outer]
         self.part, group, turn, head, row = split_number(frame, program, counts)
@@ -200,48 +219,78 @@ class StreamWriting:
             head = lines.name(f"{group} * {together} + {head}")
         return split_number(frame, head, heads), number
 
-    def _end(self, frame: Frame, start: str, tile: Axis) -> str:
-        """How many keys a tile of queries that begins at `start` has weights for, or some more."""
-        total, _ = total_of(frame, (self.stream.keys,))
-        if self.reach is None:
-            return total
-        first, more = self._numbers(frame, start, tile)  # a tile that goes on with 0 has been to the last one before
-        return frame.lines.name(f"tl.minimum({total}, {first} + {more + self.reach.keys})", "end")
+    def _begin(self, frame: Frame, start: str, tile: Axis) -> str:
+        """The first key of the first block of which a tile of queries that begins at `start` may have weights."""
+        if self.reach.lower is None:
+            return "0"
+        least = self._least(frame, start, tile, self.reach.lower)
+        return frame.lines.name(f"tl.maximum({least}, 0) & -{self.step}", "begin")
 
-    def _numbers(self, frame: Frame, start: str, tile: Axis) -> tuple[str, int]:
-        """The number by which the reach of a tile's first query grows, and how much larger it may be of a later one."""
-        assert self.reach is not None
-        place = tile.ranges.index(self.reach.axis)
-        inner, first = math.prod(map(extent, tile.ranges[place + 1 :])), start
+    def _end(self, frame: Frame, start: str, tile: Axis) -> str:
+        """The key behind the last one of which a tile of queries that begins at `start` has weights, or a later one."""
+        total, _ = total_of(frame, (self.stream.keys,))
+        if self.reach.upper is None:
+            return total
+        # a tile that goes on with 0 has been to the last one before
+        return frame.lines.name(f"tl.minimum({total}, {self._most(frame, start, tile, self.reach.upper)})", "end")
+
+    def _most(self, frame: Frame, start: str, tile: Axis, bound: Bound) -> str:
+        """The largest bound of a tile of queries that begins at `start`, or a larger one."""
+        return self._at(frame, bound, self._number(frame, start, tile, bound), bound.spread(tile))
+
+    def _least(self, frame: Frame, start: str, tile: Axis, bound: Bound) -> str:
+        """The least bound of a tile of queries that begins at `start`."""
+        first = self._number(frame, start, tile, bound)
+        if bound.axis is not None and not bound.is_aligned(tile):  # it may go on with 0
+            last = extent(bound.axis) - 1 - bound.spread(tile)
+            first = frame.lines.name(f"tl.where({first} > {last}, 0, {first})")
+        return self._at(frame, bound, first)
+
+    def _number(self, frame: Frame, start: str, tile: Axis, bound: Bound) -> str:
+        """The number of a tile's first query by which its bound grows."""
+        if bound.axis is None:
+            return "0"
+        inner, first = bound.inner(tile), start
         if inner > 1:
             first = frame.lines.name(f"{first} // {inner}")
-        if place:
-            first = frame.lines.name(f"{first} % {extent(self.reach.axis)}")
-        return first, -(-(tile.size - 1) // inner)
+        if tile.ranges.index(bound.axis):
+            first = frame.lines.name(f"{first} % {extent(bound.axis)}")
+        return first
+
+    def _at(self, frame: Frame, bound: Bound, number: str, more: int = 0) -> str:
+        """The expression of the bound of a query that has a number, or so much more."""
+        variables = [(frame.value(variable).text, factor) for variable, factor in bound.variables]
+        terms = [text if factor == 1 else f"{text} * {factor}" for text, factor in variables]
+        return " + ".join([*([] if bound.axis is None else [number]), *terms, str(bound.keys + more)])
+
+    def _first_whole(self, frame: Frame, start: str, tile: Axis) -> str:
+        """The first key of the first block that each query of a tile that begins at `start` has behind its lower
+        bound."""
+        assert self.reach.lower is not None
+        most = self._most(frame, start, tile, self.reach.lower)
+        return frame.lines.name(f"(tl.maximum({most}, 0) + {self.step - 1}) & -{self.step}", "whole")
 
     def _whole_blocks(self, frame: Frame, start: str, tile: Axis) -> str:
         """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that
-        exist and that each query reaches."""
+        exist and that are before each query's upper bound."""
         total, _ = total_of(frame, (self.stream.keys,))
-        if self.reach is None:
+        if self.reach.upper is None:
             return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
-        first, more = self._numbers(frame, start, tile)
-        if not self.reach.is_aligned(tile):  # it may go on with 0
-            last = extent(self.reach.axis) - 1 - more
-            first = frame.lines.name(f"tl.where({first} > {last}, 0, {first})")
-        keys = f"tl.minimum({total}, {first} + {self.reach.keys})"
+        keys = f"tl.minimum({total}, {self._least(frame, start, tile, self.reach.upper)})"
         return frame.lines.name(f"tl.maximum({keys}, 0) // {self.step}", "blocks")
 
-    def _part_of(self, end: str) -> tuple[str, str]:
-        """The keys of a program's part of all up to `end`, in whole steps: of short ones the last parts have none."""
+    def _part_of(self, first: str, end: str) -> tuple[str, str]:
+        """The keys of a program's part of all from `first` up to `end`, in whole steps: of short ones the last parts
+        have none."""
         split, lines = self.parameters.split, self.top.lines
         if self.tail is not None and self.taken is not None:
             begin, behind = self.taken.blocks(self.tail, lines)
             return f"{begin} * {self.step}", f"{behind} * {self.step}"
         if split == 1:
-            return "0", end
-        chunk = lines.name(f"({end} + {self.step * split - 1}) // {self.step * split} * {self.step}", "chunk")
-        begin = lines.name(f"{self.part} * {chunk}", "begin")
+            return first, end
+        count, before = (end, "") if first == "0" else (f"{end} - {first}", f"{first} + ")
+        chunk = lines.name(f"({count} + {self.step * split - 1}) // {self.step * split} * {self.step}", "chunk")
+        begin = lines.name(f"{before}{self.part} * {chunk}", "begin")
         return begin, lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
 
     def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
@@ -271,9 +320,9 @@ class StreamWriting:
 
     def _masked(self, scores: Frame, text: str) -> str:
         """Scores that are -inf where a key does not exist or is out of reach."""
-        if self.reach is not None:
-            condition, first, _ = self.reach.mask.src
-            one, other = (text, OUT) if first is self.reach.kept else (OUT, text)
+        for mask, kept in self.reach.masks:
+            condition, first, _ = mask.src
+            one, other = (text, OUT) if first is kept else (OUT, text)
             text = scores.lines.name(f"tl.where({scores.value(condition).text}, {one}, {other})", "score")
         if (exists := scores.masks.get(1)) is not None:
             text = scores.lines.name(f"tl.where({exists}, {text}, {OUT})", "score")
@@ -299,7 +348,7 @@ class StreamWriting:
 
     def _within(self, node: UOp) -> UOp:
         """A value without the mask that all keys of a whole block pass, or that is put on scores."""
-        return self.reach.within(node) if self.reach is not None and (self.whole or self.on_scores) else node
+        return self.reach.within(node) if self.whole or self.on_scores else node
 
     def _corrected(self, one: Shifted, scores: Frame, shift: str) -> tuple[UOp, UOp, str]:
         """Let the terms of a sum be shifted by the maximum so far: what stands for the maximum in them, the sum of

@@ -422,6 +422,22 @@ def up_to(n: int, rows: int, keys: int, size: int, *, more: int | None = None, b
     return weights.cast("bfloat16") @ heads(n, keys, size)
 
 
+def half(*shape: int) -> Tensor:
+    return empty(*shape, dtype="bfloat16")
+
+
+def within(rows: int, keys: int, *, before: int, behind: int) -> Tensor:
+    """Which keys a query has: so many before its number, and so many behind it."""
+    query, key = Tensor.arange(rows).reshape(rows, 1), Tensor.arange(keys).reshape(1, keys)
+    return (key >= query - before) & (key <= query + behind)
+
+
+def between(n: int, rows: int, keys: int, size: int, *, before: int, behind: int) -> Tensor:
+    """Attention of the keys around each query's number."""
+    mask = within(rows, keys, before=before, behind=behind)
+    return heads(n, rows, size).scaled_dot_product_attention(heads(n, keys, size), heads(n, keys, size), attn_mask=mask)
+
+
 ATTENTIONS: dict[str, Callable[[int], Tensor]] = {
     "whole blocks": lambda n: heads(n, 512, 128).scaled_dot_product_attention(heads(n, 512, 128), heads(n, 512, 128)),
     "heads of 64": lambda n: heads(n, 384, 64).scaled_dot_product_attention(heads(n, 640, 64), heads(n, 640, 64)),
@@ -446,6 +462,18 @@ ATTENTIONS: dict[str, Callable[[int], Tensor]] = {
     "causal, more keys than are reached": lambda n: up_to(n, 256, 777, 128, more=0),
     "tiles across heads": lambda n: empty(1, 2 * n, 200, 64, dtype="bfloat16").scaled_dot_product_attention(
         *(empty(1, n, 200, 64, dtype="bfloat16") for _ in range(2)), is_causal=True, enable_gqa=True
+    ),
+    "a window": lambda n: between(n, 384, 384, 128, before=99, behind=0),
+    "a window, less than a block": lambda n: between(n, 640, 640, 64, before=20, behind=0),
+    "a window of many blocks": lambda n: between(n, 1024, 1024, 64, before=500, behind=0),
+    "both sides, odd rows": lambda n: between(n, 330, 777, 64, before=200, behind=150),
+    "from the query on": lambda n: between(n, 512, 640, 128, before=0, behind=640),
+    "a window of heads that share keys": lambda n: empty(
+        1, 2 * n, 200, 64, dtype="bfloat16"
+    ).scaled_dot_product_attention(
+        *(empty(1, n, 200, 64, dtype="bfloat16") for _ in range(2)),
+        enable_gqa=True,
+        attn_mask=within(200, 200, before=70, behind=0),
     ),
     "causal with a bound of scores": lambda n: up_to(n, 384, 384, 64, bound=3.0),
     "a bias": lambda n: heads(n, 256, 128).scaled_dot_product_attention(
