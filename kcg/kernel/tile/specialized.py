@@ -125,7 +125,7 @@ class _Specialized(StreamWriting):
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
         self.tiles = stream_tiles(kernel, self.tile.size)
-        self.programs = min(self.tiles, target.cores) if parameters.persistent else 0  # 0: one a tile
+        self.programs = min(self.tiles, max(1, target.cores)) if parameters.persistent else 0  # 0: one a tile
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
