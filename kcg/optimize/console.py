@@ -264,7 +264,7 @@ def plan_line(result: Result, planning: Planning) -> str:
     if not planning.regions:
         return f"plan: every kernel stays alone: {planning.why}"
     calls = sum(one.calls for one in planning.regions)
-    saved = format_seconds(sum(one.calls * one.saved_s for one in planning.regions))
+    saved = format_seconds(sum(one.calls * one.counted_s for one in planning.regions))
     moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
     return (
         f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
@@ -290,12 +290,20 @@ def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
             one.form,
             " + ".join(one.kernels),
             str(one.calls),
-            format_seconds(one.saved_s),
+            saved_in_words(one),
             format_moved(one.saved_bytes),
             put_in(one, result.model_check),
         )
         for one in planning.regions
     ]
+
+
+def saved_in_words(one: RegionInPlan) -> str:
+    """What one call of a region saves, with its interval where it was timed among the calls around it."""
+    if one.nearby_s is None:
+        return format_seconds(one.saved_s)
+    low, middle, high = map(format_seconds, one.nearby_s)
+    return f"{middle} ({low} to {high})"
 
 
 def put_in(one: RegionInPlan, check: ModelCheck | None) -> str:

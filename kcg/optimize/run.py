@@ -26,6 +26,7 @@ from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_models
+from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import needed_by_plans, search_regions, variants
@@ -106,7 +107,8 @@ def optimize(
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
             results = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
             if proposed is not None:
-                by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
+                nearby = savings_nearby(results, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
+                by_plan = variants(results, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
                 results = by_plan[-1]  # every kernel alone, until whole steps were compared
             device.check_journal()
         except KeyboardInterrupt:
