@@ -279,6 +279,7 @@ class PlanRow(NamedTuple):
     kernels: str  # in order
     calls: str
     saved: str
+    interval: str  # of it
     bytes: str
     put: str
 
@@ -290,7 +291,8 @@ def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
             one.form,
             " + ".join(one.kernels),
             str(one.calls),
-            saved_in_words(one),
+            format_seconds(one.counted_s),
+            _interval(one),
             format_moved(one.saved_bytes),
             put_in(one, result.model_check),
         )
@@ -298,12 +300,9 @@ def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
     ]
 
 
-def saved_in_words(one: RegionInPlan) -> str:
-    """What one call of a region saves, with its interval where it was timed among the calls around it."""
-    if one.nearby_s is None:
-        return format_seconds(one.saved_s)
-    low, middle, high = map(format_seconds, one.nearby_s)
-    return f"{middle} ({low} to {high})"
+def _interval(one: RegionInPlan) -> str:
+    """Of what one call of a region saves among the calls around it; empty where it was timed alone."""
+    return "" if one.nearby_s is None else f"{format_seconds(one.nearby_s[0])} to {format_seconds(one.nearby_s[2])}"
 
 
 def put_in(one: RegionInPlan, check: ModelCheck | None) -> str:

@@ -134,9 +134,10 @@ def savings_nearby(
         log.progress.phase(f"timing {counted(len(candidates), 'region')} of several kernels among their neighbours")
         late = comparing.compare([(c, _sequence_of(c, proposed.proposals)) for c in candidates])
     if late:
-        many = counted(late, "region was", "regions were")
-        log.warn(f"{many} not timed among their neighbours, for want of time: what they save alone counts")
-    log.warn(*(f"region {name[:12]} was not timed among its neighbours: {why}" for name, why in comparing.failed))
+        what = "it saves" if late == 1 else "they save"
+        many = counted(late, "region")
+        log.warn(f"there was no time to compare {many} among the calls around: what {what} alone counts")
+    log.warn(*(f"region {name[:12]} was not compared among the calls around: {why}" for name, why in comparing.failed))
     device.check_journal()
     return known
 

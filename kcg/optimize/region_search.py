@@ -377,8 +377,9 @@ def passed_over(
     for row in rows:
         if row.region not in plan.regions:
             slower = OUT.get(row.outcome, "no program is faster than the best schedules of the parts")
-            beaten = LOST_NEARBY if nearby.get(row.region.id, (0.0, 1.0, 1.0))[1] <= 0 else BEATEN
-            reasons[beaten if beats_its_parts(row) else slower] += 1
+            lost = row.region.id in nearby and nearby[row.region.id][1] <= 0
+            faster = LOST_NEARBY if lost else BEATEN
+            reasons[faster if beats_its_parts(row) else slower] += 1
     return tuple((why, count) for why, count in reasons.most_common() if count > 0)
 
 
