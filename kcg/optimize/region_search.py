@@ -8,6 +8,7 @@ in the same turns (`kcg.optimize.finals`). The plans are made of what was judged
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from kcg.optimize.region_plans import (
     expected_saving_s,
     inside_of,
     key_of,
+    marginal_savings,
     next_to_measure,
     plans_of,
     plans_to_time,
@@ -39,10 +41,21 @@ from kcg.optimize.region_plans import (
     rows_of,
 )
 from kcg.optimize.result import NOT_JUDGED
-from kcg.optimize.search import search
+from kcg.optimize.search import Weights, search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.search.problem import Observation, best
-from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, Status, TriedPlan, Workload
+from kcg.types import (
+    Planning,
+    Region,
+    RegionInPlan,
+    RegionResult,
+    Schedule,
+    ScheduleKind,
+    Status,
+    Target,
+    TriedPlan,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -135,7 +148,8 @@ def search_regions(
         estimates,
         measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
     )
-    searched = search(both, guide, device=device, log=log, works=timed)
+    weights = by_plan(proposals, kernels, timed, device.service.target)
+    searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 
@@ -210,6 +224,40 @@ def _alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
 def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
     """What a region's kernels take one after the other, as each was measured."""
     return sum(alone_s.get(kernel.id, 0.0) for kernel in work.call.region.kernels)
+
+
+def by_plan(
+    proposals: Proposals, kernels: Sequence[RegionWork], works: Sequence[RegionWork], target: Target
+) -> Weights:
+    """What a second that each region saves is worth to the best plan: all of it where the plan has the region wherever
+    it occurs, nothing where others that are better have its calls.
+
+    Of what nothing is measured the plan counts `expected_saving_s`, and what the plan has of these comes first. A
+    program that is slower than its parts counts as if it were level with them, so that its search may go on.
+    """
+    alone_s, candidates = _alone_s(kernels), proposals.candidates
+    by_id = {candidate.region.id: key for key, candidate in candidates.items()}
+    by_key = {by_id[work.call.region.id]: work for work in works if work.tiles is not None}
+    first_s = {key: expected_saving_s(candidates[key], alone_s, target) for key in by_key}
+
+    def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
+        measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.of_tiles}
+        hoped = {
+            key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
+            for key, work in by_key.items()
+            if (next_s := expected_s.get(work.id)) is not None
+        }
+        marginal_s = marginal_savings(proposals, alone_s, measured, hoped)
+        return {by_key[key].id: _share(saved_s, expected_s[by_key[key].id]) for key, saved_s in marginal_s.items()}
+
+    return weights
+
+
+def _share(part: float, whole: float) -> float:
+    """How much of the whole a part is; of an infinite one all, if there is any."""
+    if math.isinf(whole):
+        return float(part > 0)
+    return min(part / whole, 1.0) if whole > 0 else 0.0
 
 
 def best_schedules(works: Sequence[RegionWork]) -> dict[str, Schedule]:
