@@ -105,11 +105,12 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            results = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
+            seen = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
             if proposed is not None:
-                nearby = savings_nearby(results, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
-                by_plan = variants(results, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
-                results = by_plan[-1]  # every kernel alone, until whole steps were compared
+                nearby = savings_nearby(seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
+                by_plan = variants(seen, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
+                seen = by_plan[-1]  # every kernel alone, until whole steps were compared
+            results = seen
             device.check_journal()
         except KeyboardInterrupt:
             log.interrupt()

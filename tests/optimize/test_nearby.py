@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kcg.compat.hazards import Access
-from kcg.errors import JournalError
+from kcg.errors import ExitCode, JournalError
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.parts import Part, compile_region, region_of_part, schedule_of_parts
 from kcg.measure.inputs import RECIPE
@@ -23,13 +23,17 @@ from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
 from kcg.optimize import nearby, region_search
+from kcg.optimize import run as run_module
 from kcg.optimize.budget import Budget
+from kcg.optimize.console import progress
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.nearby import neighbourhood_of, neighbours_of, savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
 from kcg.optimize.region_search import Proposed
+from kcg.optimize.result import read_result
+from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.types import Finalist, Region, RegionResult, Schedule, Verification
@@ -232,3 +236,18 @@ def alone_s(results: RegionResults, judged: Judged) -> float:
     """What all calls take one by one."""
     calls = {work.call.region.id: work.call.calls for work in judged.run.works}
     return sum(calls[row.region.id] * row.chosen.cold_s for row in results.rows if not row.region.args)
+
+
+def test_an_interrupt_meanwhile_leaves_every_kernel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service, until: lambda region: True)
+    monkeypatch.setattr(run_module, "savings_nearby", interrupted)
+    folder = tmp_path / "out"
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=folder, regions=True)
+    with progress(quiet=True) as shown:
+        finished = optimize(settings, shown)
+    result = read_result(finished.result_path)
+    assert finished.exit_code == ExitCode.INTERRUPTED and not result.complete and result.planning is None
+    assert all(len(row.region.kernels) == 1 for row in result.regions) and result.regions

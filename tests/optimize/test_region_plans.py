@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -448,6 +448,22 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert last.planning is not None and not last.planning.regions and not last.planning.inside
         counts = sum(count for _, count in planning.passed_over)
         assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
+
+
+def test_what_is_worth_nothing_is_not_searched(tmp_path: Path) -> None:
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out")
+    with begun(settings) as run:
+        estimates, asked = run.estimates(run.measured(meanwhile=run.guide.read)), list[Mapping[str, float]]()
+        first, *others = sorted(run.works, key=lambda work: -work.before_s)
+
+        def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
+            asked.append(expected_s)
+            return {work.id: 0.0 for work in others}
+
+        region_search.search(estimates, run.guide, device=run.device, log=run.log, weights=weights)
+        assert first.tried and not any(work.tried for work in others)
+        assert asked[0].keys() == {work.id for work in run.works}
+        assert all(saved_s > 0 for saved_s in asked[0].values()), "each would save something of its own"
 
 
 def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_are_searched() -> None:
