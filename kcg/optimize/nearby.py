@@ -4,8 +4,8 @@ that read what it stores, as in the step.
 In the search and in judging a program begins with an empty cache. In a step its inputs were just made, and what it
 stores is read next: calls that are slow because they read from memory what others stored may be fast there. So the best
 program of each region of the best plans is compared once more with the best schedules of its calls, both among their
-neighbours: one interval of the clock around all calls, in turns, the cache emptied before the first of them, which is a
-neighbour. Neighbours are the same on both sides, so the difference is the region's.
+neighbours: one interval of the clock around all calls, in turns, the cache emptied before the first of them. Neighbours
+are the same on both sides, so the difference is the region's.
 
 What is measured next is what the best plans have by what is known, until they have nothing left to measure.
 """
@@ -69,7 +69,7 @@ class Neighbourhood:
 
 def neighbourhood_of(sequence: CallSequence, places: Sequence[int]) -> Neighbourhood | None:
     """The calls at these places, in their region's order, and of their neighbours those that can be in one region with
-    them, the nearest first. None where there are none, or where sizes depend on variables."""
+    them. None where there are none, as where sizes depend on variables."""
     makers, readers, found = list[int](), list[int](), None
     for place, is_maker in neighbours_of(sequence, places):
         before = sorted([*makers, place]) if is_maker else makers
@@ -78,10 +78,9 @@ def neighbourhood_of(sequence: CallSequence, places: Sequence[int]) -> Neighbour
             region = sequence.region(*before, *places, *after, ordered=True)
         except ValueError:  # it runs no kernel, or two views share memory
             continue
-        makers, readers, found = before, after, region
-    if found is None or ranges_of_region(found):
-        return None
-    return Neighbourhood(found, len(makers), len(places))
+        if not ranges_of_region(region):
+            makers, readers, found = before, after, region
+    return None if found is None else Neighbourhood(found, len(makers), len(places))
 
 
 def neighbours_of(sequence: CallSequence, places: Sequence[int]) -> list[tuple[int, bool]]:

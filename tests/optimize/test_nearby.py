@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -44,37 +45,42 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
 NORM = (1, 2, 3)  # of the step's five calls: mean, deviation, norm
 
 
-@pytest.fixture(scope="module")
-def flux() -> Proposals:
-    return propose(spec_of("flux").capture("1024"))
+@functools.cache
+def proposed_of(name: str, preset: str) -> Proposals:
+    return propose(spec_of(name).capture(preset))
 
 
-def test_the_calls_around_a_region_keep_their_order_and_leave_it_as_it_is(flux: Proposals) -> None:
-    ((blocks, candidates),) = flux.sequences
-    sequence, known = blocks.sequence, 0
-    accesses = [
-        Access(*(frozenset(c.views[slot].buffer for slot in slots) for slots in (c.reads, c.writes)))
-        for c in sequence.calls
-    ]
-    for candidate in candidates:
-        places = max(candidate.places, key=blocks.weight)
-        found = neighbourhood_of(sequence, places)
-        if found is None:
-            continue
-        known += 1
-        inner, _ = region_of_part(found.region, tuple(range(found.before, found.before + found.inside)))
-        assert (inner.kernels, inner.args) == (candidate.region.kernels, candidate.region.args)
-        around = neighbours_of(sequence, places)
-        order = [*sorted(p for p, maker in around if maker), *places, *sorted(p for p, maker in around if not maker)]
-        assert len(order) == len(set(order)) and len(found.region.kernels) <= len(order)
-        late = [(i, j) for n, i in enumerate(order) for j in order[n:] if j < i and accesses[i].conflicts(accesses[j])]
-        assert not late, "no call comes before one that it has to follow"
-    assert known == len(candidates)
+@pytest.mark.parametrize(("name", "preset"), [("flux", "1024"), ("llama", "mini"), ("lora_train", "mini")])
+def test_the_calls_around_a_region_keep_their_order_and_leave_it_as_it_is(name: str, preset: str) -> None:
+    """Also among updates in place."""
+    known = 0
+    for blocks, candidates in proposed_of(name, preset).sequences:
+        calls = blocks.sequence.calls
+        accesses = [
+            Access(*(frozenset(call.views[slot].buffer for slot in slots) for slots in (call.reads, call.writes)))
+            for call in calls
+        ]
+        for candidate in candidates:
+            places = max(candidate.places, key=blocks.weight)
+            if (found := neighbourhood_of(blocks.sequence, places)) is None:
+                continue
+            known += 1
+            inner, _ = region_of_part(found.region, tuple(range(found.before, found.before + found.inside)))
+            assert (inner.kernels, inner.args) == (candidate.region.kernels, candidate.region.args)
+            around = neighbours_of(blocks.sequence, places)
+            makers, readers = (sorted(place for place, maker in around if maker is of) for of in (True, False))
+            order = [*makers, *places, *readers]
+            assert len(order) == len(set(order)) >= len(found.region.kernels) > len(places)
+            late = [
+                (i, j) for n, i in enumerate(order) for j in order[n:] if j < i and accesses[i].conflicts(accesses[j])
+            ]
+            assert not late, "no call comes before one that it has to follow"
+    assert known > 4
 
 
-def test_what_makes_its_inputs_and_reads_its_outputs_is_around_a_region(flux: Proposals) -> None:
+def test_what_makes_its_inputs_and_reads_its_outputs_is_around_a_region() -> None:
     """Of a single block of Flux: its attention, and the norm that its projections read."""
-    ((blocks, _),) = flux.sequences
+    ((blocks, _),) = proposed_of("flux", "1024").sequences
     attention, norm = range(120, 125), range(112, 115)
     assert set(neighbours_of(blocks.sequence, attention)) == {(115, True), (118, True), (119, True), (125, False)}
     readers = {place for place, is_maker in neighbours_of(blocks.sequence, norm) if not is_maker}
