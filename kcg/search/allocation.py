@@ -6,7 +6,8 @@ expected to save of the workload's time is calls × best time so far × expected
 1998, of a lognormal runtime), the last halved with every `HALF_LIFE` measurements of the entry that found nothing
 faster, so that a predictor which promises what never comes loses its weight. An entry that has not asked yet counts as
 expected to gain `PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where similar kernels have
-gained more on tinygrad's own schedule, their best schedule is on offer beside the search's own.
+gained more on tinygrad's own schedule, their best schedule is on offer beside the search's own. Where not all that an
+entry saves counts, as of regions that have calls in common, its weight says how much of it does.
 
 Two limits say what may happen at once: how many searches are at work, and how many schedules are with the device. Where
 searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.

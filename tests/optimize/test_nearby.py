@@ -19,7 +19,8 @@ from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.parts import Part, compile_region, region_of_part, schedule_of_parts
-from kcg.measure.inputs import RECIPE
+from kcg.kernel.program import Program
+from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
@@ -167,7 +168,7 @@ def test_both_programs_leave_the_same(judged: Judged) -> None:
     calls = [compile_region(Region((k,)), baseline_of(Region((k,)), target), target) for k in found.region.kernels]
     program = compile_region(judged.norm, baseline_of(judged.norm, target), target)
     bench, left = Workbench(found.region, target), []
-    bench.fill(0, RECIPE)
+    bench.fill(TIMED_SEED, RECIPE)
     for side in found.programs(calls, program):
         bench.poison(0xFF)
         bench.launcher(side)()
@@ -226,6 +227,21 @@ def test_without_time_regions_count_what_they_save_alone(judged: Judged) -> None
     assert judged.run.log.warnings[before:] == [
         "there was no time to compare 1 region among the calls around: what it saves alone counts"
     ]
+
+
+def test_what_a_program_writes_beside_its_outputs_is_seen(judged: Judged) -> None:
+    """Here the norm's last kernel writes over the norm's input."""
+    service = judged.run.device.service
+    program = compile_region(judged.norm, baseline_of(judged.norm, service.target), service.target)
+    assert isinstance(program, Program) and judged.norm.args[-1][0] == judged.norm.outputs[0]
+    *first, last = program.launches
+    over = replace(last, args=tuple(judged.norm.args[0][1] if n == judged.norm.outputs[0] else n for n in last.args))
+    wrong = replace(program, launches=(*first, over))
+    job = NearbyJob(judged.norm, (program, wrong), service.target, samples=3)
+    outcome = service.compare_nearby(job, timeout_s=60.0).result(timeout=120)
+    assert "left something else in buffer" in outcome.reason and not outcome.parts_s and not outcome.program_s
+    right = service.compare_nearby(replace(job, sides=(program, program)), timeout_s=60.0).result(timeout=120)
+    assert not right.reason and len(right.parts_s) == len(right.program_s) == 3 and min(right.program_s) > 0
 
 
 def test_samples_that_are_not_to_be_trusted_count_for_nothing(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
