@@ -258,15 +258,17 @@ def sample_plan() -> Result:
             saved_s=(row.opts or row.baseline).cold_s - row.chosen.cold_s,
             saved_bytes=size,
             left=left,
+            nearby_s=nearby_s,
         )
-        for row, parts, form, size, left in (
-            (attention, (scores, softmax, values), "a contraction of another one's result", 6.117e9, ()),
+        for row, parts, form, size, left, nearby_s in (
+            (attention, (scores, softmax, values), "a contraction of another one's result", 6.117e9, (), None),
             (
                 norm,
                 (mean, variance, rotary),
                 "row group",
                 5.67e7,
                 (("another call uses a value it does not store", 2),),
+                (16.4e-6, 18.2e-6, 21.6e-6),
             ),
         )
     )

@@ -45,7 +45,7 @@ KEPT = (
     "progress",
     "phases",
 )
-OF_REGION = ("form", "calls", "saved_s", "saved_bytes")  # what is kept of each region of the plan
+OF_REGION = ("form", "calls", "saved_s", "nearby_s", "saved_bytes")  # what is kept of each region of the plan
 OF_PLAN = ("expected_s", "step_s", "passed", "chosen")
 OUT = Path(__file__).parent.parent / "results" / "optimize_flux.json"
 

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
 from kcg.measure.device_info import Sensors, sensors_for
-from kcg.measure.inputs import TIMED_SEED
+from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
     JointJob,
     JointOutcome,
+    NearbyJob,
+    NearbyOutcome,
     PairedJob,
     PairedOutcome,
     StressJob,
@@ -416,8 +418,25 @@ def _after_timing(result: Verification, reason: str, runs: int) -> Verification:
     return replace(result, rules=(*result.rules, f"{runs} timed runs bitwise equal")) if runs else result
 
 
+def nearby_job(job: NearbyJob) -> NearbyOutcome:
+    """Time both sides in turns. Their outputs are looked at, as in a paired comparison, and not judged: there is no
+    reference of so many calls, and each program was verified by itself."""
+    laps = Laps()
+    bench = bench_for(job.region, job.target)
+    launches = [bench.launcher(side, as_tinygrad=True) for side in job.sides]
+    bench.fill(TIMED_SEED, RECIPE)
+    laps.lap("load")
+    runs = [bench.watch(launch) for launch in launches]
+    ((parts_s, program_s), _), noisy = _trusted(lambda: _in_turns(runs, job, warm=0), job.target)
+    laps.lap("time")
+    reason = next(filter(None, [*(run.reason for run in runs), bench.left_behind(), noisy]), "")
+    if reason:
+        return NearbyOutcome(reason=reason, tainted=bench.tainted, spent_s=laps.spent_s)
+    return NearbyOutcome(parts_s, program_s, tainted=bench.tainted, spent_s=laps.spent_s)
+
+
 def _in_turns(
-    runs: list[Watched], job: PairedJob | JointJob, *, warm: int
+    runs: list[Watched], job: PairedJob | JointJob | NearbyJob, *, warm: int
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """Cold samples of each, and warm ones of the first `warm`: every round another one begins, so that no place in a
     round is anybody's own."""

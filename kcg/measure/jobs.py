@@ -123,6 +123,28 @@ class JointOutcome:
 
 
 @dataclass(frozen=True)
+class NearbyJob:
+    """Time two programs of a region and its neighbours in turns: all calls one by one, and one program in the place of
+    the region's. Each was verified alone before."""
+
+    region: Region  # with its neighbours
+    sides: tuple[Executable, Executable]  # the calls one by one, then with the program
+    target: Target
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class NearbyOutcome:
+    """Seconds of each side, one of each a turn; none where there is a `reason`."""
+
+    parts_s: tuple[float, ...] = ()
+    program_s: tuple[float, ...] = ()
+    reason: str = ""  # why the samples are not to be trusted
+    tainted: bool = False  # see TimeOutcome
+    spent_s: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class StressJob:
     """Launch a program very often and compare every output, see `kcg.measure.stress`."""
 

@@ -29,6 +29,8 @@ from kcg.measure.jobs import (
     CompileOutcome,
     JointJob,
     JointOutcome,
+    NearbyJob,
+    NearbyOutcome,
     PairedJob,
     PairedOutcome,
     StressJob,
@@ -639,6 +641,10 @@ class MeasureService:
     def compare_jointly(self, job: JointJob, *, timeout_s: float) -> Future[JointOutcome]:
         """As `compare_paired`, of several sides in the same turns."""
         return self._device.submit(child.joint_job, job, timeout_s=timeout_s)
+
+    def compare_nearby(self, job: NearbyJob, *, timeout_s: float) -> Future[NearbyOutcome]:
+        """Time a region's calls and its program in turns, among their neighbours. The future raises what went wrong."""
+        return self._device.submit(child.nearby_job, job, timeout_s=timeout_s)
 
     def stress(self, job: StressJob, *, timeout_s: float) -> Future[StressOutcome]:
         """Launch a program very often. The future raises what went wrong."""

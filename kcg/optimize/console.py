@@ -264,7 +264,7 @@ def plan_line(result: Result, planning: Planning) -> str:
     if not planning.regions:
         return f"plan: every kernel stays alone: {planning.why}"
     calls = sum(one.calls for one in planning.regions)
-    saved = format_seconds(sum(one.calls * one.saved_s for one in planning.regions))
+    saved = format_seconds(sum(one.calls * one.counted_s for one in planning.regions))
     moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
     return (
         f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
@@ -279,6 +279,7 @@ class PlanRow(NamedTuple):
     kernels: str  # in order
     calls: str
     saved: str
+    interval: str  # of it
     bytes: str
     put: str
 
@@ -290,12 +291,18 @@ def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
             one.form,
             " + ".join(one.kernels),
             str(one.calls),
-            format_seconds(one.saved_s),
+            format_seconds(one.counted_s),
+            _interval(one),
             format_moved(one.saved_bytes),
             put_in(one, result.model_check),
         )
         for one in planning.regions
     ]
+
+
+def _interval(one: RegionInPlan) -> str:
+    """Of what one call of a region saves among the calls around it; empty where it was timed alone."""
+    return "" if one.nearby_s is None else f"{format_seconds(one.nearby_s[0])} to {format_seconds(one.nearby_s[2])}"
 
 
 def put_in(one: RegionInPlan, check: ModelCheck | None) -> str:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
 from kcg.kernel.parts import has_tiles
-from kcg.kernel.program import Compiled
+from kcg.kernel.program import Compiled, Program
 from kcg.measure import verify
-from kcg.measure.jobs import PairedOutcome
+from kcg.measure.jobs import NearbyOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
-from kcg.types import Schedule, Target, Toolchain, Variables
+from kcg.types import Region, Schedule, Target, Toolchain, Variables
 
 if TYPE_CHECKING:
     from kcg.optimize.device import Device
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 RULES = 3
 """How finalists are judged, and the fields of what is kept. A change of either is a new number: what is kept under
 another one is not even read, and the region is judged again."""
+
+NEARBY_RULES = 1  # the same of regions that are timed in their neighbourhood
 
 
 @dataclass(frozen=True)
@@ -90,17 +92,46 @@ class KeptResults:
             if not _is_whole(entry.outcome, len(sides)):
                 raise ResultError("its samples are not those of a comparison in which all was right")
         except ResultError as error:
-            name = self._device.folder / "journal.sqlite"
-            raise JournalError(
-                f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew"
-            ) from None
+            raise self._distrusted(error) from None
         return entry.outcome if entry.binaries == _binaries(sides) else None
+
+    def _distrusted(self, error: ResultError) -> JournalError:
+        name = self._device.folder / "journal.sqlite"
+        return JournalError(f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew")
 
     def add(self, work: RegionWork, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
         """Store what a comparison with these values showed, where everything was verified and timed."""
         if self._device.journal is not None and _is_whole(outcome, len(sides)):
             key = self._key(work, [side.schedule for side in sides], values)
             self._device.journal.add_paired_result(key, noun_to_json(Entry(_binaries(sides), outcome)))
+
+    def find_nearby(self, region: Region, sides: Sequence[Program]) -> NearbyOutcome | None:
+        """What an earlier run saw of these two programs of a region and its neighbours; None where it has to be timed.
+
+        Raises:
+            JournalError: what the journal holds of it cannot be trusted.
+        """
+        from kcg.dataset.journal import identity_of
+
+        if not self._entries or (text := self._entries.get(identity_of(self._nearby_key(region, sides)))) is None:
+            return None
+        try:
+            outcome = noun_from_json(NearbyOutcome, text)
+            if not _is_timed(outcome):
+                raise ResultError("its samples are not those of a comparison in turns")
+        except ResultError as error:
+            raise self._distrusted(error) from None
+        return outcome
+
+    def add_nearby(self, region: Region, sides: Sequence[Program], outcome: NearbyOutcome) -> None:
+        """Store what timing a region in its neighbourhood showed, where its samples are to be trusted."""
+        if self._device.journal is not None and _is_timed(outcome):
+            self._device.journal.add_paired_result(self._nearby_key(region, sides), noun_to_json(outcome))
+
+    def _nearby_key(self, region: Region, sides: Sequence[Program]) -> list[Any]:
+        binaries = [side.binary_hash for side in sides]
+        fingerprints = _fingerprints(*self._device.service.facts, tiles=True)
+        return ["nearby", region.id, binaries, *fingerprints, PROTOCOL, NEARBY_RULES]
 
     def forget(self) -> bool:
         """Drop all, since the whole model failed with the schedules that they let through: a run that goes on would
@@ -137,6 +168,13 @@ def _is_whole(outcome: PairedOutcome, sides: int) -> bool:
     warm = [outcome.baseline_warm_s, outcome.finalist_warm_s][:sides]
     in_turns = len({len(samples) for samples in cold}) == 1
     return in_turns and all(samples and all(0 < s < math.inf for s in samples) for samples in [*cold, *warm])
+
+
+def _is_timed(outcome: NearbyOutcome) -> bool:
+    """Whether both sides were timed in turns, and nothing was wrong."""
+    samples = [*outcome.parts_s, *outcome.program_s]
+    in_turns = len(outcome.parts_s) == len(outcome.program_s) > 0
+    return in_turns and not (outcome.reason or outcome.tainted) and all(0 < s < math.inf for s in samples)
 
 
 def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:

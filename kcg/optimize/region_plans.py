@@ -3,7 +3,7 @@
 Functions of values, in the order in which a run calls them:
 
     propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    as_deployed
-    plans_to_time    rows_of, inside_of    fastest_step
+    marginal_savings    plans_to_time    rows_of, inside_of    fastest_step
 
 A saving is against the best known schedules of a region's parts as one program (`best_parts`), both timed in turns. So
 the cost of a region in a plan is what its calls take alone, by the best that is known of each, minus that saving.
@@ -37,6 +37,9 @@ program of several launches pays once too."""
 
 Key = tuple[str, tuple[int, ...]]
 """A candidate: its region, and which of its kernels are computed again."""
+
+Interval = tuple[float, float, float]
+"""What one call saves, in seconds: the low end of its 95 % interval, its median, the high end."""
 
 
 def key_of(candidate: Candidate) -> Key:
@@ -304,6 +307,34 @@ def next_to_measure(
             if (key := key_of(candidate)) not in measured:
                 waiting[key] = max(waiting.get(key, 0.0), times * savings[key])
     return sorted(waiting, key=lambda key: -waiting[key])
+
+
+def marginal_savings(
+    proposals: Proposals, alone_s: Mapping[str, float], measured: Mapping[Key, float], hoped: Mapping[Key, float]
+) -> dict[Key, float]:
+    """By how many seconds the best plan becomes shorter if one candidate comes to save what it is `hoped` to, of each
+    of these: nothing where better ones have its calls all the same.
+
+    Both are seconds of one call. Others count what is `measured` of them, or what they are hoped to save, where nothing
+    is.
+    """
+
+    def best(savings: Mapping[Key, float]) -> WorkloadPlan:
+        positive = {key: saving_s for key, saving_s in savings.items() if saving_s > 0}
+        return plans_of(proposals, alone_s, positive, count=1)[0]
+
+    now = {**hoped, **measured}
+    plan = best(now)
+    times = {key_of(candidate): many for candidate, many in plan.programs}
+    found = {}
+    for key, saving_s in hoped.items():
+        if key in measured and key in times:
+            found[key] = times[key] * (saving_s - measured[key])
+        elif key in measured:
+            found[key] = plan.seconds - best({**now, key: saving_s}).seconds
+        else:
+            found[key] = best({**now, key: 0.0}).seconds - plan.seconds if key in times else 0.0
+    return {key: max(saved_s, 0.0) for key, saved_s in found.items()}
 
 
 # ---- what comes of a plan

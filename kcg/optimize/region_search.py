@@ -8,11 +8,13 @@ in the same turns (`kcg.optimize.finals`). The plans are made of what was judged
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
@@ -21,6 +23,7 @@ from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.console import name_of
 from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (
+    Interval,
     Key,
     Proposals,
     WorkloadPlan,
@@ -30,6 +33,7 @@ from kcg.optimize.region_plans import (
     expected_saving_s,
     inside_of,
     key_of,
+    marginal_savings,
     next_to_measure,
     plans_of,
     plans_to_time,
@@ -37,10 +41,21 @@ from kcg.optimize.region_plans import (
     rows_of,
 )
 from kcg.optimize.result import NOT_JUDGED
-from kcg.optimize.search import search
+from kcg.optimize.search import Weights, search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.search.problem import Observation, best
-from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, Status, TriedPlan, Workload
+from kcg.types import (
+    Planning,
+    Region,
+    RegionInPlan,
+    RegionResult,
+    Schedule,
+    ScheduleKind,
+    Status,
+    Target,
+    TriedPlan,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -133,7 +148,8 @@ def search_regions(
         estimates,
         measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
     )
-    searched = search(both, guide, device=device, log=log, works=timed)
+    weights = by_plan(proposals, kernels, timed, device.service.target)
+    searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 
@@ -210,6 +226,40 @@ def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
     return sum(alone_s.get(kernel.id, 0.0) for kernel in work.call.region.kernels)
 
 
+def by_plan(
+    proposals: Proposals, kernels: Sequence[RegionWork], works: Sequence[RegionWork], target: Target
+) -> Weights:
+    """What a second that each region saves is worth to the best plan: all of it where the plan has the region wherever
+    it occurs, nothing where others that are better have its calls.
+
+    Of what nothing is measured the plan counts `expected_saving_s`, and what the plan has of these comes first. A
+    program that is slower than its parts counts as if it were level with them, so that its search may go on.
+    """
+    alone_s, candidates = _alone_s(kernels), proposals.candidates
+    by_id = {candidate.region.id: key for key, candidate in candidates.items()}
+    by_key = {by_id[work.call.region.id]: work for work in works if work.tiles is not None}
+    first_s = {key: expected_saving_s(candidates[key], alone_s, target) for key in by_key}
+
+    def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
+        measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.of_tiles}
+        hoped = {
+            key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
+            for key, work in by_key.items()
+            if (next_s := expected_s.get(work.id)) is not None
+        }
+        marginal_s = marginal_savings(proposals, alone_s, measured, hoped)
+        return {by_key[key].id: _share(saved_s, expected_s[by_key[key].id]) for key, saved_s in marginal_s.items()}
+
+    return weights
+
+
+def _share(part: float, whole: float) -> float:
+    """How much of the whole a part is; of an infinite one all, if there is any."""
+    if math.isinf(whole):
+        return float(part > 0)
+    return min(part / whole, 1.0) if whole > 0 else 0.0
+
+
 def best_schedules(works: Sequence[RegionWork]) -> dict[str, Schedule]:
     """The best known schedule of each kernel, of whatever kind, by id."""
     found = {}
@@ -247,10 +297,16 @@ def needed_by_plans(
 
 
 def variants(
-    results: RegionResults, proposed: Proposed, workload: Workload, *, memory_bytes: float = float("inf")
+    results: RegionResults,
+    proposed: Proposed,
+    workload: Workload,
+    *,
+    nearby: Mapping[str, Interval] = MappingProxyType({}),
+    memory_bytes: float = float("inf"),
 ) -> list[RegionResults]:
-    """The results by each of the best plans, the best first, and last by that of every kernel alone."""
-    plans = plans_by(results, proposed, memory_bytes=memory_bytes)
+    """The results by each of the best plans, the best first, and last by that of every kernel alone. `nearby` is what
+    regions save in their neighbourhood, by id."""
+    plans = plans_by(results, proposed, nearby=nearby, memory_bytes=memory_bytes)
     own = {work.call.region.id for work in proposed.works}
     rows = [row for row in results.rows if row.region.id not in own]
     regions = {row.region.id: row for row in results.rows if row.region.id in own}
@@ -258,10 +314,10 @@ def variants(
     for plan in plans:
         found = rows_of(workload, rows, regions, plan)
         planning = Planning(
-            regions=regions_in(plan, found, rows, workload),
+            regions=regions_in(plan, found, rows, workload, nearby),
             plans=(TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, UNTRIED, chosen=True),),
             why=UNTRIED,
-            passed_over=passed_over(list(regions.values()), proposed, plan),
+            passed_over=passed_over(list(regions.values()), proposed, plan, nearby),
             inside=inside_of(rows, found),
         )
         made.append(replace(results, rows=found, planning=planning))
@@ -271,10 +327,16 @@ def variants(
 UNTRIED = "not run: the run ended before whole steps were compared"
 
 
-def plans_by(results: RegionResults, proposed: Proposed, *, memory_bytes: float = float("inf")) -> list[WorkloadPlan]:
+def plans_by(
+    results: RegionResults,
+    proposed: Proposed,
+    *,
+    nearby: Mapping[str, Interval] = MappingProxyType({}),
+    memory_bytes: float = float("inf"),
+) -> list[WorkloadPlan]:
     """The best plans by what was judged, as programs get them."""
     proposals, alone_s = proposed.proposals, {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
-    savings = measured_savings(results.rows, proposals)
+    savings = measured_savings(results.rows, proposals, nearby)
     workspaces = _workspaces(results.rows, proposed)
     return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces)
 
@@ -294,14 +356,15 @@ def _workspaces(rows: Sequence[RegionResult], proposed: Proposed) -> dict[Key, i
     return {key: taken for key in keys if (taken := by_region.get(key[0], 0))}
 
 
-def measured_savings(rows: Sequence[RegionResult], proposals: Proposals) -> Mapping[Key, float]:
-    """What each region that is faster than the best of its parts saves of one call, both timed in the same turns."""
-    by_region = {row.region.id: row for row in rows if beats_its_parts(row)}
-    return {
-        key_of(candidate): saving_s(row)
-        for candidate in proposals.candidates.values()
-        if (row := by_region.get(candidate.region.id)) is not None
-    }
+def measured_savings(
+    rows: Sequence[RegionResult], proposals: Proposals, nearby: Mapping[str, Interval] = MappingProxyType({})
+) -> Mapping[Key, float]:
+    """What each region that is faster than the best of its parts saves of one call, both timed in the same turns: in
+    its neighbourhood where that is known, else alone."""
+    saved_s = {row.region.id: saving_s(row) for row in rows if beats_its_parts(row)}
+    saved_s |= {name: median_s for name, (_, median_s, _) in nearby.items() if name in saved_s}
+    candidates = proposals.candidates.values()
+    return {key_of(c): saved for c in candidates if (saved := saved_s.get(c.region.id, 0.0)) > 0}
 
 
 def beats_its_parts(row: RegionResult) -> bool:
@@ -310,7 +373,7 @@ def beats_its_parts(row: RegionResult) -> bool:
 
 
 def saving_s(row: RegionResult) -> float:
-    """What one call of such a region saves, in seconds."""
+    """What one call of such a region saves by itself, in seconds."""
     return (row.opts or row.baseline).cold_s - row.chosen.cold_s
 
 
@@ -318,7 +381,11 @@ def saving_s(row: RegionResult) -> float:
 
 
 def regions_in(
-    plan: WorkloadPlan, rows: Sequence[RegionResult], kernels: Sequence[RegionResult], workload: Workload
+    plan: WorkloadPlan,
+    rows: Sequence[RegionResult],
+    kernels: Sequence[RegionResult],
+    workload: Workload,
+    nearby: Mapping[str, Interval],
 ) -> tuple[RegionInPlan, ...]:
     """What is said of the regions of a plan, by the results of the plan and those of all `kernels`."""
     names = {row.region.id: name_of(row) for row in kernels}
@@ -332,6 +399,7 @@ def regions_in(
             saved_s=saving_s(by_id[region.id]),
             saved_bytes=float(candidate.saved_bytes),
             left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
+            nearby_s=nearby.get(region.id),
         )
         for candidate, _ in plan.programs
         for region in (candidate.region,)
@@ -348,15 +416,20 @@ OUT = {
 """Why a region that was searched is in no plan, by its outcome; with others no program is faster."""
 
 
-def passed_over(rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan) -> tuple[tuple[str, int], ...]:
+def passed_over(
+    rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan, nearby: Mapping[str, Interval]
+) -> tuple[tuple[str, int], ...]:
     """Why regions that rules proposed are not in a plan, and how many; `rows` are of those that were searched."""
     reasons = Counter({"no program of them can be made": proposed.impossible})
     reasons["others were expected to save more, and were searched"] = len(proposed.proposals.regions) - len(rows)
     for row in rows:
         if row.region not in plan.regions:
             slower = OUT.get(row.outcome, "no program is faster than the best schedules of the parts")
-            reasons[BEATEN if beats_its_parts(row) else slower] += 1
+            lost = row.region.id in nearby and nearby[row.region.id][1] <= 0
+            faster = LOST_NEARBY if lost else BEATEN
+            reasons[faster if beats_its_parts(row) else slower] += 1
     return tuple((why, count) for why, count in reasons.most_common() if count > 0)
 
 
+LOST_NEARBY = "a program is faster than the parts alone, and not among the calls around it"
 BEATEN = "a program is faster than the parts, and the plan is faster without it"

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, 
 
 T = TypeVar("T")
 
-SCHEMA = 11
+SCHEMA = 12
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -47,6 +47,7 @@ ADDED = {
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
     11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
+    12: {("RegionInPlan", "nearby_s")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -369,6 +370,8 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
             raise _Malformed(here, "it contradicts the regions")
         if region.saved_bytes < 0 or any(count < 0 for _, count in region.left):
             raise _Malformed(here, "a size or a count is negative")
+        if region.nearby_s is not None and not region.nearby_s[0] <= region.nearby_s[1] <= region.nearby_s[2]:
+            raise _Malformed(f"{here}.nearby_s", "it is no interval with its median")
     chosen = [plan for plan in planning.plans if plan.chosen]
     if len(chosen) != 1 or sorted(chosen[0].regions) != sorted(region.region for region in planning.regions):
         raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")

@@ -26,6 +26,7 @@ from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_models
+from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import needed_by_plans, search_regions, variants
@@ -104,10 +105,12 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            results = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
+            seen = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
             if proposed is not None:
-                by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
-                results = by_plan[-1]  # every kernel alone, until whole steps were compared
+                nearby = savings_nearby(seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
+                by_plan = variants(seen, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
+                seen = by_plan[-1]  # every kernel alone, until whole steps were compared
+            results = seen
             device.check_journal()
         except KeyboardInterrupt:
             log.interrupt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.predictor.interface import Predictor
     from kcg.search.workers import SearchWorkers
+
+Weights = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""What a second that each region saves is worth, by the seconds that each is expected to save next (infinite where
+nothing was measured), both by `RegionWork.id`; 1 where nothing is said."""
 
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 SEARCHING = 3  # processes that search, for every four that compile
@@ -79,12 +83,14 @@ def search(
     device: Device,
     log: RunLog,
     works: Sequence[RegionWork] = (),
+    weights: Weights = lambda expected_s: {},
 ) -> Candidates:
     """Spend the rest of the budget where it is expected to save the most, on these regions or else on all. A run in
     which nothing was searched says why: at once where it is known before."""
-    return _Search(estimates, guide, device, log, works).run()
+    return _Search(estimates, guide, device, log, works, weights).run()
 
 
+WEIGHING = 0.05  # of the time of a search, at most, for finding what its entries are worth
 TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
 
 
@@ -95,12 +101,15 @@ class _Search:
     device: Device
     log: RunLog
     works: Sequence[RegionWork] = ()
+    weights: Weights = lambda expected_s: {}
     settled: bool = False
 
     def __post_init__(self) -> None:
         self.works = self.works or self.estimates.works
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
+        self.allocator: Allocator | None = None
+        self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
 
     def run(self) -> Candidates:
         settings, budget, log = self.settings, self.budget, self.log
@@ -213,7 +222,9 @@ class _Search:
 
     def _search_with(self, name: str, predictor: Predictor) -> None:
         self.log.progress.phase(f"searching with {name}")
-        allocator = Allocator(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
+        self.allocator = allocator = Allocator(
+            self.ledger, self._limits(), seen=self._seen, weigh=self._weigh, patience_s=self._patience_s
+        )
         # without a baseline there is nothing to compare with
         searched = {work.id for work in searched_of(self.works)}
         works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in searched]
@@ -229,6 +240,7 @@ class _Search:
             if not work.proposed or work.tiles is None:  # the parts of what is proposed were searched as kernels
                 allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
             self._enter_tiles(allocator, work, place, index)
+        self._weigh()
         allocator.run()
         self.device.check_journal()
         self.settled = allocator.settled
@@ -250,7 +262,21 @@ class _Search:
         if self.budget.limit_s is not None:
             self.budget.search_until(self.estimates.search_until())
         self.device.check_journal()
+        if time.monotonic() >= self._weigh_at:
+            self._weigh()
         self._show(note=note)
+
+    def _weigh(self) -> None:
+        """Give each entry the weight that it has by what is known now."""
+        if (allocator := self.allocator) is None:
+            return
+        begun = time.monotonic()
+        open_ = [entry for entry in allocator.entries if not entry.ended]
+        weights = self.weights({entry.name: entry.expected_s for entry in open_})
+        for entry in open_:
+            entry.weight = weights.get(entry.name, 1.0)
+        now = time.monotonic()
+        self._weigh_at = now + (now - begun) / WEIGHING
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
         self.log.show(

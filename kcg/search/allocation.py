@@ -6,7 +6,8 @@ expected to save of the workload's time is calls × best time so far × expected
 1998, of a lognormal runtime), the last halved with every `HALF_LIFE` measurements of the entry that found nothing
 faster, so that a predictor which promises what never comes loses its weight. An entry that has not asked yet counts as
 expected to gain `PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where similar kernels have
-gained more on tinygrad's own schedule, their best schedule is on offer beside the search's own.
+gained more on tinygrad's own schedule, their best schedule is on offer beside the search's own. Where not all that an
+entry saves counts, as of regions that have calls in common, its weight says how much of it does.
 
 Two limits say what may happen at once: how many searches are at work, and how many schedules are with the device. Where
 searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
@@ -168,6 +169,7 @@ class Entry:
     transfer: Transfer | None = None  # among similar kernels
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
+    weight: float = 1.0  # what a second that it saves is worth: nothing where others have saved it already
     _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
     _counted: int = 0
 
@@ -197,7 +199,12 @@ class Entry:
 
     @property
     def saving_s(self) -> float:
-        """What its next batch is expected to save, in seconds of the workload; infinite where nothing was measured."""
+        """What its next batch is worth, in seconds of the workload; infinite where nothing was measured."""
+        return self.weight * self.expected_s if self.weight else 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """What its next batch is expected to save of its own calls, in seconds; infinite where nothing was measured."""
         if self.best_s is None:
             return 0.0 if self.saw else math.inf  # tinygrad's own schedule fails: there is nothing to compare with
         return self.calls * self.best_s * max(self.searching_gain, self.hoped)
@@ -222,12 +229,14 @@ class Allocator:
         *,
         seen: Callable[[], None] = lambda: None,
         report: Callable[[str, Observation], None] = lambda name, observation: None,
+        weigh: Callable[[], None] = lambda: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
         """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
-        thread with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
+        thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
+        may give the entries other weights. A search that ended by itself gets no hints any more. At the end
         `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
-        self.patience_s = patience_s
+        self.weigh, self.patience_s = weigh, patience_s
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
@@ -289,7 +298,9 @@ class Allocator:
     def _over(self) -> bool:
         if self._error is not None or self.ledger.exhausted:
             return True
-        self.settled = self._idle() and self._worthwhile() is None
+        if self._idle() and self._worthwhile() is None:
+            self.weigh()
+            self.settled = self._worthwhile() is None
         return self.settled
 
     def _idle(self) -> bool:

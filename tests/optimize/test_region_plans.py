@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from kcg.optimize.region_plans import (
     expected_saving_s,
     fastest_step,
     key_of,
+    marginal_savings,
     next_to_measure,
     plans_of,
     plans_to_time,
@@ -241,6 +243,62 @@ def test_what_the_best_plans_want_is_measured_until_nothing_can_be_better(
     assert len(measured) < 0.7 * len(true), "most of the others cannot matter"
 
 
+def overlapping(proposals: Proposals, expected: dict[Key, float]) -> tuple[Key, Key]:
+    """A candidate, and one that has some of its calls wherever it occurs, and saves less."""
+    places = {key: [frozenset(one) for one in c.places] for key, c in proposals.candidates.items()}
+    return next(
+        (large, small)
+        for large, small in itertools.permutations(places, 2)
+        if 0 < expected[small] < 0.8 * expected[large]
+        and proposals.calls[large] == proposals.calls[small] > 1
+        and all(any(one < other for other in places[large]) for one in places[small])
+    )
+
+
+def test_a_marginal_saving_is_what_the_best_plan_gains(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    large, small = overlapping(proposals, expected)
+    calls, most_s = proposals.calls[large], expected[small]
+    hoped = {large: expected[large], small: most_s}
+    found = marginal_savings(proposals, alone_s, {}, hoped)
+    assert found[small] == 0.0, "the larger one has its calls"
+    assert found[large] == pytest.approx(calls * (expected[large] - most_s), rel=1e-6), "else the plan had the smaller"
+    measured = {large: 0.25 * most_s}
+    later = marginal_savings(proposals, alone_s, measured, {large: 0.5 * most_s, small: most_s})
+    assert later[small] == pytest.approx(0.75 * calls * most_s, rel=1e-6), "the larger one was less than was hoped"
+    assert later[large] == 0.0
+    alone = marginal_savings(proposals, alone_s, measured, {large: 0.5 * most_s})
+    assert alone == pytest.approx({large: 0.25 * calls * most_s}), "nothing else has its calls"
+
+
+def test_effort_goes_to_what_the_best_plan_would_gain_from(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    large, small = overlapping(proposals, expected)
+
+    def work(key: Key, **changed: Any) -> Any:
+        region = proposals.candidates[key].region
+        call = SimpleNamespace(region=region, calls=proposals.calls[key])
+        usual = {"call": call, "id": region.id, "tiles": object(), "of_tiles": {}, "saving_s": 0.0}
+        return SimpleNamespace(**(usual | changed))
+
+    kernels: Any = [
+        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id])
+        for call in proposals.workload.calls
+    ]
+    works = [work(large), work(small), work(small, id="parts", tiles=None)]
+    weights = region_search.by_plan(proposals, kernels, works, H200)
+    unmeasured = {one.id: math.inf for one in works}
+    assert weights(unmeasured) == {large[0]: 1.0, small[0]: 0.0}, "only tile programs make another plan"
+    works[0].of_tiles[Schedule("tile", "{}")] = None  # measured, and slower than its parts
+    assert weights({**unmeasured, large[0]: 1e-9}) == {large[0]: 0.0, small[0]: 1.0}
+    assert weights({large[0]: 1e-3}) == pytest.approx({large[0]: 1.0}), "nothing else is hoped for"
+    works[0].saving_s = works[0].call.calls * expected[large]
+    assert weights({**unmeasured, large[0]: 1e-3}) == pytest.approx({large[0]: 1.0, small[0]: 0.0})
+    assert weights({large[0]: 0.0}) == {large[0]: 0.0}
+
+
 @pytest.mark.parametrize("name", ["llama", "lora_train"])
 def test_a_plan_leaves_what_the_model_leaves(name: str) -> None:
     """Also where operands are made again, which no program can be changed to yet."""
@@ -390,6 +448,22 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert last.planning is not None and not last.planning.regions and not last.planning.inside
         counts = sum(count for _, count in planning.passed_over)
         assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
+
+
+def test_what_is_worth_nothing_is_not_searched(tmp_path: Path) -> None:
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out")
+    with begun(settings) as run:
+        estimates, asked = run.estimates(run.measured(meanwhile=run.guide.read)), list[Mapping[str, float]]()
+        first, *others = sorted(run.works, key=lambda work: -work.before_s)
+
+        def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
+            asked.append(expected_s)
+            return {work.id: 0.0 for work in others}
+
+        region_search.search(estimates, run.guide, device=run.device, log=run.log, weights=weights)
+        assert first.tried and not any(work.tried for work in others)
+        assert asked[0].keys() == {work.id for work in run.works}
+        assert all(saved_s > 0 for saved_s in asked[0].values()), "each would save something of its own"
 
 
 def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_are_searched() -> None:

@@ -406,6 +406,19 @@ def test_files_of_the_tenth_version_have_no_plan() -> None:
         from_dict({**to_dict(sample_plan()), "schema": 10})
 
 
+def test_files_of_the_eleventh_version_have_no_savings_among_neighbours() -> None:
+    result = sample_plan()
+    assert result.planning is not None
+    document = without({**to_dict(result), "schema": 11}, {name for _, name in ADDED[12]})
+    bare = tuple(replace(one, nearby_s=None) for one in result.planning.regions)
+    assert from_dict(document) == replace(result, planning=replace(result.planning, regions=bare))
+    assert {one.nearby_s is None for one in result.planning.regions} == {True, False}, "the sample has both"
+    timed = next(i for i, one in enumerate(result.planning.regions) if one.nearby_s is not None)
+    turned = changed(to_dict(result), ("planning", "regions", timed, "nearby_s"), [2.0, 1.0, 3.0])
+    with pytest.raises(ResultError, match="nearby_s: it is no interval"):
+        from_dict(turned)
+
+
 def test_a_sum_that_another_python_rounded_is_accepted() -> None:
     result = sample_result()
     document = to_dict(result)

@@ -104,6 +104,31 @@ def test_a_predictor_that_promises_what_never_comes_loses_its_weight() -> None:
     assert other.saw, "the one with a thirtieth of the time gets its turn"
 
 
+def test_what_is_worth_nothing_gets_nothing_until_it_is_weighed_anew() -> None:
+    """As a region whose calls another one has, until that one turns out to save less."""
+    fast, order, weighed = chain_table([1e-3, 9e-4, 8e-4, 7e-4]), list[str](), list[int]()
+
+    def weigh() -> None:
+        weighed.append(len(order))
+        if len(weighed) == 2:
+            covered.weight = 0.5
+
+    allocator = Allocator(Ledger(), Limits(), report=lambda name, _: order.append(name), weigh=weigh)
+    for name in ("covered", "chosen"):
+        entered(allocator, fast, name)
+    covered, chosen = allocator.entries
+    covered.weight = 0.0
+    assert covered.expected_s == math.inf and covered.saving_s == 0.0 and chosen.saving_s == math.inf
+    chosen.weight = 0.0
+    assert allocator._over() and weighed == [0], "nothing is worth anything"
+    chosen.weight, allocator.settled = 1.0, False
+    allocator.run()
+    first = order.index("covered")
+    assert set(order[:first]) == {"chosen"} and weighed[:2] == [0, first], "weighed before it would end"
+    assert allocator.settled and covered.best_s == chosen.best_s == 7e-4
+    assert covered.saving_s == 0.5 * covered.expected_s
+
+
 def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     allocator = Allocator(Ledger(), Limits())
     entered(allocator, chain_table([None, 1e-3, 2e-3]))
