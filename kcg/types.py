@@ -43,11 +43,15 @@ class Region:
     first appearance, so that shared inputs and updates in place can be said. `outputs` are the buffers whose contents
     are observed afterwards; what else is written is an intermediate, which need not be stored. A region of one kernel
     has neither: its slots are its buffers, and all that it writes is observed.
+
+    Kernels that are computed `again` are named by their numbers: a program keeps their calls as long as somebody else
+    reads what they store. That says where a region can be, and nothing of what it computes: it is no part of its id.
     """
 
     kernels: tuple[Kernel, ...]
     args: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[int, ...] = ()
+    again: tuple[int, ...] = field(default=(), compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -67,7 +71,8 @@ def malformed(region: Region) -> str:
     if not region.kernels:
         return "it has no kernels"
     if len(region.kernels) == 1:
-        return "a region of one kernel has no args and no outputs" if region.args or region.outputs else ""
+        wired = region.args or region.outputs or region.again
+        return "a region of one kernel has no args and no outputs, and nothing is made again" if wired else ""
     if len(region.args) != len(region.kernels):
         return "args must list the slots of each kernel"
     seen = 0
@@ -77,6 +82,9 @@ def malformed(region: Region) -> str:
         seen = max(seen, number + 1)
     if list(region.outputs) != sorted(set(region.outputs)) or not all(0 <= n < seen for n in region.outputs):
         return "outputs must be buffers of the region, each once, in order"
+    numbers = range(len(region.kernels))
+    if list(region.again) != sorted(set(region.again)) or not set(region.again) < set(numbers):
+        return "what is made again must be some of the kernels, each once, in order"
     return "" if region.outputs else "it has no outputs"
 
 
@@ -354,7 +362,8 @@ class Sequence:
             if place not in redone
             and (self.buffers[view.buffer].held or not inside.issuperset(self.users[view.buffer]))
         ]
-        return Region(kernels, args, tuple(sorted(numbers[view] for view in observed)))
+        outputs = tuple(sorted(numbers[view] for view in observed))
+        return Region(kernels, args, outputs, tuple(number for number, place in enumerate(places) if place in redone))
 
 
 @dataclass(frozen=True)
