@@ -510,11 +510,12 @@ class RegionResult:
     ends: tuple[TimedAt, ...] = ()  # the smallest values first; none where there is one set of values
 
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
+    again_s: float = 0.0  # of the baseline's time that of kernels which it computes again, and which count elsewhere
 
     @property
     def before_s(self) -> float:
-        """Time of all its calls with the baseline."""
-        return self.calls * self.baseline.cold_s
+        """Time of all its calls with the baseline, each kernel's once."""
+        return self.calls * (self.baseline.cold_s - self.again_s)
 
     @property
     def after_s(self) -> float:
@@ -586,9 +587,12 @@ class RegionInPlan:
     kernels: tuple[str, ...]  # their names, in order
     form: str  # which rule proposed it, in words: a `kcg.kernel.regions.Form`
     calls: int  # in one execution, as in its row
-    saved_s: float  # by one call, against the best schedules of its parts, timed in turns with it
-    saved_bytes: float  # that one call no longer stores and reads
+    saved_s: (
+        float  # by one call, against the best schedules of the calls in whose place it runs, timed in turns with it
+    )
+    saved_bytes: float  # that one call no longer stores and reads; negative where what it makes again is made of more
     left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
+    again: tuple[str, ...] = ()  # of its kernels, the names of those that it computes again
 
 
 @dataclass(frozen=True)
@@ -612,6 +616,9 @@ class Planning:
     why: str  # it was chosen
     passed_over: tuple[tuple[str, int], ...]  # why candidate regions are not in it, and how many
     inside: tuple[RegionResult, ...]  # kernels that its regions run everywhere: what each gets where one is not put in
+    # names of kernels that regions compute again, and of how many of their calls nobody reads what they store any more,
+    # so that they are left out
+    left_out: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

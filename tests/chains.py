@@ -12,9 +12,9 @@ from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.installing import buffers_of_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.installing import buffers_of_region
 from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Sequence, Target

@@ -144,9 +144,7 @@ def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[
     return new
 
 
-def _made_again(
-    partition: Partition, again: tuple[int, ...], bound: dict[int, Slot]
-) -> dict[int, tuple[int, str]]:
+def _made_again(partition: Partition, again: tuple[int, ...], bound: dict[int, Slot]) -> dict[int, tuple[int, str]]:
     """Elements and dtype of what calls store that are computed again, by number: a program that stores it too has a
     buffer of its own for it."""
     stored = {partition.calls[place].slots[slot] for place in again for slot in partition.calls[place].writes}

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, 
 
 T = TypeVar("T")
 
-SCHEMA = 11
+SCHEMA = 12
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -47,6 +47,7 @@ ADDED = {
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
     11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
+    12: {("Region", "again"), ("RegionResult", "again_s"), ("RegionInPlan", "again"), ("Planning", "left_out")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -343,6 +344,8 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0 or not 0 <= row.replayed <= row.calls:
         raise _Malformed(where, "a count is negative, or more are replayed than called")
+    if row.again_s and not (region.again and 0 < row.again_s <= row.baseline.cold_s):
+        raise _Malformed(f"{where}.again_s", "it is no part of the baseline's time that is computed again")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
         raise _Malformed(f"{where}.ends", "a share or a time is negative")
     most = 2 if len(region.kernels) == 1 else 4
@@ -367,15 +370,18 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
             raise _Malformed(f"{here}.region", "it names no region of several kernels of the result")
         if len(region.kernels) != len(row.region.kernels) or region.calls != row.calls:
             raise _Malformed(here, "it contradicts the regions")
-        if region.saved_bytes < 0 or any(count < 0 for _, count in region.left):
+        if list(region.again) != [region.kernels[number] for number in row.region.again]:
+            raise _Malformed(f"{here}.again", "it contradicts the regions")
+        if (region.saved_bytes < 0 and not region.again) or any(count < 0 for _, count in region.left):
             raise _Malformed(here, "a size or a count is negative")
     chosen = [plan for plan in planning.plans if plan.chosen]
     if len(chosen) != 1 or sorted(chosen[0].regions) != sorted(region.region for region in planning.regions):
         raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")
     if any(min(plan.expected_s, plan.step_s or 0.0) < 0 for plan in planning.plans):
         raise _Malformed(f"{where}.plans", "a time is negative")
-    if any(count < 0 for _, count in planning.passed_over):
-        raise _Malformed(f"{where}.passed_over", "a count is negative")
+    for name, counts in (("passed_over", planning.passed_over), ("left_out", planning.left_out)):
+        if any(count < 0 for _, count in counts):
+            raise _Malformed(f"{where}.{name}", "a count is negative")
     shown = {(row.region.id, row.variables) for row in result.regions}
     for i, row in enumerate(planning.inside):
         _check_region(row, f"{where}.inside[{i}]")

@@ -49,10 +49,7 @@ def pairs() -> list[tuple[Region, Program]]:
     regions = [sequence.region(0, reader, again=[0]) for reader in (1, 2)]
     assert all(r.args == ((0, 1), (2, 0)) and r.outputs == (2,) and r.again == (0,) for r in regions)
     builds = (lambda x: {2: ((x + 1).flip(1) * 2).contiguous()}, lambda x: {2: ((x + 1).flip(0) - 3).contiguous()})
-    return [
-        (r, program_of(r, {1: empty(ROWS, WIDTH)}, build))
-        for r, build in zip(regions, builds, strict=True)
-    ]
+    return [(r, program_of(r, {1: empty(ROWS, WIDTH)}, build)) for r, build in zip(regions, builds, strict=True)]
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
     idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
     older = replace(sample, regions=(old, wrong, idle), expectations=())
     document = without(
-        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11) for _, name in ADDED[version]}
+        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11, 12) for _, name in ADDED[version]}
     )
     unjudged, quarantined, idle = from_dict(document).regions
     assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
@@ -277,7 +277,7 @@ def test_files_of_the_first_version_are_read() -> None:
 def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
     sample = sample_result()
     document = without(
-        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11) for _, name in ADDED[version]}
+        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11, 12) for _, name in ADDED[version]}
     )
     assert document["regions"][0]["region"].keys() == {"kernels", "wiring"}
     assert from_dict(document) == sample
