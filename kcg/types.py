@@ -592,7 +592,7 @@ class RegionInPlan:
     )
     saved_bytes: float  # that one call no longer stores and reads; negative where what it makes again is made of more
     left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
-    again: tuple[str, ...] = ()  # of its kernels, the names of those that it computes again
+    again: tuple[int, ...] = ()  # which of its kernels it computes again, as in `Region`
 
 
 @dataclass(frozen=True)

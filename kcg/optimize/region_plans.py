@@ -28,7 +28,7 @@ from kcg.kernel.tile.cost import figures_of, idle_share
 from kcg.kernel.tile.ir import read_kernel
 from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
 from kcg.optimize.planning import claimed, planned
-from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
+from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
 
 PLANS = 5  # whole steps that are timed, beside that of every kernel alone
 BETWEEN_S = 1.5e-6
@@ -113,12 +113,7 @@ def saving_in_place_s(candidate: Candidate, saving_s: float, alone_s: Mapping[st
 
 def computed_again_s(candidate: Candidate, alone_s: Mapping[str, float]) -> float:
     """What the calls take alone that an occurrence computes again."""
-    return sum(alone_s.get(kernel.id, 0.0) for kernel in computed_again(candidate.region))
-
-
-def computed_again(region: Region) -> list[Kernel]:
-    """Its kernels that are."""
-    return [region.kernels[number] for number in region.again]
+    return sum(alone_s.get(candidate.region.kernels[number].id, 0.0) for number in candidate.again)
 
 
 def _idle_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:

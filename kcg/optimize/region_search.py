@@ -26,7 +26,6 @@ from kcg.optimize.region_plans import (
     WorkloadPlan,
     among,
     best_parts,
-    computed_again,
     computed_again_s,
     counted_elsewhere,
     deployed_plans,
@@ -345,7 +344,7 @@ def regions_in(
             saved_s=saving_s(by_id[region.id]) - again.get(region.id, 0.0),
             saved_bytes=float(candidate.saved_bytes),
             left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
-            again=tuple(names.get(kernel.id, kernel.id[:12]) for kernel in computed_again(region)),
+            again=region.again,
         )
         for candidate, _ in plan.programs
         for region in (candidate.region,)

@@ -370,7 +370,7 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
             raise _Malformed(f"{here}.region", "it names no region of several kernels of the result")
         if len(region.kernels) != len(row.region.kernels) or region.calls != row.calls:
             raise _Malformed(here, "it contradicts the regions")
-        if list(region.again) != [region.kernels[number] for number in row.region.again]:
+        if region.again != row.region.again:
             raise _Malformed(f"{here}.again", "it contradicts the regions")
         if (region.saved_bytes < 0 and not region.again) or any(count < 0 for _, count in region.left):
             raise _Malformed(here, "a size or a count is negative")

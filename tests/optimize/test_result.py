@@ -400,10 +400,41 @@ def test_a_plan_survives_and_counts_each_kernel_once(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tenth_version_have_no_plan() -> None:
-    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11]})
+    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11] | ADDED[12]})
     assert from_dict(document) == sample_result()
     with pytest.raises(ResultError, match="'planning' is unknown"):
         from_dict({**to_dict(sample_plan()), "schema": 10})
+
+
+def test_files_of_the_eleventh_version_compute_nothing_again() -> None:
+    document = without({**to_dict(sample_plan()), "schema": 11}, {name for _, name in ADDED[12]})
+    assert from_dict(document) == sample_plan()
+    with pytest.raises(ResultError, match="'again_s' is missing"):
+        from_dict({**document, "schema": 12})
+
+
+def test_what_is_computed_again_survives_and_agrees() -> None:
+    plan = sample_plan()
+    assert plan.planning is not None
+    first, *regions = plan.planning.regions
+    place = next(i for i, row in enumerate(plan.regions) if row.region.id == first.region)
+    row = plan.regions[place]
+    rows = list(plan.regions)
+    rows[place] = replace(row, region=replace(row.region, again=(0,)), again_s=0.25 * row.baseline.cold_s)
+    marked = (replace(first, again=(0,), saved_bytes=-1.0), *regions)
+    planning = replace(plan.planning, regions=marked, left_out=(("E_4", 3),))
+    result = replace(plan, regions=tuple(rows), planning=planning)
+    document = to_dict(result)
+    assert from_dict(document) == result and from_dict(document).regions[place].region.again == (0,)
+    assert plan.total_before_s - result.total_before_s == pytest.approx(0.25 * row.before_s)
+    for path, value, message in (
+        (("regions", place, "region", "again"), [7], "what is made again must be some of the kernels"),
+        (("regions", place, "again_s"), 2 * row.baseline.cold_s, "again_s: it is no part of the baseline's time"),
+        (("planning", "regions", 0, "again"), [], "again: it contradicts the regions"),
+        (("planning", "left_out", 0, 1), -1, "left_out: a count is negative"),
+    ):
+        with pytest.raises(ResultError, match=message):
+            from_dict(changed(document, path, value))
 
 
 def test_a_sum_that_another_python_rounded_is_accepted() -> None:
