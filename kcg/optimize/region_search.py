@@ -189,7 +189,8 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
     savings = {key: expected_saving_s(candidate, alone_s, target) for key, candidate in timed.items()}
     savings = {key: saved for key, saved in savings.items() if saved + computed_again_s(timed[key], alone_s) > 0}
     first = next_to_measure(plans_of(proposals, alone_s, savings), savings, {})
-    rest = sorted(savings, key=lambda key: -savings[key] * proposals.calls[key])
+    # one that saves nothing where it stands is worth it only as a part of a plan that leaves out what it computes again
+    rest = sorted((k for k, saved in savings.items() if saved > 0), key=lambda k: -savings[k] * proposals.calls[k])
     keys = list(dict.fromkeys([*first, *rest]))[:MOST]
     regions = dict.fromkeys(proposals.candidates[key].region for key in keys)
     found = [planned(workload, [region], wanted=False).calls[-1] for region in regions]
