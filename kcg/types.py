@@ -618,7 +618,7 @@ class Planning:
     inside: tuple[RegionResult, ...]  # kernels that its regions run everywhere: what each gets where one is not put in
     # names of kernels that regions compute again, and of how many of their calls nobody reads what they store any more,
     # so that they are left out
-    left_out: tuple[tuple[str, int], ...] = ()
+    unread: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -268,14 +268,14 @@ def plan_line(result: Result, planning: Planning) -> str:
     moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
     return (
         f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
-        f"{counted(calls, 'time')}: saves {saved} and {moved} in all{_left_out(planning)}; {planning.why}"
+        f"{counted(calls, 'time')}: saves {saved} and {moved} in all{_unread(planning)}; {planning.why}"
     )
 
 
-def _left_out(planning: Planning) -> str:
+def _unread(planning: Planning) -> str:
     """Which calls run nowhere, since whoever reads what they store computes it again."""
-    many = sum(count for _, count in planning.left_out)
-    names = ", ".join(name for name, _ in planning.left_out)
+    many = sum(count for _, count in planning.unread)
+    names = ", ".join(name for name, _ in planning.unread)
     return f"; {counted(many, 'call')} left out, which all who read them compute again ({names})" if many else ""
 
 

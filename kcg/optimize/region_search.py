@@ -271,7 +271,7 @@ def variants(
             why=UNTRIED,
             passed_over=passed_over(list(regions.values()), proposed, plan),
             inside=inside_of(rows, found),
-            left_out=left_out(plan, rows, workload),
+            unread=unread(plan, rows, workload),
         )
         made.append(replace(results, rows=found, planning=planning))
     return made
@@ -352,7 +352,7 @@ def regions_in(
     )
 
 
-def left_out(plan: WorkloadPlan, kernels: Sequence[RegionResult], workload: Workload) -> tuple[tuple[str, int], ...]:
+def unread(plan: WorkloadPlan, kernels: Sequence[RegionResult], workload: Workload) -> tuple[tuple[str, int], ...]:
     """Names of kernels that a plan computes again in all who read them, and of how many calls that is so."""
     names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, plan.regions).left_out
     return tuple((names.get(kernel, kernel[:12]), seen.total()) for kernel, seen in taken.items())

@@ -47,7 +47,7 @@ ADDED = {
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
     11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
-    12: {("Region", "again"), ("RegionResult", "again_s"), ("RegionInPlan", "again"), ("Planning", "left_out")},
+    12: {("Region", "again"), ("RegionResult", "again_s"), ("RegionInPlan", "again"), ("Planning", "unread")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -379,7 +379,7 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
         raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")
     if any(min(plan.expected_s, plan.step_s or 0.0) < 0 for plan in planning.plans):
         raise _Malformed(f"{where}.plans", "a time is negative")
-    for name, counts in (("passed_over", planning.passed_over), ("left_out", planning.left_out)):
+    for name, counts in (("passed_over", planning.passed_over), ("unread", planning.unread)):
         if any(count < 0 for _, count in counts):
             raise _Malformed(f"{where}.{name}", "a count is negative")
     shown = {(row.region.id, row.variables) for row in result.regions}

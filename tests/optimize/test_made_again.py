@@ -25,8 +25,7 @@ from kcg.optimize.region_plans import (
     rows_of,
     saving_in_place_s,
 )
-from kcg.optimize.region_search import left_out as calls_left_out
-from kcg.optimize.region_search import measured_savings, regions_in
+from kcg.optimize.region_search import measured_savings, regions_in, unread
 from kcg.optimize.result import read_result, write_result
 from kcg.types import RegionResult, Result, ScheduleKind, TriedPlan, Workload
 from kcg.workloads import script
@@ -117,7 +116,7 @@ def result_of(workload: Workload, proposals: Proposals, readers: list[Candidate]
         result.planning,
         regions=regions_in(plan, found, rows, workload),
         plans=(tried,),
-        left_out=calls_left_out(plan, rows, workload),
+        unread=unread(plan, rows, workload),
     )
     return replace(result, regions=found, planning=planning)
 

@@ -422,7 +422,7 @@ def test_what_is_computed_again_survives_and_agrees() -> None:
     rows = list(plan.regions)
     rows[place] = replace(row, region=replace(row.region, again=(0,)), again_s=0.25 * row.baseline.cold_s)
     marked = (replace(first, again=(0,), saved_bytes=-1.0), *regions)
-    planning = replace(plan.planning, regions=marked, left_out=(("E_4", 3),))
+    planning = replace(plan.planning, regions=marked, unread=(("E_4", 3),))
     result = replace(plan, regions=tuple(rows), planning=planning)
     document = to_dict(result)
     assert from_dict(document) == result and from_dict(document).regions[place].region.again == (0,)
@@ -431,7 +431,7 @@ def test_what_is_computed_again_survives_and_agrees() -> None:
         (("regions", place, "region", "again"), [7], "what is made again must be some of the kernels"),
         (("regions", place, "again_s"), 2 * row.baseline.cold_s, "again_s: it is no part of the baseline's time"),
         (("planning", "regions", 0, "again"), [], "again: it contradicts the regions"),
-        (("planning", "left_out", 0, 1), -1, "left_out: a count is negative"),
+        (("planning", "unread", 0, 1), -1, "unread: a count is negative"),
     ):
         with pytest.raises(ResultError, match=message):
             from_dict(changed(document, path, value))
