@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, TinyJit
 
-from kcg.kernel.regions import Candidate
+from kcg.kernel.regions import Candidate, candidates_of
 from kcg.optimize.console import plan_line, plan_rows
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.export import export
@@ -27,9 +27,11 @@ from kcg.optimize.region_plans import (
 )
 from kcg.optimize.region_search import measured_savings, regions_in, unread
 from kcg.optimize.result import read_result, write_result
-from kcg.types import RegionResult, Result, ScheduleKind, TriedPlan, Workload
+from kcg.types import RegionResult, Result, ScheduleKind, Sequence, TriedPlan, Workload
 from kcg.workloads import script
+from tests.chains import sequence_of
 from tests.commands import folders_of, python
+from tests.kernels import empty
 from tests.planned_result import finalist, kernel_rows, planned_result, region_row
 from tests.without_clang import stand_in
 
@@ -83,6 +85,25 @@ def test_the_call_is_left_out_only_where_that_is_cheaper(
         assert deployed.saved_s == pytest.approx(best.saved_s) and deployed.seconds == pytest.approx(best.seconds)
         timed, *_ = plans_to_time(proposals, alone_s, savings)
         assert timed.seconds <= plans_of(proposals, alone_s, {})[-1].seconds
+
+
+def test_a_region_that_occurs_without_is_proposed_without(workload: Workload) -> None:
+    """Elsewhere nobody else reads the rows of the wide layer."""
+
+    def layers(*columns: int) -> Sequence:
+        def outputs() -> list[Tensor]:
+            hidden = (empty(ROWS, WIDTH) * 2 + 1).contiguous()
+            return [(hidden @ empty(WIDTH, many)).contiguous() for many in columns]
+
+        return sequence_of(*outputs())
+
+    both, wide = layers(96, 48), layers(96)
+    proposals = propose(replace(workload, sequences=(both, wide)))
+    regions = {c.region for c in candidates_of(both) if c.again}
+    ((_, first), (_, second)) = proposals.sequences
+    assert len(regions) == 2 and {c.region for c in second} & regions
+    assert {c.region for c in first if c.again} == regions - {c.region for c in second}
+    assert all(not c.region.again for c in second)
 
 
 @pytest.mark.parametrize("count", [1, 2])
