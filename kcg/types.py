@@ -43,11 +43,15 @@ class Region:
     first appearance, so that shared inputs and updates in place can be said. `outputs` are the buffers whose contents
     are observed afterwards; what else is written is an intermediate, which need not be stored. A region of one kernel
     has neither: its slots are its buffers, and all that it writes is observed.
+
+    Kernels that are computed `again` are named by their numbers: a program keeps their calls as long as somebody else
+    reads what they store. That says where a region can be, and nothing of what it computes: it is no part of its id.
     """
 
     kernels: tuple[Kernel, ...]
     args: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[int, ...] = ()
+    again: tuple[int, ...] = field(default=(), compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -67,7 +71,8 @@ def malformed(region: Region) -> str:
     if not region.kernels:
         return "it has no kernels"
     if len(region.kernels) == 1:
-        return "a region of one kernel has no args and no outputs" if region.args or region.outputs else ""
+        wired = region.args or region.outputs or region.again
+        return "a region of one kernel has no args and no outputs, and nothing is made again" if wired else ""
     if len(region.args) != len(region.kernels):
         return "args must list the slots of each kernel"
     seen = 0
@@ -77,6 +82,9 @@ def malformed(region: Region) -> str:
         seen = max(seen, number + 1)
     if list(region.outputs) != sorted(set(region.outputs)) or not all(0 <= n < seen for n in region.outputs):
         return "outputs must be buffers of the region, each once, in order"
+    numbers = range(len(region.kernels))
+    if list(region.again) != sorted(set(region.again)) or not set(region.again) < set(numbers):
+        return "what is made again must be some of the kernels, each once, in order"
     return "" if region.outputs else "it has no outputs"
 
 
@@ -354,7 +362,8 @@ class Sequence:
             if place not in redone
             and (self.buffers[view.buffer].held or not inside.issuperset(self.users[view.buffer]))
         ]
-        return Region(kernels, args, tuple(sorted(numbers[view] for view in observed)))
+        outputs = tuple(sorted(numbers[view] for view in observed))
+        return Region(kernels, args, outputs, tuple(number for number, place in enumerate(places) if place in redone))
 
 
 @dataclass(frozen=True)
@@ -501,11 +510,12 @@ class RegionResult:
     ends: tuple[TimedAt, ...] = ()  # the smallest values first; none where there is one set of values
 
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
+    again_s: float = 0.0  # of the baseline's time that of kernels which it computes again, and which count elsewhere
 
     @property
     def before_s(self) -> float:
-        """Time of all its calls with the baseline."""
-        return self.calls * self.baseline.cold_s
+        """Time of all its calls with the baseline, each kernel's once."""
+        return self.calls * (self.baseline.cold_s - self.again_s)
 
     @property
     def after_s(self) -> float:
@@ -577,12 +587,13 @@ class RegionInPlan:
     kernels: tuple[str, ...]  # their names, in order
     form: str  # which rule proposed it, in words: a `kcg.kernel.regions.Form`
     calls: int  # in one execution, as in its row
-    saved_s: float  # by one call, against the best schedules of its parts, timed in turns with it
-    saved_bytes: float  # that one call no longer stores and reads
+    saved_s: float  # by one call, against the best schedules of the calls it replaces, timed in turns with it
+    saved_bytes: float  # that one call no longer stores and reads; negative where what it makes again is made of more
     left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
     # the same saving among the calls around it: the low end of its 95 % interval, its median, the high end; None where
     # it was not timed there
     nearby_s: tuple[float, float, float] | None = None
+    again: tuple[int, ...] = ()  # which of its kernels it computes again, as in `Region`
 
     @property
     def counted_s(self) -> float:
@@ -611,6 +622,9 @@ class Planning:
     why: str  # it was chosen
     passed_over: tuple[tuple[str, int], ...]  # why candidate regions are not in it, and how many
     inside: tuple[RegionResult, ...]  # kernels that its regions run everywhere: what each gets where one is not put in
+    # names of kernels that regions compute again, and of how many of their calls nobody reads what they store any more,
+    # so that they are left out
+    unread: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.installing import buffers_of_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch
+from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Sequence, Target
 from tests.known_targets import X86 as MANY_CORES
@@ -102,3 +103,18 @@ def program_of(
                 made.append(Scratch(argument.max_numel(), argument.dtype.name))
         launches.append(ProgramLaunch(compiled, tuple(numbers[a] for a in arguments)))
     return Program(tuple(launches), buffers, tuple(made))
+
+
+def hiding(region: Region, keep: set[int]) -> Program:
+    """The region's kernels in order, with a buffer of the program's own for each value that it does not give away."""
+    parts = program_of_parts(region, [compiled_of(ast_of(kernel)) for kernel in region.kernels])
+    buffers, own = buffers_of_region(region), dict[int, int]()
+    scratch: list[Scratch] = []
+    launches = []
+    for launch in parts.launches:
+        for slot in launch.binds(launch.compiled.outputs):
+            if slot not in keep and slot not in own:
+                own[slot] = parts.buffers + len(scratch)
+                scratch.append(Scratch(buffers[slot][0], buffers[slot][1]))
+        launches.append(ProgramLaunch(launch.compiled, tuple(own.get(n, n) for n in launch.args)))
+    return Program(tuple(launches), parts.buffers, tuple(scratch))

@@ -111,6 +111,7 @@ def planning_of(rows: Sequence[RegionResult], kernels: Sequence[RegionResult]) -
             calls=row.calls,
             saved_s=1.5e-6,
             saved_bytes=4096.0,
+            again=row.region.again,
         )
         for row in rows
         if row.region.args

@@ -53,7 +53,7 @@ def timed(workload: Workload, target: Target) -> Row:
     """Seconds of the candidates and of the plans of one workload, and what the best of them is expected to save."""
     alone_s = analytic_s(workload, target)
     begun = time.process_time()
-    proposals = propose(workload, again=True)
+    proposals = propose(workload)
     proposed = time.process_time()
     savings = {key: expected_saving_s(c, alone_s, target) for key, c in proposals.candidates.items()}
     plans = plans_of(proposals, alone_s, savings)

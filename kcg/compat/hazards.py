@@ -10,7 +10,7 @@ This is part of the module that `export` writes, see `kcg.compat.stretch`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -78,6 +78,7 @@ class Groups:
     """
 
     def __init__(self, accesses: Sequence[Access]) -> None:
+        self._accesses = accesses
         self._after = successors_of(accesses)
         self._group = list(range(len(accesses)))  # call -> its group, named by its first member
         self._members: dict[int, list[int]] = {place: [place] for place in range(len(accesses))}
@@ -103,16 +104,33 @@ class Groups:
             visit(group)
         return True
 
-    def merge(self, places: Iterable[int]) -> bool:
-        """Make the calls one group, in their order; False, and nothing is done, where they cannot run as one."""
+    def merge(self, places: Iterable[int], again: Iterable[int] = ()) -> bool:
+        """Make the calls one group, in their order; False, and nothing is done, where they cannot run as one.
+
+        The group also computes what the calls `again` compute, which stay: it reads what they read, as it is where they
+        stand. So it runs after who wrote that last, and before who writes it next.
+        """
         chosen = sorted(places)
+        edges = {edge for place in again for edge in self._reading(place, chosen)}
+        edges = {(before, after) for before, after in edges if after not in self._after[before]}
+        for before, after in edges:
+            self._after[before].add(after)
         if not self.is_convex(chosen):
+            for before, after in edges:
+                self._after[before].discard(after)
             return False
         for place in chosen:
             del self._members[place]
             self._group[place] = chosen[0]
         self._members[chosen[0]] = chosen
         return True
+
+    def _reading(self, place: int, group: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """What a group, named by its first member, runs after and before where it reads what a call reads."""
+        for memory in self._accesses[place].reads:
+            writers = [at for at, access in enumerate(self._accesses) if memory in access.writes and at not in group]
+            yield from ((at, group[0]) for at in [at for at in writers if at < place][-1:])
+            yield from ((group[0], at) for at in [at for at in writers if at > place][:1])
 
     def order(self) -> list[list[int]]:
         """All groups in an order that keeps every hazard, each as near to its last member's place as that allows."""

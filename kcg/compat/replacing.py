@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kcg.compat.partition import Partition, Wiring
+from kcg.compat.partition import Partition, Wiring, again_of, own_of
 from kcg.compat.stretch import PlannedCall, Slot, stretch_of
 
 if TYPE_CHECKING:
@@ -131,9 +131,10 @@ def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[
         here = placed[calls[0].devices]
         assert here is not None
         nodes = {number: slot.node for number, slot in bound.items()}
-        for number, (elements, dtype) in here.scratch.items():
+        scratch = dict(here.scratch) | _made_again(partition, again_of(replacement.region, places), bound)
+        for number, (elements, dtype) in scratch.items():
             nodes[number] = _new_buffer(calls[0].devices[0], elements, dtype)
-        new[min(places)] = [
+        new[min(own_of(replacement.region, places))] = [
             calls[0].node.replace(
                 src=(_body_of(launch, calls), *(nodes[number] for number in launch.args)),
                 tag=TAG + replacement.region.id,
@@ -141,6 +142,14 @@ def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[
             for launch in here.launches
         ]
     return new
+
+
+def _made_again(partition: Partition, again: tuple[int, ...], bound: dict[int, Slot]) -> dict[int, tuple[int, str]]:
+    """Elements and dtype of what calls store that are computed again, by number: a program that stores it too has a
+    buffer of its own for it."""
+    stored = {partition.calls[place].slots[slot] for place in again for slot in partition.calls[place].writes}
+    made = {number: slot for number, slot in bound.items() if slot in stored}
+    return {number: (slot.size // int(slot.node.dtype.itemsize), slot.dtype) for number, slot in made.items()}
 
 
 def _body_of(launch: PlacedLaunch, calls: list[PlannedCall]) -> UOp:

@@ -78,6 +78,7 @@ class Region:
     kernels: tuple[Kernel, ...]
     args: tuple[tuple[int, ...], ...] = ()  # of each kernel, which buffer of the region each slot binds
     outputs: tuple[int, ...] = ()  # the buffers that are observed afterwards; what else is written is an intermediate
+    again: tuple[int, ...] = ()  # kernels whose calls stay for others: their values are made again
 
 
 @dataclass(frozen=True)

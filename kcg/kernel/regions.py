@@ -26,6 +26,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from kcg.compat.hazards import Access, is_convex, successors_of
+from kcg.compat.partition import own_of
 from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
@@ -71,14 +72,25 @@ class Candidate:
     region: Region
     form: Form
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
-    again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
     bytes: int  # that one occurrence reads and stores, each element once; with the mean of the values of variables
-    saved_bytes: int  # that one occurrence no longer stores and reads, against its calls alone; of `BESIDE` maybe 0
+    # that one occurrence no longer stores and reads, against the calls in whose place it runs; of `BESIDE` maybe 0, and
+    # less where what it computes again is made of more
+    saved_bytes: int
     again_operations: float  # that one occurrence computes beside what each of its calls does, about
 
     def own(self, places: tuple[int, ...]) -> tuple[int, ...]:
         """Of one occurrence the calls in whose place it runs."""
-        return tuple(place for number, place in enumerate(places) if number not in self.again)
+        return own_of(self.region, places)
+
+    @property
+    def again(self) -> tuple[int, ...]:
+        """Numbers of those of its kernels that are computed again: their calls stay for others."""
+        return self.region.again
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those in whose place it runs."""
+        return tuple(kernel for number, kernel in enumerate(self.region.kernels) if number not in self.again)
 
 
 def candidates_of(sequence: Sequence, limits: Limits | None = None) -> list[Candidate]:
@@ -568,10 +580,9 @@ class _Candidates:
         saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved
         if saved <= 0 and not again and form is not Form.BESIDE:
             return None
-        numbers = tuple(number for number, place in enumerate(ordered) if place in again)
         redone = sum(k.operations for place in again if (k := self.kernels[place]) is not None)
         redone += sum(self._operations_in_tiles(place, ordered) for place in ordered)
-        return Candidate(region, form, (ordered,), numbers, moved, saved, redone)
+        return Candidate(region, form, (ordered,), moved, saved, redone)
 
     def _canonical(self, places: tuple[int, ...]) -> tuple[int, ...]:
         """The same calls in an order that does not depend on theirs, but for hazards: blocks of one model may run what

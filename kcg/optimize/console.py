@@ -268,8 +268,22 @@ def plan_line(result: Result, planning: Planning) -> str:
     moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
     return (
         f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
-        f"{counted(calls, 'time')}: saves {saved} and {moved} in all; {planning.why}"
+        f"{counted(calls, 'time')}: saves {saved} and {moved} in all{_unread(planning)}; {planning.why}"
     )
+
+
+def _unread(planning: Planning) -> str:
+    """Which calls run nowhere, since whoever reads what they store computes it again."""
+    many = sum(count for _, count in planning.unread)
+    names = ", ".join(name for name, _ in planning.unread)
+    return f"; {counted(many, 'call')} left out, which all who read them compute again ({names})" if many else ""
+
+
+def _kernels(one: RegionInPlan) -> str:
+    """Those in whose place a region runs, and those that it computes again."""
+    own = " + ".join(name for number, name in enumerate(one.kernels) if number not in one.again)
+    again = " + ".join(one.kernels[number] for number in one.again)
+    return f"{own}, computing {again} again" if again else own
 
 
 class PlanRow(NamedTuple):
@@ -289,7 +303,7 @@ def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
     return [
         PlanRow(
             one.form,
-            " + ".join(one.kernels),
+            _kernels(one),
             str(one.calls),
             format_seconds(one.counted_s),
             _interval(one),

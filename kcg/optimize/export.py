@@ -263,6 +263,7 @@ def _region_text(region: Region, what: standalone.Program | list[Schedule], name
         tuple(standalone.Kernel(_key(kernel)) for kernel in region.kernels),
         region.args,
         region.outputs,
+        region.again,
     )
     if isinstance(what, list):
         body = f"{tuple(map(_opts, what))!r}"

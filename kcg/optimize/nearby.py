@@ -29,7 +29,7 @@ from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize.region_plans import Interval, next_to_measure
-from kcg.optimize.region_search import beats_its_parts, measured_savings, plans_by
+from kcg.optimize.region_search import alone_s_of, beats_its_parts, measured_savings, plans_by
 from kcg.types import Region
 from kcg.types import Sequence as CallSequence
 
@@ -119,11 +119,12 @@ def savings_nearby(
     what there was no time for, which a warning counts, and of what has no neighbours."""
     comparing = _Nearby(results, estimates, device)
     known = comparing.found
+    alone_s = alone_s_of(results)
 
     def waiting() -> list[Candidate]:
         """What the best plans have by what is known now, and was not tried: what saves most first."""
         plans = plans_by(results, proposed, memory_bytes=memory_bytes, nearby=known)
-        savings = measured_savings(results.rows, proposed.proposals, known)
+        savings = measured_savings(results.rows, proposed.proposals, alone_s, known)
         tried = {key: saved_s for key, saved_s in savings.items() if key[0] in comparing.tried}
         keys = next_to_measure(plans, savings, tried)
         return [proposed.proposals.candidates[key] for key in keys[: MOST - len(comparing.tried)]]
@@ -178,6 +179,8 @@ class _Nearby:
         """Have compiled what this run did not compile yet; None where nothing can be compared."""
         region = candidate.region
         self.tried.add(region.id)
+        if region.again:  # in its place the calls that it makes again may run too
+            return None
         neighbourhood = neighbourhood_of(blocks.sequence, max(candidate.places, key=blocks.weight))
         if neighbourhood is None:
             return None

@@ -2,8 +2,8 @@
 
 Functions of values, in the order in which a run calls them:
 
-    propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    as_deployed
-    marginal_savings    plans_to_time    rows_of, inside_of    fastest_step
+    propose -> Proposals    expected_saving_s, next_to_measure    saving_in_place_s    plans_of -> WorkloadPlans
+    as_deployed    marginal_savings    plans_to_time    rows_of, inside_of    fastest_step
 
 A saving is against the best known schedules of a region's parts as one program (`best_parts`), both timed in turns. So
 the cost of a region in a plan is what its calls take alone, by the best that is known of each, minus that saving.
@@ -76,13 +76,13 @@ class Proposals:
         return dict(found)
 
 
-def propose(workload: Workload, *, again: bool = False, limits: Limits | None = None) -> Proposals:
-    """Candidates of each sequence of a workload. Those that compute a call `again` cannot be put into a program yet."""
-    found = []
-    for blocks in blocks_of_workload(workload):
-        candidates = candidates_of(blocks.sequence, limits)
-        found.append((blocks, tuple(c for c in candidates if again or not c.again)))
-    return Proposals(workload, tuple(found))
+def propose(workload: Workload, *, limits: Limits | None = None) -> Proposals:
+    """Candidates of each sequence of a workload. A region either computes a call `again` wherever it is, or nowhere:
+    one that needs to nowhere else does not."""
+    found = [(blocks, candidates_of(blocks.sequence, limits)) for blocks in blocks_of_workload(workload)]
+    without = {c.region.id for _, candidates in found for c in candidates if not c.again}
+    kept = ((b, tuple(c for c in some if not c.again or c.region.id not in without)) for b, some in found)
+    return Proposals(workload, tuple(kept))
 
 
 def among(proposals: Proposals, usable: Callable[[Region], bool]) -> Proposals:
@@ -99,13 +99,24 @@ def expected_saving_s(candidate: Candidate, alone_s: Mapping[str, float], target
     """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved,
     launches and idle last waves, less what is computed again. No region is expected to be faster than its own bytes
     are moved."""
-    figures = figures_of(target)
-    kernels = [kernel for number, kernel in enumerate(candidate.region.kernels) if number not in candidate.again]
+    figures, kernels = figures_of(target), candidate.kernels
     parts_s = sum(alone_s.get(kernel.id, 0.0) for kernel in kernels)
     again_s = candidate.again_operations / (figures.plain_ops * max(1, target.cores))
     saving_s = candidate.saved_bytes / figures.memory_bytes + BETWEEN_S * (len(kernels) - 1) - again_s
     saving_s += _idle_s(candidate, alone_s, target)
     return min(saving_s, parts_s - candidate.bytes / figures.memory_bytes)
+
+
+def saving_in_place_s(candidate: Candidate, saving_s: float, alone_s: Mapping[str, float]) -> float:
+    """What one occurrence saves of the calls in whose place it runs, where its program takes `saving_s` less than all
+    of its kernels. What it computes again takes its time elsewhere all the same, unless the plan leaves it out: so this
+    may be less than nothing where that still pays."""
+    return saving_s - computed_again_s(candidate, alone_s)
+
+
+def computed_again_s(candidate: Candidate, alone_s: Mapping[str, float]) -> float:
+    """What the calls take alone that an occurrence computes again."""
+    return sum(alone_s.get(candidate.region.kernels[number].id, 0.0) for number in candidate.again)
 
 
 def _idle_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
@@ -207,6 +218,7 @@ def _workload_plan(
 ) -> WorkloadPlan:
     times: dict[Key, float] = defaultdict(float)
     saved: dict[Key, float] = defaultdict(float)
+    left_out_s = 0.0
     for (blocks, _), plan in zip(proposals.sequences, chosen, strict=True):
         calls = blocks.sequence.calls
         for option in plan.programs:
@@ -214,10 +226,13 @@ def _workload_plan(
             parts = [kernel for place in option.own if (kernel := calls[place].kernel) is not None]
             times[key] += many
             saved[key] += many * (sum(alone_s.get(kernel.id, 0.0) for kernel in parts) - option.seconds)
+        for place in plan.left_out:
+            many, kernel = blocks.weight((place,)) * blocks.sequence.executions, calls[place].kernel
+            left_out_s += many * alone_s.get(kernel.id, 0.0) if kernel is not None else 0.0
     order = sorted(times, key=lambda key: -saved[key])
     programs = tuple((proposals.candidates[key], times[key]) for key in order)
     saved_bytes = sum(many * candidate.saved_bytes for candidate, many in programs)
-    return WorkloadPlan(chosen, seconds, programs, sum(saved.values()), saved_bytes)
+    return WorkloadPlan(chosen, seconds, programs, sum(saved.values()) + left_out_s, saved_bytes)
 
 
 def as_deployed(
@@ -230,12 +245,13 @@ def as_deployed(
     """
     found: dict[frozenset[tuple[str, float]], WorkloadPlan] = {}
     for plan in plans:
-        times = claimed(proposals.workload, plan.regions).found
-        programs = tuple((c, float(many)) for c, _ in plan.programs if (many := times[c.region.id]))
+        taken = claimed(proposals.workload, plan.regions)
+        programs = tuple((c, float(many)) for c, _ in plan.programs if (many := taken.found[c.region.id]))
         saved_s = sum(
-            many * min(savings[key_of(c)], sum(alone_s.get(kernel.id, 0.0) for kernel in c.region.kernels))
+            many * min(savings[key_of(c)], sum(alone_s.get(kernel.id, 0.0) for kernel in c.kernels))
             for c, many in programs
         )
+        saved_s += sum(alone_s.get(kernel, 0.0) * seen.total() for kernel, seen in taken.left_out.items())
         made = replace(
             plan,
             programs=programs,
@@ -349,11 +365,25 @@ def rows_of(
     `rows` are of the kernels, `regions` of regions, by id.
     """
     calls = {call.region.id: call for call in planned(workload, plan.regions, wanted=False).calls}
+    before_s = {row.region.id: row.baseline.cold_s for row in rows}
+    again = counted_elsewhere(workload, plan.regions, before_s)
     found = []
     for row in (*rows, *(regions[region.id] for region in plan.regions)):
         if (call := calls.get(row.region.id)) is not None:
-            found.append(replace(row, calls=call.calls, replayed=call.replayed))
+            again_s = min(again.get(row.region.id, 0.0), row.baseline.cold_s)
+            found.append(replace(row, calls=call.calls, replayed=call.replayed, again_s=again_s))
     return tuple(found)
+
+
+def counted_elsewhere(workload: Workload, regions: Sequence[Region], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of one call of each region, by id, the `seconds` of its kernels that it computes again and that count elsewhere,
+    as the mean over its calls."""
+    taken, found = claimed(workload, regions), defaultdict[str, float](float)
+    for region, number in itertools.chain(*(itertools.product([r], r.again) for r in regions)):
+        if many := taken.found[region.id]:
+            share = taken.elsewhere[region.id, number] / many
+            found[region.id] += share * seconds.get(region.kernels[number].id, 0.0)
+    return dict(found)
 
 
 def inside_of(rows: Sequence[RegionResult], found: Sequence[RegionResult]) -> tuple[RegionResult, ...]:

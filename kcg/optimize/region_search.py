@@ -29,6 +29,8 @@ from kcg.optimize.region_plans import (
     WorkloadPlan,
     among,
     best_parts,
+    computed_again_s,
+    counted_elsewhere,
     deployed_plans,
     expected_saving_s,
     inside_of,
@@ -39,6 +41,7 @@ from kcg.optimize.region_plans import (
     plans_to_time,
     propose,
     rows_of,
+    saving_in_place_s,
 )
 from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import Weights, search
@@ -200,9 +203,10 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
         if all(kernel.id in alone_s for kernel in candidate.region.kernels)
     }
     savings = {key: expected_saving_s(candidate, alone_s, target) for key, candidate in timed.items()}
-    savings = {key: saving_s for key, saving_s in savings.items() if saving_s > 0}
+    savings = {key: saved for key, saved in savings.items() if saved + computed_again_s(timed[key], alone_s) > 0}
     first = next_to_measure(plans_of(proposals, alone_s, savings), savings, {})
-    rest = sorted(savings, key=lambda key: -savings[key] * proposals.calls[key])
+    # one that saves nothing where it stands is worth it only as a part of a plan that leaves out what it computes again
+    rest = sorted((k for k, saved in savings.items() if saved > 0), key=lambda k: -savings[k] * proposals.calls[k])
     keys = list(dict.fromkeys([*first, *rest]))[:MOST]
     regions = dict.fromkeys(proposals.candidates[key].region for key in keys)
     found = [planned(workload, [region], wanted=False).calls[-1] for region in regions]
@@ -289,7 +293,11 @@ def needed_by_plans(
             elif work.tile_candidates:
                 saved_s[work.call.region.id] = work.saving_s / work.call.calls
         candidates = proposed.proposals.candidates.values()
-        savings = {key_of(c): saved for c in candidates if (saved := saved_s.get(c.region.id, 0.0)) > 0}
+        savings = {
+            key_of(c): saving_in_place_s(c, saved, alone_s)
+            for c in candidates
+            if (saved := saved_s.get(c.region.id, 0.0)) > 0
+        }
         plans = deployed_plans(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
         return frozenset(region.id for plan in plans for region in plan.regions)
 
@@ -319,6 +327,7 @@ def variants(
             why=UNTRIED,
             passed_over=passed_over(list(regions.values()), proposed, plan, nearby),
             inside=inside_of(rows, found),
+            unread=unread(plan, rows, workload),
         )
         made.append(replace(results, rows=found, planning=planning))
     return made
@@ -335,8 +344,8 @@ def plans_by(
     memory_bytes: float = float("inf"),
 ) -> list[WorkloadPlan]:
     """The best plans by what was judged, as programs get them."""
-    proposals, alone_s = proposed.proposals, {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
-    savings = measured_savings(results.rows, proposals, nearby)
+    proposals, alone_s = proposed.proposals, alone_s_of(results)
+    savings = measured_savings(results.rows, proposals, alone_s, nearby)
     workspaces = _workspaces(results.rows, proposed)
     return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces)
 
@@ -356,15 +365,26 @@ def _workspaces(rows: Sequence[RegionResult], proposed: Proposed) -> dict[Key, i
     return {key: taken for key in keys if (taken := by_region.get(key[0], 0))}
 
 
+def alone_s_of(results: RegionResults) -> dict[str, float]:
+    """Seconds of one call of each kernel by its chosen schedule."""
+    return {row.region.id: row.chosen.cold_s for row in results.rows if not row.region.args}
+
+
 def measured_savings(
-    rows: Sequence[RegionResult], proposals: Proposals, nearby: Mapping[str, Interval] = MappingProxyType({})
+    rows: Sequence[RegionResult],
+    proposals: Proposals,
+    alone_s: Mapping[str, float],
+    nearby: Mapping[str, Interval] = MappingProxyType({}),
 ) -> Mapping[Key, float]:
     """What each region that is faster than the best of its parts saves of one call, both timed in the same turns: in
-    its neighbourhood where that is known, else alone."""
+    its neighbourhood where that is known, else alone; less what its parts take that it computes again."""
     saved_s = {row.region.id: saving_s(row) for row in rows if beats_its_parts(row)}
     saved_s |= {name: median_s for name, (_, median_s, _) in nearby.items() if name in saved_s}
-    candidates = proposals.candidates.values()
-    return {key_of(c): saved for c in candidates if (saved := saved_s.get(c.region.id, 0.0)) > 0}
+    return {
+        key_of(candidate): saving_in_place_s(candidate, saved, alone_s)
+        for candidate in proposals.candidates.values()
+        if (saved := saved_s.get(candidate.region.id, 0.0)) > 0
+    }
 
 
 def beats_its_parts(row: RegionResult) -> bool:
@@ -390,20 +410,28 @@ def regions_in(
     """What is said of the regions of a plan, by the results of the plan and those of all `kernels`."""
     names = {row.region.id: name_of(row) for row in kernels}
     by_id, left = {row.region.id: row for row in rows}, claimed(workload, plan.regions).left
+    again = counted_elsewhere(workload, plan.regions, {row.region.id: row.chosen.cold_s for row in kernels})
     return tuple(
         RegionInPlan(
             region=region.id,
             kernels=tuple(names.get(kernel.id, kernel.id[:12]) for kernel in region.kernels),
             form=candidate.form,
             calls=by_id[region.id].calls,
-            saved_s=saving_s(by_id[region.id]),
+            saved_s=saving_s(by_id[region.id]) - again.get(region.id, 0.0),
             saved_bytes=float(candidate.saved_bytes),
             left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
-            nearby_s=nearby.get(region.id),
+            nearby_s=nearby.get(region.id),  # which is not known of one that computes calls again
+            again=region.again,
         )
         for candidate, _ in plan.programs
         for region in (candidate.region,)
     )
+
+
+def unread(plan: WorkloadPlan, kernels: Sequence[RegionResult], workload: Workload) -> tuple[tuple[str, int], ...]:
+    """Names of kernels that a plan computes again in all who read them, and of how many calls that is so."""
+    names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, plan.regions).left_out
+    return tuple((names.get(kernel, kernel[:12]), seen.total()) for kernel, seen in taken.items())
 
 
 OUT = {

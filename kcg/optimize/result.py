@@ -47,7 +47,13 @@ ADDED = {
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
     11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
-    12: {("RegionInPlan", "nearby_s")},
+    12: {
+        ("Region", "again"),
+        ("RegionResult", "again_s"),
+        ("RegionInPlan", "again"),
+        ("RegionInPlan", "nearby_s"),
+        ("Planning", "unread"),
+    },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -344,6 +350,8 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0 or not 0 <= row.replayed <= row.calls:
         raise _Malformed(where, "a count is negative, or more are replayed than called")
+    if row.again_s and not (region.again and 0 < row.again_s <= row.baseline.cold_s):
+        raise _Malformed(f"{where}.again_s", "it is no part of the baseline's time that is computed again")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
         raise _Malformed(f"{where}.ends", "a share or a time is negative")
     most = 2 if len(region.kernels) == 1 else 4
@@ -368,7 +376,9 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
             raise _Malformed(f"{here}.region", "it names no region of several kernels of the result")
         if len(region.kernels) != len(row.region.kernels) or region.calls != row.calls:
             raise _Malformed(here, "it contradicts the regions")
-        if region.saved_bytes < 0 or any(count < 0 for _, count in region.left):
+        if region.again != row.region.again:
+            raise _Malformed(f"{here}.again", "it contradicts the regions")
+        if (region.saved_bytes < 0 and not region.again) or any(count < 0 for _, count in region.left):
             raise _Malformed(here, "a size or a count is negative")
         if region.nearby_s is not None and not region.nearby_s[0] <= region.nearby_s[1] <= region.nearby_s[2]:
             raise _Malformed(f"{here}.nearby_s", "it is no interval with its median")
@@ -377,8 +387,9 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
         raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")
     if any(min(plan.expected_s, plan.step_s or 0.0) < 0 for plan in planning.plans):
         raise _Malformed(f"{where}.plans", "a time is negative")
-    if any(count < 0 for _, count in planning.passed_over):
-        raise _Malformed(f"{where}.passed_over", "a count is negative")
+    for name, counts in (("passed_over", planning.passed_over), ("unread", planning.unread)):
+        if any(count < 0 for _, count in counts):
+            raise _Malformed(f"{where}.{name}", "a count is negative")
     shown = {(row.region.id, row.variables) for row in result.regions}
     for i, row in enumerate(planning.inside):
         _check_region(row, f"{where}.inside[{i}]")

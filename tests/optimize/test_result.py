@@ -238,7 +238,7 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
     idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
     older = replace(sample, regions=(old, wrong, idle), expectations=())
     document = without(
-        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11) for _, name in ADDED[version]}
+        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11, 12) for _, name in ADDED[version]}
     )
     unjudged, quarantined, idle = from_dict(document).regions
     assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
@@ -277,7 +277,7 @@ def test_files_of_the_first_version_are_read() -> None:
 def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
     sample = sample_result()
     document = without(
-        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11) for _, name in ADDED[version]}
+        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11, 12) for _, name in ADDED[version]}
     )
     assert document["regions"][0]["region"].keys() == {"kernels", "wiring"}
     assert from_dict(document) == sample
@@ -400,13 +400,13 @@ def test_a_plan_survives_and_counts_each_kernel_once(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tenth_version_have_no_plan() -> None:
-    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11]})
+    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11] | ADDED[12]})
     assert from_dict(document) == sample_result()
     with pytest.raises(ResultError, match="'planning' is unknown"):
         from_dict({**to_dict(sample_plan()), "schema": 10})
 
 
-def test_files_of_the_eleventh_version_have_no_savings_among_neighbours() -> None:
+def test_files_of_the_eleventh_version_have_no_savings_among_neighbours_and_compute_nothing_again() -> None:
     result = sample_plan()
     assert result.planning is not None
     document = without({**to_dict(result), "schema": 11}, {name for _, name in ADDED[12]})
@@ -417,6 +417,32 @@ def test_files_of_the_eleventh_version_have_no_savings_among_neighbours() -> Non
     turned = changed(to_dict(result), ("planning", "regions", timed, "nearby_s"), [2.0, 1.0, 3.0])
     with pytest.raises(ResultError, match="nearby_s: it is no interval"):
         from_dict(turned)
+    with pytest.raises(ResultError, match="is missing"):
+        from_dict({**document, "schema": 12})
+
+
+def test_what_is_computed_again_survives_and_agrees() -> None:
+    plan = sample_plan()
+    assert plan.planning is not None
+    first, *regions = plan.planning.regions
+    place = next(i for i, row in enumerate(plan.regions) if row.region.id == first.region)
+    row = plan.regions[place]
+    rows = list(plan.regions)
+    rows[place] = replace(row, region=replace(row.region, again=(0,)), again_s=0.25 * row.baseline.cold_s)
+    marked = (replace(first, again=(0,), saved_bytes=-1.0), *regions)
+    planning = replace(plan.planning, regions=marked, unread=(("E_4", 3),))
+    result = replace(plan, regions=tuple(rows), planning=planning)
+    document = to_dict(result)
+    assert from_dict(document) == result and from_dict(document).regions[place].region.again == (0,)
+    assert plan.total_before_s - result.total_before_s == pytest.approx(0.25 * row.before_s)
+    for path, value, message in (
+        (("regions", place, "region", "again"), [7], "what is made again must be some of the kernels"),
+        (("regions", place, "again_s"), 2 * row.baseline.cold_s, "again_s: it is no part of the baseline's time"),
+        (("planning", "regions", 0, "again"), [], "again: it contradicts the regions"),
+        (("planning", "unread", 0, 1), -1, "unread: a count is negative"),
+    ):
+        with pytest.raises(ResultError, match=message):
+            from_dict(changed(document, path, value))
 
 
 def test_a_sum_that_another_python_rounded_is_accepted() -> None:
