@@ -335,12 +335,12 @@ def test_what_a_mask_may_leave_out_is_no_part_of_a_floor() -> None:
     q, k, v = (empty(128, 16) for _ in range(3))
     query, key = Tensor.arange(128).reshape(128, 1), Tensor.arange(128).reshape(1, 128)
     mask = (key <= query) & (key >= query)
-    for region, operations in (
+    for region, computed in (
         (region_of(q.scaled_dot_product_attention(k, v, attn_mask=mask)), 0),
         (region_of(q.scaled_dot_product_attention(k, v)), 2 * 2 * 128 * 128 * 16),
     ):
-        nbytes = 4 * 128 * 16 * (4 if operations else 1)
-        assert certain_work(Chain(region).asts, region.outputs) == (nbytes, operations)
+        nbytes = 4 * 128 * 16 * (4 if computed else 1)
+        assert certain_work(Chain(region).asts, region.outputs) == (nbytes, computed)
 
 
 def test_what_a_later_kernel_may_leave_unused_is_no_part_of_a_floor() -> None:

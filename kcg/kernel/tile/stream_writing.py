@@ -117,6 +117,8 @@ class StreamWriting:
         else:
             first = self._first_whole(self.top, start, self.rows)
             loops.append((begin, lines.name(f"tl.minimum({first}, {end})", "end"), False))
+            if self.reach.upper is None and not self._has_ragged_keys:
+                return [*loops, (first, end, True)]
             begin, middle = first, lines.name(f"tl.maximum({last} * {self.step}, {first})", "whole")
         return [*loops, (begin, middle, True), (middle, end, False)]
 
@@ -133,8 +135,12 @@ class StreamWriting:
     @property
     def _has_masks(self) -> bool:
         """Whether a block of keys has any that do not exist, or that a query of the tile does not reach."""
-        keys = self.stream.keys
-        return self.reach.is_bounded or is_symbolic(keys) or extent(keys) % self.step != 0
+        return self.reach.is_bounded or self._has_ragged_keys
+
+    @property
+    def _has_ragged_keys(self) -> bool:
+        """Whether the last block of keys may have some that do not exist."""
+        return is_symbolic(self.stream.keys) or extent(self.stream.keys) % self.step != 0
 
     def _loop(
         self, first: str, last: str, start: str, described: tuple[Described | None, ...], sums: Sequence[str]
