@@ -24,7 +24,7 @@ from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, 
 
 T = TypeVar("T")
 
-SCHEMA = 11
+SCHEMA = 12
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -47,6 +47,7 @@ ADDED = {
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
     11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
+    12: {("Result", "allow_tf32")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -267,6 +268,8 @@ def _float(value: float, where: str) -> float:
 
 
 def _read(document: Any) -> Result:
+    from kcg.kernel.tile.kind import rounds_to_tf32
+
     if not isinstance(document, dict) or "schema" not in document:
         raise _Malformed("", "it has no schema number")
     schema = document["schema"]
@@ -295,6 +298,8 @@ def _read(document: Any) -> Result:
             raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
+    if not result.allow_tf32 and any(rounds_to_tf32(row.chosen.schedule) for row in result.regions):
+        raise _Malformed("allow_tf32", "a schedule rounds to tf32, which was not allowed")
     if result.planning is not None:
         _check_planning(result.planning, result, "planning")
     check = result.model_check
