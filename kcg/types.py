@@ -662,6 +662,7 @@ class Result:
     dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
     steps: int = 0  # how often the steady state of a script was replayed while it was recorded; 0 where it has none
     planning: Planning | None = None  # None where no regions of several kernels were searched
+    allow_tf32: bool = False  # whether products were allowed to round float32 operands to tf32
 
     @property
     def deployed(self) -> tuple[RegionResult, ...]:

@@ -21,7 +21,7 @@ from tests.sample_result import sample_result
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
 
-GIB = 1 << 30
+LITTLE = 1 << 29
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ guarded(body)
 )
 def test_a_limit_of_memory_is_one_line(raised: str) -> None:
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (GIB, GIB))
+        resource.setrlimit(resource.RLIMIT_AS, (LITTLE, LITTLE))
 
     done = shell(f'{sys.executable} -c "$1"', LACKS.format(raised), limit=limit)
     assert done.stderr == "kcg: not enough memory: free some, or raise the limit (ulimit -v)\n"

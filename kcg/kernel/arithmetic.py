@@ -110,6 +110,33 @@ def noise_now() -> Noise | None:
     return _noise.get()
 
 
+TF32_BITS = 11
+"""Significant bits of what a tensor core takes of a float32 number where a product is of tf32."""
+
+_tf32: ContextVar[bool] = ContextVar("tf32", default=False)
+
+
+@contextlib.contextmanager
+def products_of_tf32() -> Iterator[None]:
+    """Inside the block the factors of products that are summed may be rounded, or cut, to `TF32_BITS`."""
+    before = _tf32.set(True)
+    try:
+        yield
+    finally:
+        _tf32.reset(before)
+
+
+def products_are_tf32() -> bool:
+    """Whether this is inside of `products_of_tf32`."""
+    return _tf32.get()
+
+
+def as_tf32(product: Value, factors: Sequence[Value]) -> Value:
+    """A product with the error of rounding its factors to tf32, as far as they are no such numbers."""
+    share = sum(np.where(_has_bits(one.data, TF32_BITS), 0.0, 2.0**-TF32_BITS) for one in factors)
+    return product._replace(error=_plus(product.error, share * np.abs(product.data)))
+
+
 def settled(value: Value) -> Value:
     """The value for anybody but wrapping arithmetic and a store of its own width.
 
@@ -167,7 +194,11 @@ def _is_narrow(dtype: DType) -> bool:
 
 def _representable(data: Array, dtype: DType) -> Array:
     """Where a float64 is a value of `dtype` (subnormals and overflow aside). False for float64, which is no test."""
-    bits = _FLOATS[dtype][0]
+    return _has_bits(data, _FLOATS[dtype][0])
+
+
+def _has_bits(data: Array, bits: int) -> Array:
+    """Where a float64 has so few significant bits, at most the 24 of float32."""
     single = data.astype(np.float32)
     same = (single == data) & (bits <= 24)
     if bits < 24:

@@ -134,8 +134,9 @@ class Kind(Protocol):
     def parse(self, body: str) -> Schedule:
         """The schedule of a body that comes from a file. Raises ScheduleError, in one line, where it is none."""
 
-    def space(self, region: Region, target: Target) -> Space | Refusal:
-        """The schedules of a region on a target. Raises what tinygrad raises on a foreign kernel."""
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> Space | Refusal:
+        """The schedules of a region on a target. With `allow_tf32` products may round float32 operands to tf32. Raises
+        what tinygrad raises on a foreign kernel."""
 
     def describe(self, schedule: Schedule) -> str:
         """A schedule in few words. Raises ValueError or TypeError where its body was not parsed and is none."""
@@ -200,10 +201,10 @@ def own_kind(region: Region) -> Kind:
     return kind_named(ScheduleKind.OPTS if len(region.kernels) == 1 else ScheduleKind.PARTS)
 
 
-def space_of(region: Region, target: Target, kind: str = "") -> Space:
-    """The space of a kind, by default of the one that holds the region's baseline. Raises ScheduleError where there is
-    none, and what tinygrad raises on a foreign kernel."""
-    found = (kind_named(kind) if kind else own_kind(region)).space(region, target)
+def space_of(region: Region, target: Target, kind: str = "", *, allow_tf32: bool = False) -> Space:
+    """The space of a kind, see `Kind.space`, by default of the one that holds the region's baseline. Raises
+    ScheduleError where there is none, and what tinygrad raises on a foreign kernel."""
+    found = (kind_named(kind) if kind else own_kind(region)).space(region, target, allow_tf32=allow_tf32)
     if isinstance(found, Refusal):
         raise ScheduleError(found.reason)
     return found

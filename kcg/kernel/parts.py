@@ -193,9 +193,11 @@ class PartsKind:
                 raise ScheduleError(f"part {number} of a schedule: {error}") from None
         return schedule
 
-    def space(self, region: Region, target: Target) -> PartsSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> PartsSpace | Refusal:
         """The space of a region of several kernels."""
-        return PartsSpace(region, target) if len(region.kernels) > 1 else Refusal("a region of one kernel has no parts")
+        if len(region.kernels) == 1:
+            return Refusal("a region of one kernel has no parts")
+        return PartsSpace(region, target, allow_tf32=allow_tf32)
 
     def describe(self, schedule: Schedule) -> str:
         """What each part does, one after the other."""
@@ -223,8 +225,8 @@ class PartsKind:
 class PartsSpace:
     """Schedules of the parts of one region: each step is one of one part's own space."""
 
-    def __init__(self, region: Region, target: Target) -> None:
-        self.region, self.target = region, target
+    def __init__(self, region: Region, target: Target, *, allow_tf32: bool = False) -> None:
+        self.region, self.target, self._allow_tf32 = region, target, allow_tf32
         self._spaces: OrderedDict[tuple[tuple[int, ...], str], Space] = OrderedDict()
 
     def parts(self, schedule: Schedule) -> list[tuple[Space, Schedule]]:
@@ -380,7 +382,8 @@ class PartsSpace:
 
     def _of_kind(self, places: tuple[int, ...], kind: str) -> Space:
         if (places, kind) not in self._spaces:
-            found = kind_named(kind).space(region_of_part(self.region, places)[0], self.target)
+            part = region_of_part(self.region, places)[0]
+            found = kind_named(kind).space(part, self.target, allow_tf32=self._allow_tf32)
             if isinstance(found, Refusal):
                 raise ScheduleError(f"calls {list(places)} have no schedules of kind {kind}: {found.reason}")
             self._spaces[places, kind] = found

@@ -46,6 +46,7 @@ class Compiled:
     launch_id: str = ""  # of a hand-written kernel, whose code does not say how it is launched
     launches: tuple[BoundLaunch, ...] = ()  # one for each of these sets; none where the kernel has no variables
     report: tuple[tuple[str, int], ...] = ()  # what its compiler says: registers, spilled bytes, warps, …
+    tf32: bool = False  # whether its products round float32 operands to tf32, as the user allowed
 
     def runs_at(self, variables: Variables) -> bool:
         """Whether it is known how it is launched with these values."""
@@ -131,6 +132,11 @@ class Program:
         first = self.launches[0]
         alone = len(self.launches) == 1 and not self.scratch and first.args == first.compiled.slots
         return first.compiled.binary_hash if alone else self.id
+
+    @property
+    def tf32(self) -> bool:
+        """As of a `Compiled`."""
+        return any(launch.compiled.tf32 for launch in self.launches)
 
     @property
     def global_size(self) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ from kcg.kernel.arithmetic import (
     Value,
     alu,
     as_complement,
+    as_tf32,
     bit_cast,
     cast,
     complements,
@@ -59,6 +60,7 @@ from kcg.kernel.arithmetic import (
     may_wrap,
     noise_now,
     numpy_dtype,
+    products_are_tf32,
     settled,
     smallest_normal,
     subnormal_step,
@@ -544,6 +546,19 @@ def _stay_inside(body: UOp, ranges: frozenset[UOp]) -> bool:
     return all(_stay_inside(factor, ranges) for factor in body.src)
 
 
+def products_summed(ast: UOp) -> frozenset[UOp]:
+    """The products of two float32 values of which a kernel makes sums: what a tensor core may compute. Squares are
+    none."""
+    found, waiting = set(), [n.src[0] for n in ast.toposort() if n.op is Ops.REDUCE and n.arg[0] is Ops.ADD]
+    while waiting:
+        node = waiting.pop()
+        if node.op is Ops.MUL and node.dtype is dtypes.float32 and node.src[0] is not node.src[1]:
+            found.add(node)
+        elif node.op in (Ops.ADD, Ops.CAST, Ops.WHERE):
+            waiting += node.src
+    return frozenset(found)
+
+
 class Lazy(Protocol):
     """A flat buffer whose values are computed where they are asked for, and are off by an error."""
 
@@ -575,6 +590,7 @@ class Run:
         for node in ast.toposort():
             if node.op is Ops.REDUCE:
                 self.scopes[node] = self._scope(node.src[:1], frozenset(node.src[1:]))
+        self._rounded = products_summed(ast) if products_are_tf32() else frozenset()
 
     @functools.cached_property
     def _identities(self) -> Identities:
@@ -690,6 +706,8 @@ class Run:
                     unrelated=node not in known.related,
                     positive=node in known.positive,
                 )
+                if node in self._rounded:
+                    result = as_tf32(result, [values[s] for s in node.src])
                 x = self._complements.get(node)
                 return result if x is None else as_complement(result, values[x], node.dtype)
 

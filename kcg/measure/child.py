@@ -198,7 +198,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         bench.fill(TIMED_SEED, recipe)
         observed()
     else:
-        result = bench.check(observed, job.variables, seeds=(job.check_seed,))
+        result = bench.check(observed, job.variables, seeds=(job.check_seed,), tf32=job.compiled.tf32)
         if not result.passed:
             wrong, unjudged = _wrong_or_unjudged(result)
             return TimeOutcome((), recipe, wrong=wrong, unjudged=unjudged, checked=True, tainted=bench.tainted)
@@ -222,7 +222,8 @@ def time_job(job: TimeJob) -> TimeOutcome:
         noisy = "the device's clock told no time"
     if not wrong and not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
         # too good to be true: every rule, and all samples again with nothing else on the device
-        wrong, unjudged = _wrong_or_unjudged(bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=True))
+        verified = bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=True, tf32=job.compiled.tf32)
+        wrong, unjudged = _wrong_or_unjudged(verified)
         bench.fill(job.check_seed or TIMED_SEED, recipe)
         if not wrong and not unjudged:
             samples, noisy = _trusted(lambda: _samples(job, run, full=True), job.target)
@@ -378,7 +379,8 @@ def _judged(job: PairedJob | JointJob, sides: Sequence[Executable], *, twice: in
         bench.use_references(job.references, job.variables)
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
     laps.lap("load")
-    results: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
+    tf32 = [side.tf32 for side in sides]
+    results: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True, tf32=tf32)
     laps.lap("verify")
     if not all(result.passed for result in results):
         return _Judged(results, bench.tainted, laps.spent_s)
@@ -386,7 +388,10 @@ def _judged(job: PairedJob | JointJob, sides: Sequence[Executable], *, twice: in
     bench.reference(TIMED_SEED, recipe, job.variables)
     bench.fill(TIMED_SEED, recipe)
     timed = [*launches, *(bench.launcher(side, as_tinygrad=True) for side in sides[:twice])]
-    runs = [bench.watch(launch, job.variables) for launch in timed]
+    runs = [
+        bench.watch(launch, job.variables, tf32=rounds)
+        for launch, rounds in zip(timed, [*tf32, *tf32[:twice]], strict=True)
+    ]
     (cold, warm), noisy = _trusted(lambda: _in_turns(runs, job, warm=len(sides)), job.target)
     laps.lap("time")
     # of a fault of all of them together (guards, inputs) the last is to blame: tinygrad's own comes first

@@ -394,9 +394,11 @@ class MeasureService:
 
     def remember(self, row: Measurement) -> None:
         """Take a measurement of an earlier run as made: its binary is not timed again."""
+        from kcg.kernel.tile.kind import rounds_to_tf32
+
         if row.binary_hash:
-            binary = row.binary_hash[:HASH_DIGITS]
-            key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, row.trial)
+            binary, tf32 = row.binary_hash[:HASH_DIGITS], rounds_to_tf32(row.schedule)
+            key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, tf32, row.trial)
             self._by_binary.setdefault(key, row)
 
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
@@ -493,6 +495,7 @@ class MeasureService:
             request.cache_state,
             request.early_stop,
             compiled.binary_hash[:HASH_DIGITS],
+            compiled.tf32,  # it is judged by other errors
             request.trial,
         )
         job, known = self._time_job(request, compiled), _known(outcome)

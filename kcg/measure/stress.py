@@ -55,7 +55,7 @@ def stressed(
 
     Raises what the device raises on a fault.
     """
-    if reason := bench.watch(bench.launcher(runs, as_tinygrad=True), variables).reason:
+    if reason := bench.watch(bench.launcher(runs, as_tinygrad=True), variables, tf32=runs.tf32).reason:
         return reason  # the first launch, by the reference
     own, beside = _Repeated(bench, runs), None
     stream = second_stream(bench.device)

@@ -6,6 +6,7 @@ A gate before any schedule is reported, not a reward. A candidate of a search is
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcg.errors import VerificationError
-from kcg.kernel.arithmetic import CONFIDENT
+from kcg.kernel.arithmetic import CONFIDENT, products_of_tf32
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
@@ -124,7 +125,7 @@ class Referee:
     recipe: str
 
     def __init__(self) -> None:
-        self._references: dict[tuple[int, str, Variables], Reference] = {}
+        self._references: dict[tuple[int, str, Variables, bool], Reference] = {}  # the last: of tf32
         self._recipes: dict[tuple[int, Variables], str] = {}  # by place among the final seeds
         self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
 
@@ -198,12 +199,14 @@ class Referee:
         """The inputs that are filled in, as numbers."""
         return self._numbers(self.inputs)
 
-    def reference(self, seed: int, recipe: str, variables: Variables) -> Reference:
-        """The reference of one seed, computed once."""
-        key = (seed, recipe, variables)
+    def reference(self, seed: int, recipe: str, variables: Variables, *, tf32: bool = False) -> Reference:
+        """The reference of one seed, computed once. With `tf32` its errors are those of a program whose products round
+        float32 operands so: it judges such programs alone."""
+        key = (seed, recipe, variables, tf32)
         if key not in self._references:
             self.fill(seed, recipe)
-            self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
+            with _products(tf32):
+                self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
         return self._references[key]
 
     def spikes_tell(self, variables: Variables) -> bool:
@@ -212,6 +215,10 @@ class Referee:
         if len(self.chain.asts) == 1 or not self.inputs_are_read:
             return False
         return self.reference(0, SPIKY_RECIPE, variables).can_judge()
+
+
+def _products(tf32: bool) -> contextlib.AbstractContextManager[None]:
+    return products_of_tf32() if tf32 else contextlib.nullcontext()
 
 
 class RefereeWithoutDevice(Referee):
@@ -271,6 +278,7 @@ FEW_ROWS = 64
 
 BESIDE = "whole output beside the first binary's"
 PROJECTED = "random projections of the whole output"
+TF32_ALLOWED = "errors as of products of tf32, which the user allowed"
 
 Bits = NDArray[Any]
 
@@ -297,15 +305,17 @@ class WholeOutput:
         self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
         self._snapshots: dict[int, Bits] = {}
         self._first: dict[int, Bits] = {}
-        self._values: Evaluation | None = None  # of the reference, once something differs
+        self._values: dict[bool, Evaluation] = {}  # of the reference, by whether it is of tf32, once something differs
 
-    def judge(self, ran: Callable[..., None]) -> str:
-        """What is wrong with the outputs that are on the device now; empty if nothing is."""
+    def judge(self, ran: Callable[..., None], *, tf32: bool = False) -> str:
+        """What is wrong with the outputs that are on the device now; empty if nothing is. With `tf32` they are of a
+        program whose products round so, for which there are no projections."""
         if not self._snapshots:
             if not self._only:
                 self._snapshots = {slot: self._bench.snapshot(slot) for slot in self._slots}
                 self._first = {slot: self._bench.read(slot) for slot in self._slots} if self._fits else {}
-            return judge_projections(self._bench, self._seed, ran) if self._is_first and self._fits else ""
+            is_projected = self._is_first and self._fits and not tf32
+            return judge_projections(self._bench, self._seed, ran) if is_projected else ""
         if all(self._bench.holds(slot, snapshot) for slot, snapshot in self._snapshots.items()):
             ran(BESIDE)
             return ""
@@ -313,13 +323,17 @@ class WholeOutput:
             return ""
         ran(BESIDE)
         bench = self._bench
-        values = self._values = self._values or bench.chain.on(bench.values(), self._variables)
+        if tf32 not in self._values:
+            with _products(tf32):
+                self._values[tf32] = bench.chain.on(bench.values(), self._variables)
+        values = self._values[tf32]
         wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
         if not any(len(elements) for elements in wanted.values()):
             return ""
         indices = [values.index(store) for store in bench.chain.stores]
         found = [elements_to_points(index, wanted[index.slot]) for index in indices]
-        expected_values = values.at([points for points, _ in found])
+        with _products(tf32):
+            expected_values = values.at([points for points, _ in found])
         if self._reference is not None:  # of a few points random roundings show too little
             expected_values = [as_wide(*both) for both in zip(expected_values, self._reference.stores, strict=True)]
         return bench.compare(expected_values) or self._left_alone(wanted, indices, found)
@@ -474,6 +488,7 @@ class _Result:
     seeds: int = 0
     reason: str = ""
     unjudged: bool = False  # `reason` says why the reference cannot tell
+    tf32: bool = False  # whether its products may round float32 operands so
 
     def ran(self, *rules: str) -> None:
         self.rules.update(dict.fromkeys(rules))
@@ -507,30 +522,43 @@ class CheckedBench(Workbench, Referee):
         for place, recipe in enumerate(expected.recipes):
             self._recipes[place, variables] = recipe
         for (seed, recipe), reference in expected.references:
-            self._references.setdefault((seed, recipe, variables), reference)
+            self._references.setdefault((seed, recipe, variables, False), reference)
         for key, projected in expected.projections:
             self.projections.setdefault(key, projected)
 
     # ---- verdicts ----
 
     def check(
-        self, launch: Launch, variables: Variables, *, seeds: Iterable[int], thorough: bool = False
+        self,
+        launch: Launch,
+        variables: Variables,
+        *,
+        seeds: Iterable[int],
+        thorough: bool = False,
+        tf32: bool = False,
     ) -> Verification:
         """`check_all` of one binary."""
-        return self.check_all([launch], variables, seeds=seeds, thorough=thorough)[0]
+        return self.check_all([launch], variables, seeds=seeds, thorough=thorough, tf32=[tf32])[0]
 
     def check_all(
-        self, launches: Sequence[Launch], variables: Variables, *, seeds: Iterable[int], thorough: bool = False
+        self,
+        launches: Sequence[Launch],
+        variables: Variables,
+        *,
+        seeds: Iterable[int],
+        thorough: bool = False,
+        tf32: Sequence[bool] = (),
     ) -> list[Verification]:
         """Run each of `launches` on fresh data of each seed and judge what it wrote: one result each.
 
+        `tf32` says which of them may round float32 operands of products so; by default none.
         `thorough` is for finalists: inputs of a kind of its own for each seed (`references.EXTREMES`); ten runs that
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
         kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly. A region of
         several kernels also runs on data with spikes.
         """
-        results = [_Result() for _ in launches]
+        results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
         try:
             ordinary = self.choose_recipe(variables)
             for place, seed in enumerate(seeds):
@@ -560,7 +588,9 @@ class CheckedBench(Workbench, Referee):
             if result.reason:
                 continue
             self.fill(seed, recipe)
-            reference = self.reference(*key)
+            reference = self.reference(*key, tf32=result.tf32)
+            if result.tf32:
+                result.ran(TF32_ALLOWED)
             if reference.judged() < JUDGED:
                 reason, result.unjudged = "most outputs are not numbers", True
             elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
@@ -571,9 +601,10 @@ class CheckedBench(Workbench, Referee):
                     result.ran(f"data of recipe {recipe}")
                     if compared is None:
                         only = len(launches) == 1
-                        compared = WholeOutput(self, seed, dict(variables), only=only, first=first, reference=reference)
-                    reason = compared.judge(result.ran)
-                if recipe == BINARY_RECIPE and not reason:
+                        own = self.reference(*key)
+                        compared = WholeOutput(self, seed, dict(variables), only=only, first=first, reference=own)
+                    reason = compared.judge(result.ran, tf32=result.tf32)
+                if recipe == BINARY_RECIPE and not reason and not result.tf32:
                     reason = judge_projections(self, seed, result.ran)
             result.seeds += recipe not in (BINARY_RECIPE, SPIKY_RECIPE)
             if reason:
@@ -716,7 +747,7 @@ class CheckedBench(Workbench, Referee):
 
     # ---- timed runs ----
 
-    def watch(self, launch: Launch, variables: Variables = (), *, has_run: bool = False) -> Watched:
+    def watch(self, launch: Launch, variables: Variables = (), *, has_run: bool = False, tf32: bool = False) -> Watched:
         """A launch to be timed on the inputs that are filled in: each of its runs must leave what its first one does.
 
         The first run is here unless it `has_run`, and what it wrote passed a check and is still there. The reference
@@ -726,8 +757,8 @@ class CheckedBench(Workbench, Referee):
             return Watched(self, launch)
         self.poisoned_run(launch)
         reference = None
-        if self.seed == TIMED_SEED and (self.seed, self.recipe, variables) in self._references:
-            reference = self.reference(self.seed, self.recipe, variables)
+        if self.seed == TIMED_SEED and (self.seed, self.recipe, variables, False) in self._references:
+            reference = self.reference(self.seed, self.recipe, variables, tf32=tf32)
         return Watched(self, launch, "" if reference is None else self.compare(reference.stores))
 
     def _inputs_changed(self, result: _Result, *, thorough: bool) -> str:

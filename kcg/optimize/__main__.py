@@ -71,6 +71,10 @@ def optimize(
             help="also search programs of several kernels, and plan where they run; by default where there are some",
         ),
     ] = None,
+    allow_tf32: Annotated[
+        bool,
+        typer.Option("--allow-tf32", help="products may round float32 operands to 10 bits of mantissa"),
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -105,6 +109,7 @@ def optimize(
         weights=weights,
         regions=regions,
         kernels=tuple(path.absolute() for path in kernels or ()),
+        allow_tf32=allow_tf32,
         command=command_text("kcg.optimize"),
     )
     if own_args and not settings.is_script:

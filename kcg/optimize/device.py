@@ -210,10 +210,10 @@ class Device:
         """What is known of each region: with `--resume` what the journal holds of it."""
         from kcg.kernel.kinds import Refusal, kind_named, space_of
 
-        target = self.service.target
-        works = [RegionWork(call, space_of(call.region, target)) for call in workload.calls]
+        target, allowed = self.service.target, self._settings.allow_tf32
+        works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
         for work in works:
-            found = kind_named(ScheduleKind.TILE).space(work.call.region, target)
+            found = kind_named(ScheduleKind.TILE).space(work.call.region, target, allow_tf32=allowed)
             work.tiles = None if isinstance(found, Refusal) else found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
@@ -227,6 +227,8 @@ class Device:
                 work.tiles.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
+        from kcg.kernel.tile.kind import rounds_to_tf32
+
         target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints
         by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
         found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
@@ -236,6 +238,8 @@ class Device:
             work = by_region.get((row.region_id, row.variables))
             if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
                 continue  # says little of the schedule: it is measured again
+            if rounds_to_tf32(row.schedule) and not self._settings.allow_tf32:
+                continue
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.service.remember(row)
                 rows = found[work.id, row.schedule]

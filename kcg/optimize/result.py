@@ -53,6 +53,7 @@ ADDED = {
         ("RegionInPlan", "again"),
         ("RegionInPlan", "nearby_s"),
         ("Planning", "unread"),
+        ("Result", "allow_tf32"),
     },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
@@ -274,6 +275,8 @@ def _float(value: float, where: str) -> float:
 
 
 def _read(document: Any) -> Result:
+    from kcg.kernel.tile.kind import rounds_to_tf32
+
     if not isinstance(document, dict) or "schema" not in document:
         raise _Malformed("", "it has no schema number")
     schema = document["schema"]
@@ -302,6 +305,8 @@ def _read(document: Any) -> Result:
             raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
+    if not result.allow_tf32 and any(rounds_to_tf32(row.chosen.schedule) for row in result.regions):
+        raise _Malformed("allow_tf32", "a schedule rounds to tf32, which was not allowed")
     if result.planning is not None:
         _check_planning(result.planning, result, "planning")
     check = result.model_check

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.cli import counted
-from kcg.errors import DeviceError, ExitCode, UsageError
+from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, whole_model
@@ -31,7 +31,7 @@ from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import needed_by_plans, search_regions, variants
 from kcg.optimize.report import write_report
-from kcg.optimize.result import write_result
+from kcg.optimize.result import read_result, write_result
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.whole_model import is_runnable
@@ -65,7 +65,10 @@ def optimize(
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
+    settings = with_what_was_allowed(settings)
     log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
+    if settings.allow_tf32:
+        log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
     with Device(settings, log, budget) as device, device.alone(), contextlib.ExitStack() as children:
         guide = Guide(settings, device)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
@@ -139,6 +142,16 @@ def optimize(
                 log.interrupt()
                 device.close_children()
         raise AssertionError("the last try returns or raises")
+
+
+def with_what_was_allowed(settings: Settings) -> Settings:
+    """The settings of a run; one that goes on allows what the result before it did."""
+    path = settings.folder / "RESULT.json"
+    if not settings.resume or settings.allow_tf32 or not path.exists():
+        return settings
+    with contextlib.suppress(ResultError):  # one that cannot be read is set aside
+        return replace(settings, allow_tf32=read_result(path).allow_tf32)
+    return settings
 
 
 def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
@@ -264,6 +277,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         left_out=workload.left_out,
         steps=workload.steps,
         planning=results.planning,
+        allow_tf32=settings.allow_tf32,
         seen_as=seen_as_of(workload, target.device),
         **provenance(),
     )

@@ -71,7 +71,14 @@ class Guide:
         choice, service = self._settings.predictor, self._device.service
         if not self._device.is_cpu and self._settings.measurements != 0:
             count = max(2, SEARCHING * service.compile_workers // 4)
-            self.workers = SearchWorkers(count, choice, service.target, service.initargs, strategies=strategy_of)
+            self.workers = SearchWorkers(
+                count,
+                choice,
+                service.target,
+                service.initargs,
+                strategies=strategy_of,
+                allow_tf32=self._settings.allow_tf32,
+            )
             self._device.close_too(self.workers.close)
         self.predictor = choose_predictor(choice, service.target)
 

@@ -53,6 +53,7 @@ class Settings:
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
     regions: bool | None = None  # whether regions of several kernels are searched and planned; None: see `Estimates`
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
+    allow_tf32: bool = False  # whether products of tile programs may round float32 operands to tf32
     command: str = ""
 
     @property

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 #
 # tolerance = 3 · D · max(1, √K · eps(sum) / eps(model)), with the largest √K · eps(sum) of all kernels
 #
-# where eps(model) is that of the coarsest dtype among inputs and outputs. The last factor counts in float32 models
+# where eps(model) is that of the coarsest dtype among inputs and outputs, and of tf32 where a plan has products of it:
+# then inputs are changed by that, too. The last factor counts in float32 models
 # only: in bfloat16, sums are float32 and their order is lost below the rounding of what is stored. Where the tolerance
 # comes out above 0.25, the model is too sensitive on random weights for a result, and none is given.
 
@@ -113,8 +114,8 @@ def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
     return worst
 
 
-def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
-    """Every floating input times 1 plus or minus the eps of its dtype, at random; others as they are."""
+def perturbed(inputs: dict[str, Any], *, seed: int, least: float = 0.0) -> dict[str, Any]:
+    """Every floating input times 1 plus or minus the eps of its dtype, or `least`, at random; others as they are."""
     from tinygrad import Tensor, dtypes
 
     Tensor.manual_seed(seed)
@@ -125,7 +126,8 @@ def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
             continue
         wide = dtypes.float64 if value.dtype == dtypes.float64 else dtypes.float32
         up = Tensor.rand(*value.shape, dtype=dtypes.float32, device=value.device) < 0.5
-        factor = up.where(1.0 + eps_of(value.dtype), 1.0 - eps_of(value.dtype)).cast(wide)
+        eps = max(eps_of(value.dtype), least)
+        factor = up.where(1.0 + eps, 1.0 - eps).cast(wide)
         changed[name] = (value.cast(wide) * factor).cast(value.dtype).contiguous().realize()
     return changed
 
@@ -146,6 +148,15 @@ def eps_of(dtype: Any) -> float:
     from tinygrad import dtypes
 
     return float(2.0 ** -dtypes.finfo(dtype)[1])
+
+
+def rounding_of_products(results: Sequence[Result]) -> float:
+    """One rounding unit of tf32 where a chosen schedule rounds float32 operands of products to it, else 0."""
+    from kcg.kernel.arithmetic import TF32_BITS
+    from kcg.kernel.tile.kind import rounds_to_tf32
+
+    rounds = any(rounds_to_tf32(row.chosen.schedule) for result in results for row in result.deployed)
+    return 2.0 ** (1 - TF32_BITS) if rounds else 0.0
 
 
 def rounding_of_sums(result: Result) -> float:
@@ -426,7 +437,8 @@ def compare(
 
     replays = replays_of(max(result.total_after_s for result in results))
     with Context(BEAM=0, NOOPT=0):
-        shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
+        least = rounding_of_products(results)
+        shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
         chosen: list[_Chosen] = []
         in_turns = True
         for place, result in enumerate(results):
@@ -446,7 +458,7 @@ def compare(
     clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
     checks = []
     for one, result in zip(chosen, results, strict=True):
-        eps = own.eps or 2.0**-23  # whole numbers only: they must agree
+        eps = max(own.eps or 2.0**-23, least)  # of whole numbers only: they must agree
         check = judge(one.program.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
         check = replace(
             check, before_s=median(own.seconds), after_s=median(one.program.seconds), clock=clock, seed=seed

@@ -28,7 +28,14 @@ from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.measure import isolated
 from kcg.optimize.script_run import Ran, read_answer
-from kcg.optimize.whole_model import FACTOR, MAX_TOLERANCE, eps_of, relative_error, rounding_of_sums
+from kcg.optimize.whole_model import (
+    FACTOR,
+    MAX_TOLERANCE,
+    eps_of,
+    relative_error,
+    rounding_of_products,
+    rounding_of_sums,
+)
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -67,7 +74,7 @@ class Rounding:
     """What is known of the arithmetic of a script's kernels."""
 
     sums: float  # `rounding_of_sums`
-    stored: float  # one rounding unit of the coarsest floating dtype that a kernel stores; 0: none stores any
+    stored: float  # one rounding unit of the coarsest floating dtype that a kernel stores, or multiplies; 0: of none
     floats: bool  # whether any of them computes with floating values
 
 
@@ -83,7 +90,8 @@ def rounding_of(result: Result) -> Rounding:
                 floats = True
                 if node.op is Ops.PARAM:
                     stored = max(stored, eps_of(node.dtype))
-    return Rounding(rounding_of_sums(result), stored, floats)
+    products = rounding_of_products([result])
+    return Rounding(rounding_of_sums(result), max(stored, products), floats)
 
 
 def same_layout(ours: Sequence[Piece], theirs: Sequence[Piece]) -> bool:

@@ -75,6 +75,7 @@ class SearchJob:
     known: tuple[Observation, ...]
     deadline: float | None  # on the clock of the machine (`time.monotonic`)
     start: Schedule | None = None  # of its space, where that takes a while to find
+    allow_tf32: bool = False  # see `kcg.kernel.kinds.Kind.space`
 
 
 class SearchWorkers:
@@ -88,10 +89,12 @@ class SearchWorkers:
         initargs: tuple[Any, ...],
         *,
         strategies: Callable[[str], Strategy] = strategy,
+        allow_tf32: bool = False,
     ) -> None:
         """They start at once and read the predictor's networks while there is something else to do. `initargs` are
         those of `kcg.measure.lifetime.start`. `strategies` looks a name up, in a child too: a function of a module."""
         self.predictor, self.target, self.count, self.strategies = predictor, target, count, strategies
+        self.allow_tf32 = allow_tf32
         self._children = [_Worker(initargs, (WARM, (predictor, target))) for _ in range(count)]
 
     def __enter__(self) -> SearchWorkers:
@@ -125,6 +128,7 @@ class SearchWorkers:
                 tuple(problem.known.values()),
                 problem.ledger.deadline,
                 start,
+                self.allow_tf32,
             )
             try:
                 yield from child.search(job, problem)
@@ -237,7 +241,7 @@ class _Search:
 
         try:
             job = self.job
-            space = space_of(job.region, job.target, job.kind)
+            space = space_of(job.region, job.target, job.kind, allow_tf32=job.allow_tf32)
             if (start := job.start) is not None and isinstance(space, SeeksStart):
                 space.begin_at(lambda: start)
             judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)

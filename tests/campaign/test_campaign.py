@@ -146,7 +146,7 @@ SMALL_SPACES = {
 """Schedules that a kernel has on an H200, counted."""
 
 
-SOME_SLOW = [pytest.param(size, marks=pytest.mark.slow) if size == 47 else size for size in SMALL_SPACES]
+SOME_SLOW = [pytest.param(size, marks=pytest.mark.slow) if size in (47, 168) else size for size in SMALL_SPACES]
 
 
 @pytest.mark.parametrize("size", SOME_SLOW)

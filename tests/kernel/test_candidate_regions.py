@@ -14,6 +14,7 @@ from kcg.kernel.tile.fuse import read_region
 from kcg.types import Sequence as Calls
 from kcg.workloads.registry import spec_of
 from tests.chains import sequence_of
+from tests.flux import flux_1024
 from tests.kernels import empty
 
 ROWS, WIDTH = 64, 96
@@ -266,7 +267,7 @@ def test_blocks_that_run_what_is_independent_in_other_orders_have_the_same_regio
 
 @pytest.fixture(scope="module")
 def flux() -> Calls:
-    (sequence,) = spec_of("flux").capture("1024").sequences
+    (sequence,) = flux_1024().sequences
     return sequence
 
 

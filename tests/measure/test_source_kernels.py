@@ -37,7 +37,7 @@ def matmul(out: UOp, a: UOp, b: UOp, *, plus: int = 0) -> UOp:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[MeasureService]:
-    with MeasureService("CPU:X86", run_id="hand", compile_workers=1, timing_timeout_s=8.0) as running:
+    with MeasureService("CPU:X86", run_id="hand", compile_workers=1, timing_timeout_s=4.0) as running:
         yield running
 
 

@@ -572,8 +572,8 @@ def test_references_of_another_process_are_those_that_verifying_computes(name: s
         count = len(other._references), len(other.projections)
         assert other.check(other.launcher(compiled), variables, seeds=SEEDS, thorough=True) == plain
         assert (len(other._references), len(other.projections)) == count, "nothing was missing"
-        for key, reference in other._references.items():
-            for one, here in zip(reference.stores, bench.reference(*key).stores, strict=True):
+        for (*key, tf32), reference in other._references.items():
+            for one, here in zip(reference.stores, bench.reference(*key, tf32=tf32).stores, strict=True):
                 assert np.array_equal(one.values, here.values, equal_nan=True)
                 assert np.array_equal(one.error, here.error) and np.array_equal(one.indices, here.indices)
 

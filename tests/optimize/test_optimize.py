@@ -346,7 +346,7 @@ def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
     ("arguments", "code", "says"),
     [
         (["raising.py"], ExitCode.USAGE, "raising.py, line 1), before it ran a tinygrad kernel"),
-        (["exits.py"], ExitCode.USAGE, "exit code 3"),
+        pytest.param(["exits.py"], ExitCode.USAGE, "exit code 3", marks=pytest.mark.slow),
         (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
     ],
 )

@@ -62,6 +62,7 @@ from kcg.types import (
     Workload,
 )
 from kcg.workloads.registry import spec_of
+from tests.flux import flux_1024
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun
 from tests.plans import run
@@ -73,7 +74,7 @@ H200 = KNOWN_TARGETS["sm_90"]
 
 @pytest.fixture(scope="module")
 def flux() -> Workload:
-    return spec_of("flux").capture("1024")
+    return flux_1024()
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +393,7 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
 
 def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -> None:
     """Where there is no program for a region its search varies its parts: no plan has any of it, all kernels stay."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out", regions=True)
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=12, folder=tmp_path / "out", regions=True)
     with begun(settings) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
         kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
@@ -530,7 +531,7 @@ def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = Settings(
         str(SCRIPT),
         device=os.environ["DEV"],
-        measurements=12,
+        measurements=8,
         folder=tmp_path / "out",
         regions=True,
         script_check=False,
@@ -544,7 +545,8 @@ def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_says_that_there_is_no_program_for_a_region(tmp_path: Path) -> None:
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=tmp_path / "out", regions=True)
+    dev, folder = os.environ["DEV"], tmp_path / "out"
+    settings = Settings(str(SCRIPT), device=dev, measurements=8, folder=folder, regions=True, script_check=False)
     with progress(quiet=True) as shown:
         finished = optimize(settings, shown)
     result = read_result(finished.result_path)

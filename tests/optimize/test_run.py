@@ -140,7 +140,7 @@ normalised((table(32, 48).to("CPU:1").realize() @ table(48, 64).to("CPU:1").real
 """
 
 
-@pytest.mark.parametrize("model", ["", "another"])
+@pytest.mark.parametrize("model", ["", pytest.param("another", marks=pytest.mark.slow)])
 def test_another_model_of_the_same_kind_is_left_to_tinygrad(model: str, stored: Path, result: Result) -> None:
     """The default device is what the result is for; its neighbour may be another GPU."""
     done = run(stored, "-c", OTHER_DEVICE, model)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,14 +130,14 @@ def test_the_best_expected_plan_of_a_decoding_llama_has_its_attention(preset: st
 # ---- timed, verified, stored
 
 
-def settings(folder: Path, **more: int) -> Settings:
-    return Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, predictor="roofline", **more)  # type: ignore[arg-type]
+def settings(folder: Path, **more: Any) -> Settings:
+    return Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, predictor="roofline", **more)
 
 
 @pytest.fixture(scope="module")
 def finished(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     with progress(quiet=True) as shown:
-        chosen = settings(tmp_path_factory.mktemp("decode") / "out", measurements=40)
+        chosen = settings(tmp_path_factory.mktemp("decode") / "out", measurements=14, script_check=False)
         yield optimize(chosen, shown, regions=[attention])
 
 
@@ -193,7 +194,7 @@ def with_other_value(program: Program, values: Variables) -> Program:
 
 def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path: Path) -> None:
     """There is no program for it here: that one wins is said of its parts."""
-    with begun(settings(tmp_path / "out", measurements=40, regions=True)) as run:
+    with begun(settings(tmp_path / "out", measurements=14, regions=True)) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
         kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
         proposed = region_search.search_regions(

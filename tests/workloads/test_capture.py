@@ -236,10 +236,10 @@ AS_OTHERS = {"exit-text", "exit-true", "assert", "below", "odd"}
 """What ends a script as another of them does, and is said in other words: see the next test."""
 
 
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [pytest.param(how, says, marks=pytest.mark.slow if how in AS_OTHERS else ()) for how, says in FAILING],
-)
+SOME_FAILING = [pytest.param(how, says, marks=pytest.mark.slow if how in AS_OTHERS else ()) for how, says in FAILING]
+
+
+@pytest.mark.parametrize(("how", "says"), SOME_FAILING)
 def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,7 +249,7 @@ def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("how", "says"), FAILING)
+@pytest.mark.parametrize(("how", "says"), SOME_FAILING)
 def test_a_script_that_fails_before_its_first_kernel_is_one_line(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ class OptsKind:
         """`[[op, axis, argument], …]`, whether tinygrad has such an Opt or not."""
         return parse(body)
 
-    def space(self, region: Region, target: Target) -> KernelSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> KernelSpace | Refusal:
         """What tinygrad's scheduler can do to one kernel."""
         if len(region.kernels) != 1:
             return Refusal("Opts are for one kernel, not for several")

@@ -30,7 +30,7 @@ class SourceKind:
         source_body(schedule)
         return schedule
 
-    def space(self, region: Region, target: Target) -> SourceSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> SourceSpace | Refusal:
         """The kernels that were written for the region."""
         if not (schedules := self._kernels.get(region.id, ())):
             return Refusal("no kernel was written by hand for it")

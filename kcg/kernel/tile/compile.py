@@ -452,6 +452,7 @@ def _compiled(
         launch_id=f"{binary.entry} {sizes} {binary.shared_bytes}",
         launches=bound,
         report=binary.report,
+        tf32=source.rounds_to_tf32,
     )
 
 

@@ -24,6 +24,7 @@ from kcg.kernel.tile.parameters import (
     REDUCTION,
     ROWS,
     SPECIALIZED,
+    TF32,
     TMA,
     TileParameters,
 )
@@ -341,7 +342,8 @@ def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> 
     share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
     if rows < 64 or p.num_warps < 4:  # not wgmma
         share *= 0.6 * min(1.0, rows / 64)
-    return float(share * (2 / itemsize if itemsize <= 2 else 0.25))
+    of_float32 = 0.5 if p.precision == TF32 else 0.25
+    return float(share * (2 / itemsize if itemsize <= 2 else of_float32))
 
 
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:

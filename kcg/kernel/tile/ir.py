@@ -235,6 +235,7 @@ class TileKernel:
     sharing: tuple[Contraction, ...] = ()  # others with the same operand and as many terms, each a sum of its own
     others: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
     stacked: bool = False  # whether `others` have other rows and as many columns, not other columns of the same rows
+    allows_tf32: bool = False  # whether products may round float32 operands to tf32: the user says so
 
     @property
     def stored(self) -> tuple[Stored, ...]:

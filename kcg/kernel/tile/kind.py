@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
+from kcg.kernel.parts import parts_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import has_several_products
-from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TMA, TileParameters
+from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TF32, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing
 from kcg.kernel.tile.words import described, labels
@@ -35,14 +37,14 @@ class TileKind:
             raise ScheduleError("its body is not in canonical form")
         return Schedule(ScheduleKind.TILE, body)
 
-    def space(self, region: Region, target: Target) -> TileSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> TileSpace | Refusal:
         """The tile programs of one kernel, where this machine can compile for the target."""
         from kcg.kernel.tile.space import TileSpace
 
         if problem := missing(target):
             return Refusal(problem)
         try:
-            return TileSpace(region, target, read_region(region))
+            return TileSpace(region, target, replace(read_region(region), allows_tf32=allow_tf32))
         except TileRefusal as refusal:
             return Refusal(str(refusal))
 
@@ -79,6 +81,16 @@ def is_delicate(region: Region, schedule: Schedule) -> bool:
     try:
         return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
     except TileRefusal:  # no program is made of it
+        return False
+
+
+def rounds_to_tf32(schedule: Schedule) -> bool:
+    """Whether a tile program of a schedule, or of its parts, rounds float32 operands of products to tf32."""
+    try:
+        if schedule.kind == ScheduleKind.PARTS:
+            return any(rounds_to_tf32(part.schedule) for part in parts_of(schedule))
+        return schedule.kind == ScheduleKind.TILE and TileParameters.from_json(schedule.body).precision == TF32
+    except ScheduleError:  # no program is made of it
         return False
 
 

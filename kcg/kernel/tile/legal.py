@@ -25,6 +25,7 @@ from kcg.kernel.tile.parameters import (
     ROWS,
     SPECIALIZED,
     STREAM,
+    TF32,
     TMA,
     TileParameters,
 )
@@ -253,10 +254,19 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in stored for n in s.value.toposort())
             return (True, False) if sigmoid else (True,)
         case "precision":
-            contraction = kernel.contraction if parameters.form == CONTRACTION else None
-            wide = contraction is not None and contraction.sides[0].dtype is dtypes.float32
-            return ("ieee", "tf32x3") if wide else ("ieee",)
+            if dtypes.float32 not in _multiplied(kernel, parameters):
+                return ("ieee",)
+            nearly = ("tf32x3",) if parameters.form == CONTRACTION else ()
+            return ("ieee", *nearly, *((TF32,) if kernel.allows_tf32 else ()))
     raise KeyError(field)
+
+
+def _multiplied(kernel: TileKernel, parameters: TileParameters) -> tuple[Any, ...]:
+    """The formats of operands of `tl.dot`."""
+    if parameters.form == STREAM:
+        assert kernel.stream is not None
+        return (kernel.stream.scores.sides[0].dtype, kernel.stream.values.dtype)
+    return (kernel.contraction.sides[0].dtype,) if parameters.form == CONTRACTION and kernel.contraction else ()
 
 
 def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int, ...]]:

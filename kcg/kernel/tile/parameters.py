@@ -20,7 +20,8 @@ CONTRACTIONS = (CONTRACTION, PIPELINED)
 IN_GLUON = (SPECIALIZED, PIPELINED)
 FORMS = (ELEMENTWISE, REDUCTION, *CONTRACTIONS, ROWS, *ATTENTION)
 POINTER, TMA = "pointer", "tma"
-PRECISIONS = ("ieee", "tf32x3", "tf32")
+TF32 = "tf32"
+PRECISIONS = ("ieee", "tf32x3", TF32)
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
 
 LISTS = {"evict_first", "evict_last"}

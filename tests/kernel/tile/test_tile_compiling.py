@@ -91,7 +91,7 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "
         ("sm_90", EXAMPLES[2::EVERY]),
         ("sm_80", []),
         ("sm_100", []),
-        ("sm_120", []),
+        pytest.param("sm_120", [], marks=pytest.mark.slow),
         *(pytest.param(arch, EXAMPLES, marks=pytest.mark.slow) for arch in ("sm_80", "sm_90", "sm_100", "sm_120")),
     ],
     ids=lambda of: of if isinstance(of, str) else {0: "none", len(EXAMPLES): "all"}.get(len(of), "some"),
