@@ -301,7 +301,8 @@ def when_imported(name: str, then: Callable[[Any], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        if sys.meta_path:  # none while the interpreter ends, which also ends what was to stay until then
+            sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def result_of(workload: Workload, proposals: Proposals, readers: list[Candidate]
     tried = TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, "", chosen=True)
     planning = replace(
         result.planning,
-        regions=regions_in(plan, found, rows, workload),
+        regions=regions_in(plan, found, rows, workload, {}),
         plans=(tried,),
         unread=unread(plan, rows, workload),
     )
