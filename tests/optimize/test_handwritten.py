@@ -283,12 +283,12 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0)
     new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty", "steps")
-    new = (*new, "planning")
+    new = (*new, "planning", "allow_tf32")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     del document["toolchain"]["assembler"]
     for region in document["regions"]:
         del region["opts"], region["handwritten"], region["clocks"], region["ends"]
-        del region["replayed"]
+        del region["replayed"], region["again_s"]
         region["region"] = {"kernels": region["region"]["kernels"], "wiring": []}
         for side in ("baseline", "chosen"):
             del region[side]["verification"]["unjudged"]
