@@ -46,8 +46,7 @@ from kcg.kernel.tile.prior import (
     stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.shared_keys import OPENING, KeyTail, stream_tiles
-from kcg.kernel.tile.stream import padded, reach_of, reached_share, visited_blocks
+from kcg.kernel.tile.stream import padded, reach_of, reached_share, stream_tiles, visited_blocks
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
@@ -59,6 +58,7 @@ LAUNCH_S = 5e-6
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
+OPENING = 2  # blocks of keys that take as long as what a program does beside its blocks: a guess
 HIDDEN = 0.5  # of what a tile of attention takes beside its steps, where a program has another before it: a guess
 STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
@@ -565,9 +565,6 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     stream = kernel.stream
     assert stream is not None
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    tail = KeyTail.of(kernel, p, target.cores) if p.tail > 1 else None
-    if tail is not None:
-        opening_s += LAUNCH_S / 2 + 2 * 4 * tail.count * tail.partials(kernel, p).count / f.partial_bytes
     reach = reach_of(stream)
     nbytes = sum(
         min(_spans(kernel, x), x.buffer.size)
@@ -579,7 +576,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
         others = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores)) - 1  # tiles behind the first one
         beside = OPENING * (1 + others * (1 - HIDDEN if p.persistent else 1))
-        clocks = attention_clocks(kernel, target, rows, p.reduce_tile, tail)
+        clocks = attention_clocks(kernel, target, rows, p.reduce_tile)
         busy_s = (clocks + beside * step_clocks(kernel, rows, p.reduce_tile)) / clock
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
@@ -606,9 +603,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
     slots = target.cores * together
     turns = programs / slots
-    if tail is not None:
-        waves = tail.whole / slots + tail.busy / tail.blocks / together
-    elif reach.is_even:
+    if reach.is_even:
         waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     else:
         waves = max(turns, longest / steps / together)

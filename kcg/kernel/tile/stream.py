@@ -2,7 +2,7 @@
 
 It is told by dependence, not by name. The weights are terms of sums that are shifted by a maximum of their row
 (`online.py`), and what they are made of is a contraction over ranges of its own. How its program is written is in
-`stream_writing.py`, and how programs share its keys in `shared_keys.py`.
+`stream_writing.py`, and what adds up the parts of split keys in `stream_sums.py`.
 """
 
 from __future__ import annotations
@@ -373,3 +373,10 @@ def all_rows(kernel: TileKernel) -> tuple[UOp, ...]:
     """The output ranges that number the rows of an attention: of all heads."""
     assert kernel.stream is not None
     return tuple(axis for axis in kernel.outputs if axis not in kernel.stream.columns)
+
+
+def stream_tiles(kernel: TileKernel, height: int) -> int:
+    """Tiles of so many queries of an attention, of all heads."""
+    assert kernel.stream is not None
+    rows = math.prod(map(extent, kernel.stream.rows))
+    return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)
