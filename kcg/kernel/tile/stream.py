@@ -322,13 +322,19 @@ def _tightest(bounds: list[Bound], side: Callable[..., Bound]) -> Bound | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def visited_blocks(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[float, int]:
-    """How many blocks of `step` keys a tile of queries visits, on average and at most; at least one."""
+def blocks_of_tiles(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[int, ...]:
+    """How many blocks of `step` keys each tile of queries visits; at least one."""
     counts = []
     for start in range(0, tile.total, tile.size):
         begin = 0 if reach.lower is None else max(0, reach.lower.of_tile(tile, start)[0])
         end = keys if reach.upper is None else min(keys, reach.upper.of_tile(tile, start)[1])
         counts.append(max(1, -(-end // step) - begin // step))
+    return tuple(counts)
+
+
+def visited_blocks(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[float, int]:
+    """The same of a tile, on average and at most."""
+    counts = blocks_of_tiles(reach, tile, keys, step)
     return sum(counts) / len(counts), max(counts)
 
 
