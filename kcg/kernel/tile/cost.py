@@ -47,8 +47,7 @@ from kcg.kernel.tile.prior import (
     stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.shared_keys import OPENING, KeyTail, stream_tiles
-from kcg.kernel.tile.stream import padded, reach_of, reached_share, visited_blocks
+from kcg.kernel.tile.stream import blocks_of_tiles, padded, reach_of, reached_share, stream_tiles, visited_blocks
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
@@ -60,7 +59,10 @@ LAUNCH_S = 5e-6
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
-HIDDEN = 0.5  # of what a tile of attention takes beside its steps, where a program has another before it: a guess
+OPENING, HIDDEN = 3, 0.85
+"""Blocks of keys that take as long as what a tile of attention takes beside its own, by specialised warps; of this what
+is hidden behind the tile before, where a program takes tiles in turn. By five attentions on one H100: in turn they took
+.94, .92, 1.05, 1.04 and .91 of what a program a tile takes, by these figures .95, .92, 1.10, 1.01 and .99."""
 STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 NEIGHBOURS = 16
@@ -561,15 +563,11 @@ def _table_bytes(kernel: TileKernel) -> float:
 
 def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
-    something to do meanwhile. Specialised warps are judged by clocks (`attention_clocks`), and what a tile takes beside
-    its steps by a guess (`OPENING`), of which tiles in turn hide a part behind the tile before. Where a mask bounds the
-    keys, tiles with few of them are last and fill the last wave."""
+    something to do meanwhile. Specialised warps are judged by clocks. Where a mask bounds the keys, tiles with few of
+    them are last and fill the last wave."""
     stream = kernel.stream
     assert stream is not None
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    tail = KeyTail.of(kernel, p, target.cores) if p.tail > 1 else None
-    if tail is not None:
-        opening_s += LAUNCH_S / 2 + 2 * 4 * tail.count * tail.partials(kernel, p).count / f.partial_bytes
     reach = reach_of(stream)
     nbytes = sum(
         min(_spans(kernel, x), x.buffer.size)
@@ -578,11 +576,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         for x in (*kernel.loads, kernel.store)
     )
     if p.form == SPECIALIZED:
-        (rows,), clock = p.tile, f.tensor_ops / (2 * PRODUCTS)  # as sustained, a second
-        others = math.ceil(stream_tiles(kernel, rows) / max(1, target.cores)) - 1  # tiles behind the first one
-        beside = OPENING * (1 + others * (1 - HIDDEN if p.persistent else 1))
-        clocks = attention_clocks(kernel, target, rows, p.reduce_tile, tail)
-        busy_s = (clocks + beside * step_clocks(kernel, rows, p.reduce_tile)) / clock
+        busy_s = _specialized_clocks(kernel, target, p) / (f.tensor_ops / (2 * PRODUCTS))  # as sustained
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
@@ -608,10 +602,23 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
     slots = target.cores * together
     turns = programs / slots
-    if tail is not None:
-        waves = tail.whole / slots + tail.busy / tail.blocks / together
-    elif reach.is_even:
+    if reach.is_even:
         waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
     else:
         waves = max(turns, longest / steps / together)
     return _either(waves * together * steps * step_s + opening_s, nbytes / f.memory_bytes, sharp=3)
+
+
+def _specialized_clocks(kernel: TileKernel, target: Target, p: TileParameters) -> float:
+    """About how many clocks specialised warps take. Programs that take tiles in turn have as many each, which the first
+    one has most keys of; else whoever is done has the next tile."""
+    stream, (rows,), cores = kernel.stream, p.tile, max(1, target.cores)
+    assert stream is not None
+    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, rows, p.reduce_tile)
+    others = math.ceil(tiles / cores) - 1  # tiles behind the first one
+    if not p.persistent:
+        return attention_clocks(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks
+    counts = blocks_of_tiles(reach_of(stream), Axis(stream.rows, rows), extent(stream.keys), p.reduce_tile)
+    heads, longest_first = tiles // len(counts), sorted(counts, reverse=True)
+    steps = sum(longest_first[number // heads] for number in range(0, tiles, cores))
+    return (steps + OPENING * (1 + others * (1 - HIDDEN))) * clocks

@@ -35,7 +35,7 @@ from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.gluon import beside_gluon, in_gluon
+from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
 from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
@@ -56,9 +56,8 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
-from kcg.kernel.tile.shared_keys import KeyTail, Partials, may_share_keys
 from kcg.kernel.tile.specialized import write_specialized
-from kcg.kernel.tile.stream_sums import write_stream_sums
+from kcg.kernel.tile.stream_sums import Partials, write_stream_sums
 from kcg.kernel.tile.stream_writing import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -96,7 +95,7 @@ def generate_kernel(
     _check(kernel, parameters)
     writes = {
         ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
-        STREAM: _write_stream, SPECIALIZED: _write_specialized, PIPELINED: write_pipelined,
+        STREAM: _write_stream, SPECIALIZED: write_specialized, PIPELINED: write_pipelined,
     }  # fmt: skip
     write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
@@ -104,13 +103,10 @@ def generate_kernel(
     )
     nvidia = is_nvidia(target)
 
-    def opened() -> Writer:
-        return Writer(
-            kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
-            form=parameters.form,
-        )  # fmt: skip
-
-    writer = opened()
+    writer = Writer(
+        kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
+        form=parameters.form,
+    )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
     partials = _partials(kernel, target, parameters)
     arguments = _arguments(kernel, workspace=_workspace_type(kernel) if partials else "")
@@ -119,17 +115,12 @@ def generate_kernel(
         ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors
     )
     launches, bodies = [first], [_function(ENTRY, arguments, main)]
-    apart = parameters.form in IN_GLUON  # a second launch is no part of what is in Gluon
-    second = opened() if apart and partials else writer
     if partials:
-        lines, sums = _write_second(kernel, target, parameters, second)
+        lines, sums = _write_second(kernel, target, parameters, writer)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
-    if apart:
-        text = in_gluon(_functions(writer, bodies[:1]))
-        text += beside_gluon(_functions(second, bodies[1:]), second.helpers) if partials else ""
-    else:
-        text = "import triton\nimport triton.language as tl\n" + _functions(writer, bodies)
+    text = _functions(writer, bodies)
+    text = in_gluon(text) if parameters.form in IN_GLUON else f"import triton\nimport triton.language as tl\n{text}"
     itemsize = 8 if partials and "64" in _workspace_type(kernel) else 4
     return TileSource(text, tuple(launches), partials * itemsize)
 
@@ -148,12 +139,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("reduce_tile", "a power of two")
     if not is_power_of_two(parameters.num_warps) or parameters.num_stages < 1 or parameters.split < 1:
         raise TileRefusal("num_warps, num_stages or split")
-    if parameters.split > 1 and (not may_split(kernel) or parameters.form == SPECIALIZED):
+    if parameters.split > 1 and (not may_split(kernel) or parameters.form in IN_GLUON):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
-    if parameters.tail > 1 and parameters.form in ATTENTION and not may_have_tail(kernel):
-        raise TileRefusal("tail", "a mask or a variable bounds the keys: tiles have more of them or fewer")
     if parameters.tail > 1 and (
-        parameters.form not in (CONTRACTION, *ATTENTION)
+        parameters.form != CONTRACTION
         or parameters.split > 1
         or not (may_have_tail(kernel) or can_halve(kernel, parameters))
     ):
@@ -249,14 +238,12 @@ def partials_of(kernel: TileKernel) -> int:
 
 def may_have_tail(kernel: TileKernel) -> bool:
     """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
-    contractions come to together; or the keys of an attention's."""
-    if kernel.stream is not None:
-        return may_share_keys(kernel)
+    contractions come to together."""
     if kernel.before:
         sums = [one.reduce for one in (*kernel.before, *kernel.together)]
         alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing
         return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
-    return may_split(kernel) and not kernel.sharing
+    return may_split(kernel) and not kernel.sharing and kernel.stream is None
 
 
 def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -325,14 +312,8 @@ def _write_held_rows(
     return write_held_rows(kernel, parameters, writer)
 
 
-def _write_stream(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    return write_stream(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
-
-
-def _write_specialized(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Lines, int]:
-    return write_specialized(kernel, target, parameters, writer, key_tail_of(kernel, target, parameters))
+def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    return write_stream(kernel, parameters, writer)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
@@ -551,7 +532,7 @@ class Tail:
 def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
     """The tiles of a contraction's last wave, where programs share their reductions. Raises TileRefusal where there is
     no such wave."""
-    if parameters.tail <= 1 or kernel.stream is not None or not may_have_tail(kernel):
+    if parameters.tail <= 1 or not may_have_tail(kernel):
         return None
     tiles = math.prod(counts_of(kernel, parameters))
     programs = max(1, target.cores) * max(1, parameters.persistent)
@@ -561,16 +542,6 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
         raise TileRefusal("tail", "2^31 partial sums or more")
     return Tail(whole, tiles - whole, parameters.tail)
-
-
-def key_tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> KeyTail | None:
-    """As `tail_of`, of an attention, whose keys they share."""
-    if parameters.tail <= 1 or kernel.stream is None:
-        return None
-    tail = KeyTail.of(kernel, parameters, target.cores)
-    if tail.count * tail.partials(kernel, parameters).count >= 1 << 31:
-        raise TileRefusal("tail", "2^31 partial values or more")
-    return tail
 
 
 @dataclass(frozen=True)
@@ -777,8 +748,6 @@ def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) ->
     """How many values programs that share something leave for the second launch; 0 where there is none."""
     if parameters.split > 1:
         return parameters.split * partials_of(kernel)
-    if (keys := key_tail_of(kernel, target, parameters)) is not None:
-        return keys.count * keys.partials(kernel, parameters).count
     tail = tail_of(kernel, target, parameters)
     return tail.left * tail.count * math.prod(parameters.tile) if tail is not None else 0
 
@@ -786,7 +755,7 @@ def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) ->
 def _write_second(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """The launch that adds them; and how many programs it has."""
     if kernel.stream is not None:
-        return write_stream_sums(kernel, parameters, writer, key_tail_of(kernel, target, parameters))
+        return write_stream_sums(kernel, parameters, writer)
     if (tail := tail_of(kernel, target, parameters)) is not None:
         return _write_tail(kernel, tail, parameters, writer)
     return _write_sums(kernel, parameters, writer)

@@ -7,7 +7,7 @@ that its instruction prescribes: a thread has neighbouring pairs of a row, and f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kcg.compat.tiny import DType
 from kcg.kernel.tile.descriptors import Boxes
@@ -21,8 +21,6 @@ LOADING_REGISTERS = 24
 REGISTERS = {2: 240, 3: 160}
 """Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""
 COMPUTE, LOAD = "compute", "load"
-ROWS_LAYOUT = f"gl.BlockedLayout([1, 1], [32, 1], [{GROUP_WARPS}, 1], [1, 0])"
-"""Of a block of one column, a row a thread."""
 HEADER = """\
 import triton
 from triton.experimental import gluon
@@ -39,13 +37,6 @@ send = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def in_gluon(text: str) -> str:
     """A module of functions in Triton's words as Gluon has them: the same, where layouts are said."""
     return HEADER + re.sub(r"\btl\.", "gl.", text.replace("@triton.jit", "@gluon.jit"))
-
-
-def beside_gluon(text: str, helpers: Iterable[str]) -> str:
-    """More functions of the module, for a launch in Triton; their helpers have other names than Gluon's."""
-    for name in helpers:
-        text = re.sub(rf"\b{name}\b", f"{name}_in_triton", text)
-    return f"\n\nimport triton.language as tl\n{text}"
 
 
 def mma(columns: int) -> str:

@@ -49,13 +49,11 @@ from kcg.kernel.tile.prior import (
     shared_taken,
     stream_bytes,
     sums_of,
-    tails_of_keys,
     whole_row,
 )
 from kcg.kernel.tile.reduction import depth_of
-from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import padded, reach_of, visited_blocks
+from kcg.kernel.tile.stream import padded, reach_of, stream_tiles, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
 from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, tiles_of
@@ -209,8 +207,6 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
                 return (0, 1)
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
-        case "tail" if parameters.form in ATTENTION and parameters.split == 1 and not parameters.persistent:
-            return (1, *sorted(count for _, count in tails_of_keys(kernel, target, parameters)))
         case "tail":
             if parameters.form != CONTRACTION or parameters.split > 1:
                 return (1,)

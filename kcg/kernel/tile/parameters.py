@@ -55,8 +55,7 @@ class TileParameters:
     # rows of groups of warps three times 64
     reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
-    tail: int = 1  # programs that share each tile of the last wave, where that is not full: its sums or keys, or 2 its
-    # columns
+    tail: int = 1  # programs that share each tile of the last wave, where that is not full: its sums, or 2 its columns
     group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
     read_early: bool = False  # what a contraction reads beside each sum is asked for before the loop
     evict_first: tuple[int, ...] = ()  # loads that L2 need not keep, by their number in `TileKernel.loads`

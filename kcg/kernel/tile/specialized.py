@@ -29,7 +29,6 @@ from kcg.kernel.tile.gluon import (
     GROUP_WARPS,
     LOAD,
     REGISTERS,
-    ROWS_LAYOUT,
     add_barriers,
     add_function,
     allocated,
@@ -45,8 +44,7 @@ from kcg.kernel.tile.gluon import (
 from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.shared_keys import KeyTail, stream_tiles
-from kcg.kernel.tile.stream import padded, reach_of
+from kcg.kernel.tile.stream import padded, reach_of, stream_tiles
 from kcg.kernel.tile.stream_writing import StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 from kcg.types import Target
@@ -63,11 +61,11 @@ BUFFERS = ("queries", "keys", "values")
 
 
 def write_specialized(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
     the one that is launched, and how many programs there are. Raises TileRefusal."""
-    return _Specialized(kernel, target, parameters, writer, tail).written()
+    return _Specialized(kernel, target, parameters, writer).written()
 
 
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
@@ -96,15 +94,8 @@ class _Specialized(StreamWriting):
     """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own. In
     persistent programs `done` counts the blocks of keys, and `taken` the tiles, before the one at hand."""
 
-    def __init__(
-        self,
-        kernel: TileKernel,
-        target: Target,
-        parameters: TileParameters,
-        writer: Writer,
-        tail: KeyTail | None = None,
-    ) -> None:
-        super().__init__(kernel, parameters, writer, tail)
+    def __init__(self, kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> None:
+        super().__init__(kernel, parameters, writer)
         if writer.interpreted:
             raise TileRefusal("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
@@ -118,8 +109,6 @@ class _Specialized(StreamWriting):
             raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
         if parameters.persistent > 1:
             raise TileRefusal("persistent", "specialised warps of one program take all registers of a multiprocessor")
-        if parameters.persistent and tail is not None:
-            raise TileRefusal("persistent", "programs that share the last tiles have one tile each")
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
@@ -135,8 +124,7 @@ class _Specialized(StreamWriting):
             main.lines.add(f"{name}_in_memory = {self._in_memory(box, dtype, main)}")
         self._allocated(main.lines, boxes)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        given = (*arguments_of(self.kernel), *(["workspace"] if self.tail is not None else []))
-        beside = (*BUFFERS, *self._barriers)
+        given, beside = arguments_of(self.kernel), (*BUFFERS, *self._barriers)
         computing, loading = (*given, *beside), (*given, *memory, *beside)
         add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
         add_function(self.writer, LOAD, loading, self._loading(boxes))
@@ -281,15 +269,12 @@ class _Specialized(StreamWriting):
 
     def _visited(self, frame: Frame, first: str) -> tuple[str, str]:
         """The first block of keys that a program visits, and how many; `first` is its first query."""
-        if self.tail is None or self.taken is None:
-            blocks = self._blocks(frame, first)
-            if self.reach.lower is None:
-                return "0", blocks
-            begin = f"tl.minimum({self._begin(frame, first, self.tile)} >> {self._shift_of_step}, {blocks} - 1)"
-            begin = frame.lines.name(begin, "begin")
-            return begin, frame.lines.name(f"{blocks} - {begin}", "blocks")
-        begin, end = self.taken.blocks(self.tail, frame.lines)
-        return begin, frame.lines.name(f"{end} - {begin}", "blocks")
+        blocks = self._blocks(frame, first)
+        if self.reach.lower is None:
+            return "0", blocks
+        begin = f"tl.minimum({self._begin(frame, first, self.tile)} >> {self._shift_of_step}, {blocks} - 1)"
+        begin = frame.lines.name(begin, "begin")
+        return begin, frame.lines.name(f"{blocks} - {begin}", "blocks")
 
     def _key_of(self, number: str, begin: str, blocks: str) -> str:
         """The first key of the block that a program visits as so many-th, from `begin` on; with masks from the last."""
@@ -410,9 +395,7 @@ class _Specialized(StreamWriting):
         if self.programs:
             lines.add(f"mbarrier.arrive(values_empty.index({self._slot('last')}), count=1)")
         of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
-        if self.tail is not None:
-            lines.add(f"of_rows: gl.constexpr = {ROWS_LAYOUT}")
-        self._ended(start, of_rows, ("of_values", "of_rows"))
+        self._stored(start, of_rows, "of_values")
         return self._next_tile(function, self.top, tile, blocks)
 
     def _masked_numbers(self, lines: Lines, begin: str, blocks: str, start: str) -> str:

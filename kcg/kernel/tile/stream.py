@@ -2,7 +2,7 @@
 
 It is told by dependence, not by name. The weights are terms of sums that are shifted by a maximum of their row
 (`online.py`), and what they are made of is a contraction over ranges of its own. How its program is written is in
-`stream_writing.py`, and how programs share its keys in `shared_keys.py`.
+`stream_writing.py`, and what adds up the parts of split keys in `stream_sums.py`.
 """
 
 from __future__ import annotations
@@ -322,13 +322,19 @@ def _tightest(bounds: list[Bound], side: Callable[..., Bound]) -> Bound | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def visited_blocks(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[float, int]:
-    """How many blocks of `step` keys a tile of queries visits, on average and at most; at least one."""
+def blocks_of_tiles(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[int, ...]:
+    """How many blocks of `step` keys each tile of queries visits; at least one."""
     counts = []
     for start in range(0, tile.total, tile.size):
         begin = 0 if reach.lower is None else max(0, reach.lower.of_tile(tile, start)[0])
         end = keys if reach.upper is None else min(keys, reach.upper.of_tile(tile, start)[1])
         counts.append(max(1, -(-end // step) - begin // step))
+    return tuple(counts)
+
+
+def visited_blocks(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[float, int]:
+    """The same of a tile, on average and at most."""
+    counts = blocks_of_tiles(reach, tile, keys, step)
     return sum(counts) / len(counts), max(counts)
 
 
@@ -373,3 +379,10 @@ def all_rows(kernel: TileKernel) -> tuple[UOp, ...]:
     """The output ranges that number the rows of an attention: of all heads."""
     assert kernel.stream is not None
     return tuple(axis for axis in kernel.outputs if axis not in kernel.stream.columns)
+
+
+def stream_tiles(kernel: TileKernel, height: int) -> int:
+    """Tiles of so many queries of an attention, of all heads."""
+    assert kernel.stream is not None
+    rows = math.prod(map(extent, kernel.stream.rows))
+    return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)

@@ -1,57 +1,76 @@
-"""The second launch of an attention whose keys are shared by programs: those of all tiles, or of the last wave's.
+"""The second launch of an attention whose keys are split over programs.
 
 Each part of the keys leaves for each row its largest score, its sums, and its weighted values, all shifted by its own
-largest score. A program corrects them by the largest score of all parts, adds them in a fixed order, and computes what
-the kernel makes of the sums: of one row where the keys of all tiles are split, of some rows of a tile of the last wave.
-What a part without keys leaves is 0 and -inf, and counts for nothing. (Dao et al., Flash-Decoding, 2023.)
+largest score. A program has one row: it corrects these by the largest score of all parts, adds them in a fixed order,
+and computes what the kernel makes of the sums. What a part without keys leaves is 0 and -inf, and counts for nothing.
+(Dao et al., Flash-Decoding, 2023.)
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import Shifted, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.shared_keys import KeyTail, Partials
 from kcg.kernel.tile.stream import all_rows, padded
-from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number, start_of
+from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number
 
-MOST_TOGETHER = 4_096  # values of parts of its rows that a program has at once
-TAIL_ROWS = 8  # of a tile, that a program has: four parts at once of 128 columns
+MOST_TOGETHER = 4_096  # values of parts of its row that a program has at once
 
 
-def write_stream_sums(
-    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
-) -> tuple[Lines, int]:
+@dataclass(frozen=True)
+class Partials:
+    """Where a part of the keys leaves what it came to, in float32: for each row the weighted values, then the largest
+    score of each row, then each sum."""
+
+    rows: int
+    columns: int
+    sums: int
+
+    @staticmethod
+    def of(kernel: TileKernel) -> Partials:
+        assert kernel.stream is not None
+        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
+        return Partials(rows, columns, len(kernel.stream.sums))
+
+    @property
+    def count(self) -> int:
+        """Values of one part, in whole blocks of 16 bytes."""
+        return -(-self.rows * (self.columns + 1 + self.sums) // 4) * 4
+
+    def of_rows(self, number: int) -> int:
+        """The first of the largest scores, or of a sum from 1 on."""
+        return self.rows * (self.columns + number)
+
+
+def write_stream_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the launch; and how many programs there are."""
-    return _Sums(kernel, parameters, writer, tail).written()
+    return _Sums(kernel, parameters, writer).written()
 
 
 class _Sums:
-    """`out` is the frame of the rows' results, `body` one turn of the loop over parts: `together` of them at once."""
+    """`out` is the frame of the row's result, `body` one turn of the loop over parts: `together` of them at once."""
 
-    def __init__(
-        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
-    ) -> None:
+    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
         assert kernel.stream is not None
-        self.kernel, self.parameters, self.stream, self.tail = kernel, parameters, kernel.stream, tail
-        self.count = parameters.split if tail is None else tail.count
-        self.height = 1 if tail is None else TAIL_ROWS
-        self.partials = Partials.of(kernel) if tail is None else tail.partials(kernel, parameters)
-        self.width = padded(kernel.stream.columns)
-        self.writer, self.out = writer, open_frame(kernel, writer, (self.height, self.width))
+        self.kernel, self.stream, self.count = kernel, kernel.stream, parameters.split
+        self.partials, self.width = Partials.of(kernel), padded(kernel.stream.columns)
+        self.writer, self.out = writer, open_frame(kernel, writer, (1, self.width))
         self.body = Lines(writer, self.out.lines)
 
     def written(self) -> tuple[Lines, int]:
         out, lines = self.out, self.out.lines
         program = lines.name("tl.program_id(0)", "program")
-        first = self._row(program) if self.tail is None else self._rows(self.tail, program)
+        self._bind_row(program)
         vector = bind_axis(out, Axis(self.stream.columns, self.width), 1, "0")
-        self.rows = lines.name(f"{first} + tl.arange(0, {self.height})", "i")
+        self.rows = lines.name(f"{program} + tl.arange(0, 1)", "i")
 
         every = 1 << (self.count - 1).bit_length()
-        together = min(every, max(1, MOST_TOGETHER // (self.height * self.width)))
+        together = min(every, max(1, MOST_TOGETHER // self.width))
         parts = lines.name(f"tl.arange(0, {every})", "i")
         maxima = self._of_rows(lines, parts, 0, 'float("-inf")')
         largest = lines.name(f"tl.max({maxima}, 0)", "largest")
@@ -71,30 +90,16 @@ class _Sums:
             self._bind(one.node, f"{total}[:, None]", of_rows)
         self._bind(self.stream.product.node, product, frozenset({0, 1}))
         store_tile(out, self.kernel.stored[0])
-        return lines, self.partials.rows // self.height
+        return lines, self.partials.rows
 
-    def _row(self, program: str) -> str:
-        """Binds the row of a program, one of all heads'; its place among the partials' rows."""
+    def _bind_row(self, program: str) -> None:
+        """Binds the row of a program, one of all heads'."""
         rows = all_rows(self.kernel)
         for axis, digit in zip(rows, split_number(self.out, program, [extent(axis) for axis in rows]), strict=True):
             bind_scalar(self.out, axis, digit)
-        return program
-
-    def _rows(self, tail: KeyTail, program: str) -> str:
-        """Binds some rows of a shared tile; the place of the first of them among the partials' rows."""
-        tile, out, lines = Axis(self.stream.rows, *self.parameters.tile), self.out, self.out.lines
-        place, strip = split_number(out, program, [tail.left, tile.size // self.height])
-        rest = tuple(axis for axis in all_rows(self.kernel) if axis not in self.stream.rows)
-        number = lines.name(f"{tail.whole} + {place}", "tile")
-        *digits, of_rows = split_number(out, number, [*map(extent, rest), tile.tiles])
-        for axis, digit in zip(rest, digits, strict=True):
-            bind_scalar(out, axis, digit)
-        start = lines.name(f"{start_of(out, of_rows, tile)} + {strip} * {self.height}", "start")
-        bind_axis(out, Axis(self.stream.rows, self.height), 0, start, ragged=tile.total % tile.size != 0)
-        return lines.name(f"{program} * {self.height}", "first")
 
     def _of_rows(self, lines: Lines, parts: str, number: int, outside: str) -> str:
-        """What some parts left for the rows: the largest scores, or a sum from 1 on."""
+        """What some parts left for the row: the largest scores, or a sum from 1 on."""
         place = f"{parts}[:, None] * {self.partials.count} + {self.partials.of_rows(number)} + {self.rows}[None, :]"
         return lines.name(f"tl.load(workspace + {place}, mask={parts}[:, None] < {self.count}, other={outside})")
 
@@ -106,7 +111,7 @@ class _Sums:
     def _sum(self, number: int, one: Shifted) -> str:
         """Adds up a sum of shifted terms."""
         total = self.writer.fresh("acc")
-        self.out.lines.add(f"{total} = tl.zeros([{self.height}], tl.float32)")
+        self.out.lines.add(f"{total} = tl.zeros([1], tl.float32)")
         terms = self._of_rows(self.body, self.parts, number, "0.0")
         self.body.add(f"{total} += tl.sum({terms} * {self._factor(one)}, 0)")
         return total
@@ -114,7 +119,7 @@ class _Sums:
     def _product(self, vector: str) -> str:
         """Adds up the weighted values."""
         total, parts, columns = self.writer.fresh("acc"), f"{self.parts}[:, None, None]", f"{vector}[None, None, :]"
-        self.out.lines.add(f"{total} = tl.zeros([{self.height}, {self.width}], tl.float32)")
+        self.out.lines.add(f"{total} = tl.zeros([1, {self.width}], tl.float32)")
         mask = f"({parts} < {self.count}) & ({columns} < {self.partials.columns})"
         row = f"{self.rows}[None, :, None] * {self.partials.columns}"
         place = f"{parts} * {self.partials.count} + {row} + {columns}"

@@ -30,8 +30,8 @@ from kcg.kernel.tile.online import running, scaled
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, masked_term
-from kcg.kernel.tile.shared_keys import KeyTail, Partials, Taken
 from kcg.kernel.tile.stream import LEAST, Bound, all_rows, masks_scores, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream_sums import Partials
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
@@ -50,11 +50,9 @@ OUT = 'float("-inf")'
 APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
 
 
-def write_stream(
-    kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
-) -> tuple[Lines, int]:
+def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
-    return StreamWriting(kernel, parameters, writer, tail).written()
+    return StreamWriting(kernel, parameters, writer).written()
 
 
 class StreamWriting:
@@ -65,12 +63,9 @@ class StreamWriting:
     all of these exist and are within reach of all queries.
     """
 
-    def __init__(
-        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, tail: KeyTail | None = None
-    ) -> None:
+    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
         assert kernel.stream is not None
         self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
-        self.tail = tail
         if parameters.axes != stream_axes(kernel):
             raise TileRefusal("axes", "the tile's only axis has the queries")
         (self.height,), self.step = parameters.tile, parameters.reduce_tile
@@ -87,8 +82,6 @@ class StreamWriting:
         self.reach = reach_of(self.stream)
         self.on_scores = masks_scores(self.stream, self.reach)
         self.part = "0"  # which of the parts of the keys a program has
-        self.first = "0"  # query of a program's tile
-        self.taken: Taken | None = None  # where programs share the last tiles
 
     def written(self) -> tuple[Lines, int]:
         described = self._described()
@@ -99,7 +92,8 @@ class StreamWriting:
         for first, last, whole in self._loops(begin, end, start):
             self.whole = whole
             self._loop(first, last, start, described, sums)
-        self._ended(start, (self.largest, *sums))
+        leaving = self._stored if self.parameters.split == 1 else self._left
+        leaving(start, (self.largest, *sums))
         return self.top.lines, grid
 
     def _loops(self, begin: str, end: str, start: str) -> list[tuple[str, str, bool]]:
@@ -190,9 +184,6 @@ class StreamWriting:
         if (grid := math.prod(counts)) >= 1 << 31:
             raise TileRefusal("grid", "2^31 programs or more")
         program = program or frame.lines.name("tl.program_id(0)", "program")
-        if self.tail is not None:
-            self.taken = Taken.of(self.tail, frame.lines, program)
-            grid, program = self.tail.programs, self.taken.tile
         upper = self.reach.upper
         if upper is None or upper.axis is None or self.reach.is_even or tile.tiles == 1:
             self.part, *digits, number = split_number(frame, program, counts)
@@ -200,8 +191,7 @@ class StreamWriting:
             digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile, upper)
         for axis, digit in zip(rest, digits, strict=True):
             bind_scalar(frame, axis, digit)
-        self.first = start_of(frame, number, tile)
-        return grid, self.first
+        return grid, start_of(frame, number, tile)
 
     def _longest_first(
         self, frame: Frame, program: str, heads: list[int], tile: Axis, upper: Bound
@@ -289,9 +279,6 @@ class StreamWriting:
         """The keys of a program's part of all from `first` up to `end`, in whole steps: of short ones the last parts
         have none."""
         split, lines = self.parameters.split, self.top.lines
-        if self.tail is not None and self.taken is not None:
-            begin, behind = self.taken.blocks(self.tail, lines)
-            return f"{begin} * {self.step}", f"{behind} * {self.step}"
         if split == 1:
             return first, end
         count, before = (end, "") if first == "0" else (f"{end} - {first}", f"{first} + ")
@@ -390,24 +377,9 @@ class StreamWriting:
         )
         self.body.add(f"{self.product} = {dot}")
 
-    def _ended(self, start: str, of_rows: Sequence[str], layouts: tuple[str, str] = ("", "")) -> None:
-        """What becomes of the sums, below the loop: the result of whole tiles, what is left of parts. `of_rows` are the
-        largest score and the sums of each row; `layouts` are those of values and of what a row has one of."""
-        lines = self.top.lines
-        if self.parameters.split > 1:
-            self._left(lines, start, of_rows, layouts)
-        elif self.taken is None:
-            self._stored(lines, start, of_rows, layouts[0])
-        else:
-            whole, part = Lines(self.writer, lines), Lines(self.writer, lines)
-            self._stored(whole, start, of_rows, layouts[0])
-            self._left(part, start, of_rows, layouts)
-            lines.extend(f"if {self.taken.unit} < 0:", whole)
-            lines.extend("else:", part)
-
-    def _stored(self, lines: Lines, start: str, of_rows: Sequence[str], layout: str) -> None:
-        """The result of each query."""
-        out = self._of_values(lines, start, layout)
+    def _stored(self, start: str, of_rows: Sequence[str], layout: str = "") -> None:
+        """The result of each query. `of_rows` are the largest score and the sums of each row."""
+        out = self._of_values(start, layout)
         row, product = frozenset({0}), self.stream.product.node
         out.bound[self.stream.maximum] = Block(of_rows[0], compute_type(self.stream.maximum), row)
         for one, total in zip(self.stream.sums, of_rows[1:], strict=True):
@@ -415,26 +387,23 @@ class StreamWriting:
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
 
-    def _left(self, lines: Lines, start: str, of_rows: Sequence[str], layouts: tuple[str, str]) -> None:
-        """Leaves what a part of the keys came to for the second launch."""
-        partials, part = Partials.of(self.kernel), self.part
-        if self.tail is not None and self.taken is not None:
-            partials, part = self.tail.partials(self.kernel, self.parameters), self.taken.part
-        offset = lines.name(f"{part} * {partials.count}", "offset")
-        # a block of one column, as values lie: of its stores Triton 3.6 spilled 2,240 bytes
-        rows = Frame(lines, (self.height, 1), outer=self.top, layout=layouts[1])
+    def _left(self, start: str, of_rows: Sequence[str]) -> None:
+        """Leaves what a part of the keys came to for the second launch; `of_rows` as of `_stored`."""
+        lines, partials, every = self.top.lines, Partials.of(self.kernel), all_rows(self.kernel)
+        offset = lines.name(f"{self.part} * {partials.count}", "offset")
+        rows = Frame(lines, (self.height, 1), outer=self.top)
         self._bind_rows(rows, start)
         for number, text in enumerate(of_rows):
             first = f"{offset} + {partials.of_rows(number)}"
-            _store_partial(rows, first, self._place_of_row(rows), rows.laid(text), self.stream.rows)
-        out = self._of_values(lines, start, layouts[0])
-        row, column = self._place_of_row(out), flat_place(out, self.stream.columns)
+            _store_partial(rows, first, flat_place(rows, every), text, self.stream.rows)
+        out = self._of_values(start)
+        row, column = flat_place(out, every), flat_place(out, self.stream.columns)
         place = out.new(f"{row.text} * {partials.columns} + {column.text}", "int32", BOTH)
         _store_partial(out, offset, place, self.product, (*self.stream.rows, *self.stream.columns))
 
-    def _of_values(self, lines: Lines, start: str, layout: str) -> Frame:
+    def _of_values(self, start: str, layout: str = "") -> Frame:
         """The frame of the sums of values."""
-        out = Frame(lines, (self.height, self.width), outer=self.top, layout=layout)
+        out = Frame(self.top.lines, (self.height, self.width), outer=self.top, layout=layout)
         self._bind_rows(out, start)
         bind_axis(out, self.columns, 1, "0")
         return out
@@ -442,13 +411,6 @@ class StreamWriting:
     def _bind_rows(self, frame: Frame, start: str) -> None:
         """Binds the queries of a frame, whose first axis they are."""
         bind_axis(frame, self.rows, 0, start)
-
-    def _place_of_row(self, frame: Frame) -> Block:
-        """The place of each row among those of which partials are left."""
-        if self.taken is None:
-            return flat_place(frame, all_rows(self.kernel))
-        before = frame.lines.name(f"{self.taken.place} * {self.parameters.tile[0]} - {self.first}", "before")
-        return frame.new(f"{frame.flattened[0].block.text} + {before}", "int32", frozenset({0}))
 
     def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
         """A frame of some axes, each from a start on."""

@@ -65,8 +65,7 @@ def legend(p: TileParameters, extents: Sequence[int]) -> str:
     parts = [f"{p.form}; tiles of {tile} of {whole} outputs"]
     parts += [f"{p.reduce_tile} terms a step" if p.reduce_tile else ""]
     parts += [f"the reduction shared by {p.split} programs" if p.split > 1 else ""]
-    what = "the keys of each tile" if p.form in ATTENTION else "each tile"
-    parts += [f"{what} of the last wave shared by {p.tail} programs" if p.tail > 1 else ""]
+    parts += [f"each tile of the last wave shared by {p.tail} programs" if p.tail > 1 else ""]
     parts += ["operands by TMA" if p.loads == TMA else ""]
     parts += [f"{_count(p.persistent, 'program')} a multiprocessor, each with tiles in turn" if p.persistent else ""]
     parts += ["stored in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kcg.kernel.tile.program import WORKSPACE, TileSource
+from kcg.kernel.tile.program import TileSource
 from kcg.measure.inputs import numpy_dtype, to_values
 from tests.kernel.tile.running import Case, differing, question_of
 
@@ -261,14 +261,13 @@ class Machine:
     running: Warps | None = None
 
     def run(self) -> None:
-        functions = self._functions()
-        for launch in self.source.launches:
-            given = [
-                self.variables[a.variable] if a.slot is None else Pointer(self.memory[a.name]) for a in launch.arguments
-            ]
-            for self.program in range(launch.grid):
-                functions[launch.entry](*given)
-                self._schedule()
+        functions, (launch,) = self._functions(), self.source.launches
+        given = [
+            self.variables[a.variable] if a.slot is None else Pointer(self.memory[a.name]) for a in launch.arguments
+        ]
+        for self.program in range(launch.grid):
+            functions[launch.entry](*given)
+            self._schedule()
 
     def _functions(self) -> dict[str, Any]:
         """The source's functions, those of warps as generators."""
@@ -313,12 +312,10 @@ class Machine:
         gl = SimpleNamespace(
             **{name: name for name in ("float32", "float16", "bfloat16", "int32", "int64", "constexpr")},
             **{name: lambda *_, **__: None for name in ("NVMMADistributedLayout", "DotOperandLayout", "SliceLayout")},
-            BlockedLayout=lambda *_: None,
             NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None),
             program_id=lambda _: block(self.program),
             arange=lambda first, last, *_: block(np.arange(first, last)),
             full=lambda sizes, value, dtype, *_: block(np.full(sizes, value, "float32" if "float" in dtype else dtype)),
-            zeros=lambda sizes, dtype, *_: block(np.zeros(sizes, dtype)),
             maximum=lambda one, other: block(np.maximum(one, other)),
             minimum=lambda one, other: block(np.minimum(one, other)),
             where=lambda condition, one, other: block(np.where(condition, one, other)),
@@ -342,8 +339,8 @@ class Machine:
             start, shape, strides, tuple(block_shape)
         )
         return {
-            "gl": gl, "tl": gl, "mbarrier": mbarrier, "warpgroup_mma": self._multiply,
-            "triton": SimpleNamespace(jit=plain), "gluon": SimpleNamespace(jit=plain),
+            "gl": gl, "mbarrier": mbarrier, "warpgroup_mma": self._multiply,
+            "gluon": SimpleNamespace(jit=plain),
             "tma": SimpleNamespace(make_tensor_descriptor=described, async_load=self._fetch, async_store=plain),
             "warpgroup_mma_wait": self._finish, "fence_async_shared": lambda: None,
         }  # fmt: skip
@@ -402,13 +399,10 @@ def wrong_in_gluon(case: Case) -> str:
     stored once. Raises ProtocolError."""
     question, memory = question_of(case), {}
     for argument in (a for launch in case.program.launches for a in launch.arguments if a.slot is not None):
-        if argument.slot == WORKSPACE:
-            values, type_ = np.full(case.program.workspace_bytes // 4, np.nan, np.float32), "float32"
-        else:
-            info = question.infos[argument.slot]
-            values = np.array(to_values(question.given[argument.name].view(numpy_dtype(info.dtype)), info.dtype))
-            values = values.astype(np.float32)
-            type_ = {"*bf16": "bfloat16", "*fp16": "float16"}.get(argument.type, "float32")
+        info = question.infos[argument.slot]
+        values = np.array(to_values(question.given[argument.name].view(numpy_dtype(info.dtype)), info.dtype))
+        values = values.astype(np.float32)
+        type_ = {"*bf16": "bfloat16", "*fp16": "float16"}.get(argument.type, "float32")
         memory[argument.name] = Memory(values, type_, np.zeros(values.size, int))
     with np.errstate(all="ignore"):
         Machine(case.program, memory, dict(case.variables), Random(case.seed)).run()

@@ -17,14 +17,13 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
-from kcg.kernel.tile.legal import is_legal, legal_values
+from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, parameters_of, tails_of_keys
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.stream import stream_axes
-from kcg.types import Region, Target
+from kcg.kernel.tile.stream import stream_axes, stream_tiles
+from kcg.types import Region
 from kcg.workloads.registry import spec_of
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
@@ -370,149 +369,6 @@ def test_what_is_missing_of_parts_is_found(tmp_path: Path) -> None:
     assert all(text != right.source for text in broken)
     wrong = compare([Case(region, replace(right, source=text)) for text in broken], tmp_path)
     assert all(wrong), wrong
-
-
-# ---- the last wave's tiles, whose keys programs share
-
-
-def many(rows: int = 70, keys: int = 100, size: int = SIZE, dtype: str = "float32", heads: int = 3) -> Tensor:
-    """Of 16 queries three heads of five tiles, the last of which is not full."""
-    q, k, v = empty(heads, rows, size, dtype=dtype), *(empty(heads, keys, size, dtype=dtype) for _ in range(2))
-    return q.scaled_dot_product_attention(k, v)
-
-
-def shared(region: Region, tail: int, loads: str = POINTER, *, left: int = 1) -> tuple[Target, TileParameters]:
-    """Parameters by which programs share tiles, and a target on which so many are left."""
-    cores = stream_tiles(read_region(region), 16) - left
-    return replace(TARGET, cores=cores), replace(parameters(region, loads), tail=tail)
-
-
-@interpreted
-@pytest.mark.parametrize("tail", [2, 3])
-def test_keys_of_the_last_tiles_are_shared(tail: int, tmp_path: Path) -> None:
-    """40 keys are three steps; the last tile ends past the last query in all but one of these."""
-    cases = {}
-    for attention in (plain, biased, grouped, odd_heads):
-        for loads in (POINTER, TMA):
-            region = region_of(attention("bfloat16" if tail == 3 else "float32"))
-            if loads == TMA and attention is grouped:
-                continue
-            target, p = shared(region, tail, loads)
-            program = generate(region, target, p, interpreted=True)
-            assert [launch.grid for launch in program.launches] == [target.cores + tail, 2]
-            assert "atomic" not in program.source
-            cases[f"{attention.__name__} {loads}"] = Case(region, program)
-    region = region_of(many())
-    target, p = shared(region, tail, left=5)
-    cases["several tiles"] = Case(region, generate(region, target, p, interpreted=True))
-    assert not wrong_of(cases, tmp_path)
-
-
-@interpreted
-def test_parts_of_the_last_tiles_are_added_in_the_same_order_every_time(tmp_path: Path) -> None:
-    region = region_of(many())
-    target, p = shared(region, 3, left=5)
-    program = generate(region, target, p, interpreted=True)
-    assert not any(compare([Case(region, program), Case(region, program)], tmp_path))
-    (slot,) = region.outputs
-    one, other = ((tmp_path / f"case{number}.p{slot}.npy").read_bytes() for number in range(2))
-    assert one == other
-
-
-@interpreted
-def test_what_is_missing_of_shared_tiles_is_found(tmp_path: Path) -> None:
-    """No correction, a part that is left out, parts that begin elsewhere, whole tiles that end early."""
-    region = region_of(many())
-    target, p = shared(region, 3, left=5)
-    right = generate(region, target, p, interpreted=True).source
-    launch = right.index("tile_kernel_sum")
-    first, second = right[:launch], right[launch:]
-    broken = [
-        first + second.replace("(shift", "0 * (shift"),
-        first + second.replace("< 3, other=float", "< 2, other=float"),
-        first.replace("begin", "1 + 0 * begin") + second,
-        re.sub(r"= tl.where\(unit(\d+) < 0, 7,", r"= tl.where(unit\1 < 0, 6,", first) + second,
-    ]
-    assert all(text != right for text in broken)
-    program = generate(region, target, p, interpreted=True)
-    wrong = compare([Case(region, replace(program, source=text)) for text in broken], tmp_path)
-    assert all(wrong), wrong
-
-
-def visited(source: str, function: str, program: int) -> tuple[int, int, int]:
-    """The tile of a program, its first block of keys and the one behind its last, by the statements of the text."""
-    body = re.search(rf"def {function}\(.*\n((?:    .*\n)+)", source)
-    assert body is not None
-    names = ("program", "unit", "part", "place", "tile", "begin", "end")
-    lines = re.findall(rf"^    ((?:{'|'.join(names)})\d+ = .*)$", body[1], re.MULTILINE)
-    words = SimpleNamespace(program_id=lambda _: program, where=lambda condition, a, b: a if condition else b)
-    values: dict[str, int] = {}
-    exec("\n".join(lines), {"gl": words, "tl": words}, values)
-    found = {re.sub(r"\d+$", "", name): value for name, value in values.items()}
-    return found["tile"], found["begin"], found["end"]
-
-
-@pytest.mark.parametrize(("queries", "left"), [(4608, 72), (2560, 84)])
-@pytest.mark.parametrize("tail", [2, 3, 5, 7])
-def test_each_block_of_keys_is_of_one_program(queries: int, left: int, tail: int) -> None:
-    """Of Flux's heads on 132 multiprocessors: by what is written of groups, of loads, and of the plain form."""
-    region = region_of(many(queries, queries, 128, "bfloat16", heads=24))
-    kernel, target = read_region(region), replace(TARGET, cores=132)
-    tiles, blocks = 24 * queries // 128, queries // 128
-    for form, functions in ((SPECIALIZED, ("compute", "load")), (STREAM, ("tile_kernel",))):
-        made = parameters_of(kernel, target, form, stream_axes(kernel))
-        p = replace(made, tile=(128,), reduce_tile=128, tail=tail)
-        program = generate(region, target, p)
-        assert program.launches[0].grid == tiles - left + left * tail
-        for function in functions:
-            seen: dict[tuple[int, int], int] = {}
-            lengths = []
-            for number in range(program.launches[0].grid):
-                tile, begin, end = visited(program.source, function, number)
-                assert begin < end
-                lengths.append(end - begin)
-                for block in range(begin, end):
-                    assert seen.setdefault((tile, block), number) == number
-            assert len(seen) == tiles * blocks
-            assert lengths[: tiles - left] == [blocks] * (tiles - left)  # whole tiles come first
-            assert max(lengths[tiles:]) <= max(lengths[tiles - left : tiles])
-
-
-def test_tiles_of_a_mask_or_of_a_variable_are_not_shared() -> None:
-    """They have more keys or fewer; nor are they where no wave is left, or nothing to be shared."""
-    for made in (causal("float16"), cached(300)):
-        region = region_of(made)
-        p = replace(parameters(region), tail=2)
-        with pytest.raises(TileRefusal, match="a mask or a variable bounds the keys"):
-            generate(region, replace(TARGET, cores=3), p)
-        assert legal_values(read_region(region), replace(TARGET, cores=3), p, "tail") == (1,)
-    region = region_of(plain("float16"))
-    for cores, tail, reason in ((4, 2, "no last wave"), (5, 2, "no last wave"), (3, 4, "more programs than blocks")):
-        with pytest.raises(TileRefusal, match=reason):
-            generate(region, replace(TARGET, cores=cores), replace(parameters(region), tail=tail))
-    with pytest.raises(TileRefusal, match="tail"):
-        generate(region, replace(TARGET, cores=3), replace(parameters(region), tail=2, split=2))
-
-
-def test_last_tiles_are_shared_where_that_is_expected_to_be_shorter() -> None:
-    """At Flux's sizes, not where the last wave is nearly full, nor where it costs more than it saves. The search begins
-    with whole tiles."""
-    target = replace(TARGET, cores=132)
-    for queries, shorter in ((4608, True), (2560, True), (2816, False), (1280, False)):
-        region = region_of(many(queries, queries, 128, "bfloat16", heads=24))
-        kernel = read_region(region)
-        p = default_parameters(kernel, target)
-        assert p.form == SPECIALIZED and p.tail == 1
-        saved, count = next(iter(tails_of_keys(kernel, target, p)), (0.0, 1))
-        assert (saved > 0) == shorter
-        if shorter:
-            legal = legal_values(kernel, target, p, "tail")
-            assert {1, count} < set(legal) and len(legal) <= 5
-            shared = replace(p, tail=count)
-            assert is_legal(kernel, target, shared)
-            assert predicted_seconds(kernel, target, shared) < predicted_seconds(kernel, target, p)
-            space = TileSpace(region, target, kernel)
-            assert any(action.label.startswith("tail,") for action in space.actions(space.start()))
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])

@@ -24,10 +24,9 @@ from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
-from kcg.kernel.tile.shared_keys import stream_tiles
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
-from kcg.kernel.tile.stream import stream_axes
+from kcg.kernel.tile.stream import stream_axes, stream_tiles
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -567,79 +566,6 @@ def test_attention_with_tiles_in_turn_is_right(name: str) -> None:
         region, schedules = with_tiles_in_turn(name, service.target)
         rows = [future.result() for future in service.measure([Request(region, one) for one in schedules])]
         assert {row.status for row in rows} == {Status.OK}, [row.reason for row in rows]
-
-
-WAVES = ((40, 600, 128), (40, 1000, 128), (40, 1000, 128))
-"""Queries, keys and values: 200 tiles, of which the last of a head is not full, and eight blocks of keys."""
-
-
-def attended(*tensors: Tensor) -> Tensor:
-    query, key, value = tensors
-    return query.scaled_dot_product_attention(key, value).contiguous()
-
-
-def with_shared_tiles(target: Target, tail: int, device: str = "CPU") -> tuple[Region, Schedule]:
-    region = region_of(attended(*(empty(*shape, dtype="bfloat16", device=device) for shape in WAVES)))
-    kernel = read_region(region)
-    p = parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel))
-    return region, schedule_of(replace(p, tail=tail))
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("tail", [2, 3, 8])
-def test_attention_with_shared_tiles_spills_nothing(tail: int) -> None:
-    target = replace(KNOWN_TARGETS["sm_90"], cores=132)
-    program = compile_tile(*with_shared_tiles(target, tail), target)
-    first, second = (dict(launch.compiled.report) for launch in program.launches)
-    assert (first["warps"], first["wgmma"], first["spilled_bytes"]) == (12, 1, 0)
-    assert second["spilled_bytes"] == 0 and second["registers"] <= 128
-    assert [launch.compiled.global_size[0] for launch in program.launches] == [132 + 68 * tail, 68 * 16]
-    # a graph is told that both launches write the result, of which each has tiles
-    workspace = len(program.scratch) and program.buffers
-    (result,) = program.launches[1].compiled.outputs
-    assert {result, workspace} <= set(program.launches[0].compiled.outputs)
-    assert workspace in program.launches[1].compiled.inputs
-
-
-@pytest.mark.gpu
-def test_attention_with_shared_tiles_is_right() -> None:
-    with MeasureService("CUDA", run_id="test") as service:
-        made = [with_shared_tiles(service.target, tail) for tail in (1, 2, 3, 5, 8)]
-        rows = [future.result() for future in service.measure([Request(*one) for one in made])]
-        assert {row.status for row in rows} == {Status.OK}, [row.reason for row in rows]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("tail", [2, 3])
-def test_shared_tiles_are_equal_when_replayed(tail: int) -> None:
-    """Two calls in a step, which a graph may run at once."""
-    prepare("CUDA")
-    target, _ = detect("CUDA", 1)
-    region, schedule = with_shared_tiles(target, tail, "CUDA")
-    program = compile_tile(region, schedule, target)
-    rng = np.random.default_rng(tail)
-    made = (rng.standard_normal(shape, np.float32) for shape in (*WAVES, *WAVES))
-    tensors = [Tensor(a, device="CUDA").cast(dtypes.bfloat16).contiguous().realize() for a in made]
-
-    def step(*given: Tensor) -> list[Tensor]:
-        found = [attended(*given[:3]), attended(*given[3:])]
-        Tensor.realize(*found)
-        return found
-
-    plain = [t.float().numpy() for t in step(*tensors)]
-    with install({region: program}, target) as report:
-        eager = [t.numpy() for t in step(*tensors)]
-        jitted = TinyJit(step)
-        for _ in range(2):
-            jitted(*tensors)
-    assert report.counts[region.id] >= 4, report
-    for found, right in zip(eager, plain, strict=True):
-        assert np.abs(np.asarray(found, np.float32) - right).max() < 0.02 * np.abs(right).max()
-    first = [a.tobytes() for a in eager]
-    for _ in range(50):
-        assert [t.numpy().tobytes() for t in jitted(*tensors)] == first
-        jitted(*tensors[3:], *tensors[:3])  # whatever a workspace holds is another's
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import SPECIALIZED, TileParameters
-from kcg.kernel.tile.prior import default_parameters, parameters_of
+from kcg.kernel.tile.prior import parameters_of
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.specialized import PROGRAM_ROWS
 from kcg.kernel.tile.stream import stream_axes
@@ -22,6 +22,7 @@ from tests.chains import region_of
 from tests.kernel.tile.gluon_on_cpu import ProtocolError, wrong_in_gluon
 from tests.kernel.tile.running import Case
 from tests.kernel.tile.test_tile_on_gpu import ATTENTIONS, attention_of, heads
+from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=2)
@@ -61,14 +62,6 @@ def test_they_do_whoever_is_late(name: str, persistent: int) -> None:
         assert not wrong_in_gluon(replace(case, seed=seed))
 
 
-def test_programs_that_share_tiles_keep_to_it() -> None:
-    region = attention_of("whole blocks")
-    target = replace(TARGET, cores=5)  # 12 tiles: two are left
-    kernel = read_region(region)
-    for tail in (2, 3):
-        assert not wrong_in_gluon(Case(region, generate_kernel(kernel, target, replace(begun(region), tail=tail))))
-
-
 BROKEN = {
     "values of a tile's last block are not given back": (
         r"mbarrier\.arrive\(values_empty\.index\(\(done \+ last\).*",
@@ -99,19 +92,48 @@ def test_a_broken_protocol_is_seen(what: str) -> None:
 
 def test_tiles_in_turn_are_a_candidate_where_there_are_more_than_multiprocessors() -> None:
     region = attention_of("whole blocks")  # 12 tiles
-    kernel, p = read_region(region), begun(region)
-    assert p.persistent == 0 and default_parameters(kernel, TARGET).persistent == 0
+    kernel, p = read_region(region), replace(begun(region), persistent=0)
     assert predicted_seconds(kernel, TARGET, replace(p, persistent=1)) < predicted_seconds(kernel, TARGET, p)
     for cores, values in ((2, (0, 1)), (11, (0, 1)), (12, (0,))):
         assert legal_values(kernel, replace(TARGET, cores=cores), p, "persistent") == values
-    assert legal_values(kernel, TARGET, replace(p, persistent=1), "tail") == (1,)
     # queries of two tiles and three slots of keys and values take more shared memory than there is
     assert legal_values(kernel, TARGET, replace(p, persistent=1), "num_stages") == (2,)
     assert legal_values(kernel, TARGET, p, "num_stages") == (2, 3)
 
 
-@pytest.mark.parametrize("changed", [{"persistent": 2}, {"persistent": 1, "tail": 2}])
-def test_what_has_no_tiles_in_turn_is_refused_by_name(changed: dict[str, int]) -> None:
+@pytest.mark.parametrize(("name", "cores", "persistent"), [
+    ("whole blocks", 2, 1), ("whole blocks", 12, 0), ("whole blocks", 0, 0), ("heads of 64", 2, 1),
+    ("causal heads of 64", 2, 0), ("a window", 2, 0),
+])  # fmt: skip
+def test_a_search_begins_with_tiles_in_turn_where_no_mask_bounds_keys(name: str, cores: int, persistent: int) -> None:
+    """And where multiprocessors have several of them."""
+    target, kernel = replace(TARGET, cores=cores), read_region(attention_of(name))
+    p = parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel))
+    assert p.persistent == persistent and is_legal(kernel, target, p)
+
+
+@pytest.mark.parametrize(("tokens", "size", "key_heads", "causal", "faster"), [
+    (4608, 128, 24, False, True), (2560, 128, 24, False, True), (4096, 128, 16, True, False),
+    (4096, 64, 32, True, False), (4096, 128, 8, True, True),
+])  # fmt: skip
+def test_the_cost_knows_where_tiles_in_turn_are_faster(
+    tokens: int, size: int, key_heads: int, causal: bool, faster: bool
+) -> None:
+    """As measured on an H100. Of equal tiles always; of unequal ones where a multiprocessor has many."""
+    heads = 32 if key_heads == 8 else key_heads
+    query, key, value = (empty(1, n, tokens, size, dtype="bfloat16") for n in (heads, key_heads, key_heads))
+    made = query.scaled_dot_product_attention(key, value, is_causal=causal, enable_gqa=heads != key_heads)
+    kernel, target = read_region(region_of(made)), replace(TARGET, cores=132)
+    p = parameters_of(kernel, target, SPECIALIZED, stream_axes(kernel))
+    assert {0, 1} == set(legal_values(kernel, target, p, "persistent")) and p.persistent == (not causal)
+    one_each, in_turn = (predicted_seconds(kernel, target, replace(p, persistent=n)) for n in (0, 1))
+    assert (in_turn < one_each) == faster
+
+
+@pytest.mark.parametrize(("field", "value"), [("persistent", 2), ("tail", 2), ("split", 2)])
+def test_what_specialised_warps_do_not_have_is_refused_by_name(field: str, value: int) -> None:
     region = attention_of("whole blocks")
-    with pytest.raises(TileRefusal, match="persistent"):
-        generate_kernel(read_region(region), replace(TARGET, cores=5), replace(begun(region), **changed))
+    kernel, target, p = read_region(region), replace(TARGET, cores=5), begun(region)
+    with pytest.raises(TileRefusal, match=field):
+        generate_kernel(kernel, target, replace(p, **{field: value}))
+    assert value not in legal_values(kernel, target, p, field)
