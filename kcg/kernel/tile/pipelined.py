@@ -51,7 +51,7 @@ from kcg.kernel.tile.gluon import (
     specialized,
     sums_layout,
 )
-from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.ir import Branch, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import (
@@ -338,13 +338,36 @@ class _Pipelined:
             one.parameters.epilogue_parts,
             lambda size: sums_layout(self.writer, size),
         )
+        guarded = self._reach_past_the_end(one)
         for block in blocks:
             block.frame.bound |= in_the_sum(one.kernel)
             self._read_beside(block.frame, one)
+            if guarded:
+                block.frame.lines = Lines(self.writer, lines)
             for plain in one.kernel.plain:
                 store_tile(block.frame, plain)
             for branch in one.kernel.branches:
                 store_branch([block], one.kernel, branch)
+            if guarded:
+                lines.extend(f"if {row} < {rows.total}:", block.frame.lines)
+
+    def _reach_past_the_end(self, one: _Tiled) -> bool:
+        """Whether a group that has no row, as in the last tile of 320 rows in tiles of 192, would read what is no
+        element of a buffer, or store to another one's place. (A group that has some masks the others. TMA stores
+        nothing past the end, but where heads are apart the next one begins there.)"""
+        (rows, _), branches = one.axes, one.kernel.branches
+        if rows.total % rows.size == 0 or rows.total % GROUP_ROWS:
+            return False
+        of_rows = {*rows.ranges, *(r for branch in branches for r in branch.held.rows)}
+        by_ring = {node for node, _, _ in one.beside}
+        if any(x.node not in by_ring and not of_rows.isdisjoint(x.node.ranges) for x in one.kernel.beside):
+            return True
+        return any(self._is_apart(branch) for branch in branches)
+
+    def _is_apart(self, branch: Branch) -> bool:
+        """Whether what is stored is no matrix of all rows and columns: heads are apart."""
+        axes = Axis(branch.held.rows, GROUP_ROWS), Axis(branch.held.columns, STEP)
+        return boxes_of(branch.stored.store, axes, self.main) is None
 
     def _read_beside(self, frame: Frame, one: _Tiled) -> None:
         """Binds what is read for each element of a block, which the ring brings in parts of its columns."""

@@ -1,10 +1,11 @@
-"""Attention in Gluon run on the CPU, where Triton's interpreter knows no specialised warps.
+"""Programs in Gluon run on the CPU, where Triton's interpreter knows no specialised warps.
 
 The generated functions run as they are, on NumPy's arrays: `gl` and what it has for Hopper are stand-ins. Each group of
 warps is a generator that stops where it waits or tells others something, and copies by TMA land whenever the schedule
-says so. Barriers have phases as the hardware's do. What the hardware would not notice is an error here: a block that is
-overwritten while it is read, a read of a block that is on its way, an arrival too many, an element stored twice; and so
-is a program of which all wait.
+says so, in both directions. Barriers have phases as the hardware's do. What the hardware would not notice is an error
+here: a block that is overwritten while it is read or sent, a read of a block that is on its way, an arrival too many,
+no fence between what a group and TMA do with a block, an element outside of a buffer or stored twice; and so is a
+program of which all wait.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.kernel.tile.running import Case, differing, question_of
 
 ITEM = 2  # bytes of an operand's element
 TOGETHER = 16  # rows of a product that are made at once: of so few BLAS wakes no threads, which took most of the time
+LAYOUTS = ("NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout", "SliceLayout")
 Condition = Callable[[], bool]
 
 
@@ -32,7 +34,7 @@ class ProtocolError(AssertionError):
 
 
 class Block(np.ndarray):
-    """A tensor, as far as attention uses one: integers are divided towards 0."""
+    """A tensor, as far as programs use one: integers are divided towards 0."""
 
     def to(self, dtype: str) -> Block:
         return block(rounded(self, dtype))
@@ -42,6 +44,12 @@ class Block(np.ndarray):
 
     def __mod__(self, other: Any) -> Any:
         return block(np.fmod(np.asarray(self), np.asarray(other)))
+
+    def permute(self, *order: int) -> Block:
+        return block(self.transpose(order))
+
+    def split(self) -> tuple[Block, Block]:
+        return block(self[..., 0]), block(self[..., 1])
 
 
 def block(values: Any) -> Block:
@@ -107,13 +115,22 @@ class Descriptor:
     sizes: tuple[int, ...]
 
     def read(self, corner: Sequence[Any]) -> np.ndarray:
+        places, exists = self._places(corner)
+        return np.asarray(places.load(exists))
+
+    def write(self, corner: Sequence[Any], values: np.ndarray) -> None:
+        places, exists = self._places(corner)
+        places.store(values, exists)
+
+    def _places(self, corner: Sequence[Any]) -> tuple[Pointer, np.ndarray]:
+        """Where a block's elements are, and which of them are inside."""
         places, exists = np.zeros(self.sizes, np.int64), np.ones(self.sizes, bool)
         for axis, first in enumerate(corner):
             numbers = np.arange(self.sizes[axis]) + int(first)
             numbers = numbers.reshape([-1 if a == axis else 1 for a in range(len(self.sizes))])
             places = places + numbers * int(self.strides[axis])
             exists = exists & (numbers >= 0) & (numbers < int(self.shape[axis]))
-        return np.asarray((self.start + np.where(exists, places, 0)).load(exists))
+        return self.start + np.where(exists, places, 0), exists
 
 
 @dataclass
@@ -122,9 +139,11 @@ class Slot:
 
     name: str
     values: np.ndarray
+    running: Callable[[], Warps]  # the group that runs now
     filling: bool = False
-    readers: int = 0  # products that run
+    readers: int = 0  # products that run, and blocks that are sent
     fills: int = 0
+    unfenced: list[Warps] = field(default_factory=list)  # who used it with no fence since, before which TMA may not
 
 
 def as_it_is(values: np.ndarray) -> np.ndarray:
@@ -158,6 +177,21 @@ class View:
         if self.slot.filling or not self.slot.fills:
             raise ProtocolError(f"{self.slot.name} is read before its copy is there")
         return self.turn(self.slot.values)
+
+    def load(self, _layout: None) -> Block:
+        """The block in registers of a group."""
+        self.slot.unfenced.append(self.slot.running())
+        return block(self.read())
+
+    def store(self, values: np.ndarray) -> None:
+        """Of registers of a group."""
+        slot = self.slot
+        if slot.filling or slot.readers:
+            raise ProtocolError(f"{slot.name} is overwritten while it is filled or read")
+        if slot.values.shape != values.shape:
+            raise ProtocolError(f"a block of {values.shape} for one of {slot.values.shape}")
+        slot.values, slot.fills = np.array(values), slot.fills + 1
+        slot.unfenced.append(slot.running())
 
 
 @dataclass
@@ -208,6 +242,21 @@ class Copy:
         self.barrier.end()
 
 
+@dataclass
+class Sent:
+    """A block on its way to memory, which is read from shared memory as it lands."""
+
+    memory: Descriptor
+    corner: Sequence[Any]
+    slot: Slot
+    is_there: bool = False
+
+    def land(self) -> None:
+        self.memory.write(self.corner, self.slot.values)
+        self.slot.readers -= 1
+        self.is_there = True
+
+
 # ---- warps
 
 
@@ -244,6 +293,7 @@ class Warps:
     code: Generator[Condition | None, None, None]
     waits: Condition | None = None
     products: list[Product] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
 
 
 @dataclass
@@ -256,8 +306,9 @@ class Machine:
     variables: dict[str, int]
     random: Random
     program: int = 0
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[Copy | Sent] = field(default_factory=list)
     warps: list[Warps] = field(default_factory=list)
+    shared: list[Slot] = field(default_factory=list)
     running: Warps | None = None
 
     def run(self) -> None:
@@ -266,14 +317,15 @@ class Machine:
             self.variables[a.variable] if a.slot is None else Pointer(self.memory[a.name]) for a in launch.arguments
         ]
         for self.program in range(launch.grid):
+            self.shared.clear()
             functions[launch.entry](*given)
             self._schedule()
 
     def _functions(self) -> dict[str, Any]:
         """The source's functions, those of warps as generators."""
         text = re.sub(r"^(?:import|from) triton[^(\n]*(?:\([^)]*\))?$", "", self.source.source, flags=re.M)
-        text = re.sub(r"^( +)((?:mbarrier\.wait|mbarrier\.arrive|fetch)\(.*)$", r"\1yield \2", text, flags=re.M)
-        text = re.sub(r"^( +)(\w+ = warpgroup_mma_wait\()", r"\1yield\n\1\2", text, flags=re.M)
+        text = re.sub(r"^( +)((?:mbarrier\.wait|mbarrier\.arrive|fetch|send|tma\.store_wait)\(.*)$", r"\1yield \2", text, flags=re.M)
+        text = re.sub(r"^( +)([\w, ]+ = warpgroup_mma_wait\()", r"\1yield\n\1\2", text, flags=re.M)
         names = self._words()
         exec(compile(text, "program", "exec"), names)
         return names
@@ -303,6 +355,8 @@ class Machine:
         except StopIteration:
             if one.products:
                 raise ProtocolError(f"{one.name} ended before its products") from None
+            if not all(sent.is_there for sent in one.sent):
+                raise ProtocolError(f"{one.name} ended before its blocks had left") from None
             self.warps.remove(one)
 
     # ---- what the source's words mean
@@ -310,15 +364,20 @@ class Machine:
     def _words(self) -> dict[str, Any]:
         plain = lambda function: function  # noqa: E731
         gl = SimpleNamespace(
-            **{name: name for name in ("float32", "float16", "bfloat16", "int32", "int64", "constexpr")},
-            **{name: lambda *_, **__: None for name in ("NVMMADistributedLayout", "DotOperandLayout", "SliceLayout")},
+            **{name: name for name in ("float32", "float16", "bfloat16", "int32", "int64")},
+            **{name: lambda *_, **__: None for name in LAYOUTS},
             NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None),
+            constexpr=plain,
             program_id=lambda _: block(self.program),
             arange=lambda first, last, *_: block(np.arange(first, last)),
             full=lambda sizes, value, dtype, *_: block(np.full(sizes, value, "float32" if "float" in dtype else dtype)),
             maximum=lambda one, other: block(np.maximum(one, other)),
             minimum=lambda one, other: block(np.minimum(one, other)),
-            where=lambda condition, one, other: block(np.where(condition, one, other)),
+            zeros=lambda sizes, *_: block(np.zeros(sizes, np.float32)),
+            where=chosen,
+            join=lambda one, other: block(np.stack((one, other), -1)),
+            broadcast_to=lambda x, sizes: block(np.broadcast_to(x, sizes)),
+            sqrt=lambda x: block(np.sqrt(x)),
             max=lambda x, axis, keep_dims=False: block(np.max(x, axis, keepdims=keep_dims)),
             sum=lambda x, axis, keep_dims=False: block(np.sum(x, axis, keepdims=keep_dims)),
             convert_layout=lambda x, _: x,
@@ -332,7 +391,7 @@ class Machine:
             MBarrierLayout=lambda: None,
             init=self._init,
             wait=lambda barrier, phase: lambda: barrier.phase != int(phase),
-            arrive=lambda barrier, count: barrier.arrive(count),
+            arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
             expect=lambda barrier, nbytes: barrier.arrive(1, nbytes),
         )
         described = lambda start, *, shape, strides, block_shape, layout: Descriptor(  # noqa: E731
@@ -341,15 +400,20 @@ class Machine:
         return {
             "gl": gl, "mbarrier": mbarrier, "warpgroup_mma": self._multiply,
             "gluon": SimpleNamespace(jit=plain),
-            "tma": SimpleNamespace(make_tensor_descriptor=described, async_load=self._fetch, async_store=plain),
-            "warpgroup_mma_wait": self._finish, "fence_async_shared": lambda: None,
+            "tma": SimpleNamespace(
+                make_tensor_descriptor=described, async_load=self._fetch, async_store=self._send,
+                store_wait=self._leave,
+            ),
+            "warpgroup_mma_wait": self._finish, "fence_async_shared": self._fence,
         }  # fmt: skip
 
     def _allocate(self, dtype: str, sizes: Sequence[int], _layout: None) -> View | Barriers:
         slots, *of_slot = sizes
         if dtype == "int64":
             return Barriers([Barrier(f"barrier of {slots}") for _ in range(slots)])
-        return View([Slot(f"block {n} of {slots}", np.full(of_slot, np.nan, np.float32)) for n in range(slots)])
+        names = [f"block {n} of {slots}" for n in range(slots)]
+        self.shared += [Slot(name, np.full(of_slot, np.nan, np.float32), self._running) for name in names]
+        return View(self.shared[-slots:])
 
     def _init(self, barrier: Barrier, count: int) -> None:
         barrier.count = barrier.left = count
@@ -363,29 +427,62 @@ class Machine:
         slot = view.slot
         if slot.filling or slot.readers:
             raise ProtocolError(f"{slot.name} is overwritten while it is filled or read")
-        if slot.values.shape != memory.sizes:
-            raise ProtocolError(f"a block of {memory.sizes} for one of {slot.values.shape}")
+        self._check(memory, slot)
         slot.filling = True
         self.copies.append(Copy(memory.read(corner), barrier, slot))
 
+    def _send(self, memory: Descriptor, corner: Sequence[Any], view: View) -> None:
+        view.read()
+        self._check(memory, view.slot)
+        view.slot.readers += 1
+        sent = Sent(memory, corner, view.slot)
+        self._running().sent.append(sent)
+        self.copies.append(sent)
+
+    def _check(self, memory: Descriptor, slot: Slot) -> None:
+        """What is asked of each block that TMA moves."""
+        if slot.values.shape != memory.sizes:
+            raise ProtocolError(f"a block of {memory.sizes} for one of {slot.values.shape}")
+        if slot.unfenced:
+            raise ProtocolError(f"{slot.name} is moved by TMA with no fence after {slot.unfenced[0].name} used it")
+
+    def _leave(self, count: int) -> Condition:
+        """All blocks that the running group sent but the last so many are read from shared memory."""
+        sent = self._running().sent
+        before = sent[: max(0, len(sent) - count)]
+        return lambda: all(one.is_there for one in before)
+
+    def _fence(self) -> None:
+        for slot in self.shared:
+            slot.unfenced = [one for one in slot.unfenced if one is not self.running]
+
+    def _running(self) -> Warps:
+        assert self.running is not None
+        return self.running
+
     def _multiply(self, one: Any, other: View, added: Any, *, use_acc: bool = True, is_async: bool) -> Product:
-        assert is_async and self.running is not None
+        assert is_async
         made = Product(one, other, added if use_acc else 0, [])
         for slot in made.shared:
             View([slot]).read()
             slot.readers += 1
             made.seen.append(slot.fills)
-        self.running.products.append(made)
+        self._running().products.append(made)
         return made
 
     def _finish(self, count: int, deps: Sequence[Product]) -> Any:
-        """Wait for all products but so many; what the first one of `deps` came to."""
-        assert self.running is not None
-        products = self.running.products
+        """Wait for all products but so many; what those of `deps` came to."""
+        products = self._running().products
         while len(products) > count:
             products.pop(0).finish()
-        (asked,) = deps
-        return asked if asked.value is None else asked.value
+        found = [asked if asked.value is None else asked.value for asked in deps]
+        return found if len(found) > 1 else found[0]
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    if isinstance(one, Pointer):
+        return one if condition else other
+    return block(np.where(condition, one, other))
 
 
 def assembly(text: str, _constraints: str, given: Sequence[Any], **_how: Any) -> Block:
@@ -395,7 +492,7 @@ def assembly(text: str, _constraints: str, given: Sequence[Any], **_how: Any) ->
 
 
 def wrong_in_gluon(case: Case) -> str:
-    """What is wrong with what a program of an attention stored; empty where nothing is. Each element of the result is
+    """What is wrong with what a program stored; empty where nothing is. Each element of the result is
     stored once. Raises ProtocolError."""
     question, memory = question_of(case), {}
     for argument in (a for launch in case.program.launches for a in launch.arguments if a.slot is not None):
