@@ -324,7 +324,12 @@ class Machine:
     def _functions(self) -> dict[str, Any]:
         """The source's functions, those of warps as generators."""
         text = re.sub(r"^(?:import|from) triton[^(\n]*(?:\([^)]*\))?$", "", self.source.source, flags=re.M)
-        text = re.sub(r"^( +)((?:mbarrier\.wait|mbarrier\.arrive|fetch|send|tma\.store_wait)\(.*)$", r"\1yield \2", text, flags=re.M)
+        text = re.sub(
+            r"^( +)((?:mbarrier\.wait|mbarrier\.arrive|fetch|send|tma\.store_wait)\(.*)$",
+            r"\1yield \2",
+            text,
+            flags=re.M,
+        )
         text = re.sub(r"^( +)([\w, ]+ = warpgroup_mma_wait\()", r"\1yield\n\1\2", text, flags=re.M)
         names = self._words()
         exec(compile(text, "program", "exec"), names)

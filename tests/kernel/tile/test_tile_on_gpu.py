@@ -605,6 +605,9 @@ PRODUCTS: dict[str, Callable[[], Tensor]] = {
         matrix(1024, 1536).cast("float32") + empty(1, 1536, dtype="float32") * product(1024, 1536, 512)
     ).cast("bfloat16"),
     "float32": lambda: product(1024, 1536, 512) + matrix(1024, 1536).cast("float32"),
+    "heads, half a tile": lambda: (
+        product(1600, 1536, 512).cast("bfloat16").contiguous().reshape(1600, 12, 128).permute(1, 0, 2).contiguous()
+    ),
 }
 
 
