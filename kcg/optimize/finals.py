@@ -15,6 +15,7 @@ tinygrad's own schedule too.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -71,16 +72,18 @@ class Judge:
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed = judged, needed
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
+        self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
         self._comparisons = Comparisons(estimates, device)
         self._pace = Pace(estimates)
         self._undecided = 0
-        self._found_s = self._judged_s = 0.0  # of what the search found to be saved, and what of it was judged
+        self._kernels: list[RegionWork] = []  # that are due
+        self._seen: set[str] = set()  # what was judged, by `RegionWork.id`
 
     def run(self) -> RegionResults:
         """The results of all regions."""
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
         order = sorted((w for w in works if estimates.is_due(w)), key=lambda w: (-w.saving_s, -w.before_s))
-        self._found_s = sum(work.saving_s for work in order if not work.proposed)
+        self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
@@ -90,14 +93,13 @@ class Judge:
             self._comparisons.prepare(self._of_plans(order))
         try:
             while of_plans := self._of_plans(left):
-                left.remove(work := self._comparisons.first_ready(of_plans, until=self._until()))
+                left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
+                    self._seen.add(work.id)
                     if work.proposed:
                         self._plan(left)
-                    else:
-                        self._judged_s += work.saving_s
                 else:  # no other plan could be judged either
                     judged[work.id] = self._with_offers(work, self._too_late(work))
                 self._log.show(
@@ -115,14 +117,29 @@ class Judge:
 
     def _plan(self, left: Sequence[RegionWork]) -> None:
         """Find which regions the best plans have, where some of several kernels are not judged."""
-        if self._needed is not None and any(work.proposed for work in left):
-            self._of_best = self._needed(self._judged)
+        if self._needed is None or not any(work.proposed for work in left):
+            return
+        works, taken = self._candidates.works, Counter[str]()
+        self._of_best = self._needed(self._judged)
+        for work in works:
+            if work.proposed and work.call.region.id in self._of_best:
+                taken.update({kernel.id: work.call.calls for kernel in work.call.region.kernels})
+        self._covered = {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
 
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
-        """Of what is due the kernels, and what the best plans have of regions of several kernels."""
+        """Of what is due the kernels, and what the best plans have of regions of several kernels; last the kernels that
+        run only where such a region is not put in."""
         if self._needed is None:
             return list(left)
-        return [work for work in left if not work.proposed or work.call.region.id in self._of_best]
+        wanted = [work for work in left if not work.proposed or work.call.region.id in self._of_best]
+        return sorted(wanted, key=lambda work: work.id in self._covered)
+
+    def _first(self, works: Sequence[RegionWork]) -> Sequence[RegionWork]:
+        """What may be judged next. Where a budget ends, a kernel that regions cover waits until all else is judged,
+        even while the references of that are not there yet."""
+        if self._estimates.budget.limit_s is None:
+            return works
+        return [work for work in works if work.id not in self._covered] or works
 
     def _judged_one(self, work: RegionWork) -> RegionResult:
         """The result of a region for which there is time."""
@@ -141,8 +158,10 @@ class Judge:
         return self._pace.until(improved=self._is_worth_checking(*rows))
 
     def _is_worth_checking(self, *rows: RegionResult) -> bool:
-        """Whether enough is judged to leave time for the check of the whole."""
-        return self._judged_s >= WORTH * self._found_s and self._improved(*rows, *self._judged.values())
+        """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
+        found = [work for work in self._kernels if work.id not in self._covered]
+        judged_s = sum(work.saving_s for work in found if work.id in self._seen)
+        return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
 
     @staticmethod
     def _improved(*rows: RegionResult) -> bool:

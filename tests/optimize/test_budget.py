@@ -7,7 +7,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -560,11 +560,11 @@ def test_stress_has_the_time_that_judging_has(
     one, two = opened.works[:2]
     find(one), find(two, times=1.1)
     judge = opened.judge(expected)
-    judge._found_s = one.saving_s + two.saving_s
+    judge._kernels = [one, two]
     monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: True))
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
     assert judge._until() == expected.budget.late_at
-    judge._judged_s = one.saving_s
+    judge._seen.add(one.id)
     assert judge._until() == 0.0
 
 
@@ -655,6 +655,38 @@ def test_only_regions_that_the_best_plans_have_are_judged(
     assert sorted(prepared[:2]) == sorted([first, second]), "what plans have has its references first"
     assert [row.outcome for row in rows] == [rows[0].outcome, "not judged", rows[2].outcome, rows[3].outcome]
     assert rows[1].chosen == rows[1].baseline
+
+
+def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run only where it is not put in: with a budget they wait for the references of all else."""
+    kernels = opened.works
+    region, tile = replace(kernels[0].call.region, kernels=(kernels[0].call.region.kernel,) * 2), Schedule("tile", "{}")
+    call, known = replace(kernels[0].call, region=region), dict(kernels[0].known)
+    whole = replace(kernels[0], call=call, proposed=True, known=known, of_tiles={})
+    for times, work in zip((100.0, 10.0, 1.5), kernels, strict=True):
+        find(work, times=times)
+    whole.of_tiles[tile] = Observation(tile, Status.OK, whole.baseline_s / 4, "tile")
+    both = replace(expected, measured=replace(expected.measured, works=[*kernels, whole]))
+    judge = opened.judge(both, Candidates([*kernels, whole], searched=True))
+    judge._needed, asked = lambda judged: {region.id}, list[str]()
+
+    def judged_one(judge: Judge, work: RegionWork) -> RegionResult:
+        asked.append(work.id)
+        return judge._as_searched(work)
+
+    def first_ready(seen: Comparisons, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
+        return next((work for work in works if not work.proposed), works[0])  # its references take longest
+
+    monkeypatch.setattr(Judge, "_judged_one", judged_one)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Comparisons, "first_ready", first_ready)
+    prepared: list[str] = []
+    monkeypatch.setattr(Comparisons, "prepare", lambda seen, works: prepared.extend(work.id for work in works))
+    judge.run()
+    assert prepared[-1] == kernels[0].id, "its references are the last that are made"
+    assert set(asked[:2]) == {kernels[1].id, kernels[2].id} and asked[2:] == [whole.id, kernels[0].id]
 
 
 @pytest.mark.parametrize(
