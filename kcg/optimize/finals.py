@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -268,7 +268,7 @@ class Judge:
         """The result after the tile programs that a search found faster had their turn; the best Opts stay in it."""
         if row.outcome in ("undecided", "quarantined", "unjudged"):
             return row
-        for schedule in work.tile_candidates:
+        for schedule in self._tile_programs(work):
             won, fate = self._challenge(work, row, schedule)
             until = self._until(row)
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
@@ -278,6 +278,20 @@ class Judge:
             fate = fate if won is row else failed
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
+
+    def _tile_programs(self, work: RegionWork) -> Iterator[Schedule]:
+        """The tile programs that have their turn, in order: before one in Gluon the plain one that is as fast."""
+        given = set[Schedule]()
+        for schedule in work.tile_candidates:
+            plain = work.plain_near(schedule)
+            if plain is not None and plain not in given:
+                seen = self._compared(work, plain, schedule)
+                if not isinstance(seen, str) and not seen.is_faster:
+                    given.add(plain)
+                    yield plain
+            if schedule not in given:
+                given.add(schedule)
+                yield schedule
 
     def _stressed(self, work: RegionWork, one: Finalist) -> Finalist:
         """A finalist of a region that has passed what `Comparisons.stress` asks of it."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
     from kcg.kernel.kinds import Space
 
+NEAR = 1.03  # so many times as long as a program in Gluon: a comparison in turns decides
 TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
 
 
@@ -235,6 +236,15 @@ class RegionWork:
         exact = self.tiles.exact(faster[0]) if isinstance(self.tiles, HasExact) else None
         other = [s for s in found if len(found) > TRIES and tile(s) != tile(found[0])][:1]
         return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:], *other]))
+
+    def plain_near(self, schedule: Schedule) -> Schedule | None:
+        """Of a tile program in Gluon the fastest in plain Triton, where the search found it about as fast."""
+        from kcg.kernel.tile.kind import is_in_gluon
+
+        if not is_in_gluon(schedule) or (seen := self.of_tiles.get(schedule)) is None:
+            return None
+        plain = next((s for s in _ranked(self.of_tiles) if not is_in_gluon(s)), None)
+        return plain if plain is not None and self.of_tiles[plain].time_s <= NEAR * seen.time_s else None
 
     @property
     def firsts(self) -> list[Schedule]:

@@ -23,7 +23,7 @@ from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
@@ -46,6 +46,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
 RIGHT = Verification(True, rules=("float64 reference at sampled points",), seeds=3)
 PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, fast_math=False)
 FAST, PLAIN_TILE, BY_TMA = map(schedule_of, (replace(PLAIN, fast_math=True), PLAIN, replace(PLAIN, loads=TMA)))
+
+IN_GLUON = schedule_of(replace(PLAIN, form=PIPELINED, loads=TMA, persistent=1))
 
 
 class Tiles:
@@ -284,6 +286,23 @@ def test_where_fast_functions_are_wrong_the_exact_ones_get_their_turn(opened: Be
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, FAST: 1e-3, PLAIN_TILE: 1.1e-3}, wrong=[FAST])
     row = judge._with_offers(work, judge.compare_found(work))
     assert row.chosen.schedule == PLAIN_TILE and "rejected: wrong: element 0 is NaN" in row.note
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "near", "chosen"),
+    [(1e-3, True, PLAIN_TILE), (1.02e-3, True, IN_GLUON), (1e-3, False, IN_GLUON)],
+    ids=["as fast", "slower", "slower in the search"],
+)
+def test_a_program_in_gluon_is_chosen_where_it_is_clearly_faster_than_the_plain_one(
+    opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch, plain_s: float, near: bool, chosen: Schedule
+) -> None:
+    stressing(opened, monkeypatch)
+    found_tile(opened, work, IN_GLUON)
+    found_tile(opened, work, PLAIN_TILE, share=0.102 if near else 0.11)
+    own, opts = work.space.baseline(), opts_of(work)
+    judge = judged(opened, work, {own: 4e-3, opts: 2e-3, IN_GLUON: 1e-3, PLAIN_TILE: plain_s})
+    row = judge._with_offers(work, judge.compare_found(work))
+    assert row.chosen.schedule == chosen and row.opts is not None and row.opts.schedule == opts
 
 
 # ---- stress

@@ -84,6 +84,14 @@ def is_delicate(region: Region, schedule: Schedule) -> bool:
         return False
 
 
+def is_in_gluon(schedule: Schedule) -> bool:
+    """Whether a tile program is written in Gluon: warps by what they do."""
+    try:
+        return schedule.kind == ScheduleKind.TILE and TileParameters.from_json(schedule.body).form in IN_GLUON
+    except ScheduleError:  # no program is made of it
+        return False
+
+
 def rounds_to_tf32(schedule: Schedule) -> bool:
     """Whether a tile program of a schedule, or of its parts, rounds float32 operands of products to tf32."""
     try:
