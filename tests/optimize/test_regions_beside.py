@@ -67,7 +67,7 @@ def test_all_of_them_are_in_one_plan_that_leaves_the_same(workload: Workload, ca
 
 def test_one_goes_through_a_run(regions: list[Region], tmp_path: Path) -> None:
     dev, folder = os.environ["DEV"], tmp_path / "out"
-    settings = Settings(str(SCRIPT), device=dev, measurements=14, folder=folder, script_check=False)
+    settings = Settings(str(SCRIPT), device=dev, measurements=24, folder=folder, script_check=False)
     with progress(quiet=True) as shown:
         finished = optimize(settings, shown, regions=regions[:1])
     result = read_result(finished.result_path)
