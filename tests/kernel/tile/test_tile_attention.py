@@ -34,6 +34,8 @@ TARGET = KNOWN_TARGETS["sm_90"]
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 QUERIES, KEYS, SIZE = 24, 40, 16
 
+SLOW = pytest.mark.slow
+
 
 def plain(dtype: str) -> Tensor:
     q, k, v = (empty(1, 2, rows, SIZE, dtype=dtype) for rows in (QUERIES, KEYS, KEYS))
@@ -310,7 +312,7 @@ def in_parts(region: Region, split: int, loads: str = POINTER) -> TileParameters
 
 
 @interpreted
-@pytest.mark.parametrize("split", [2, 3, 8])
+@pytest.mark.parametrize("split", [pytest.param(2, marks=SLOW), 3, pytest.param(8, marks=SLOW)])
 def test_keys_are_split(split: int, tmp_path: Path) -> None:
     """40 keys are three steps: of eight parts five have none, and of causal rows more see none of a part's."""
     cases = {}
@@ -326,7 +328,7 @@ def test_keys_are_split(split: int, tmp_path: Path) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("split", [1, 3, 16])
+@pytest.mark.parametrize("split", [1, pytest.param(3, marks=SLOW), 16])
 def test_few_queries(split: int, tmp_path: Path) -> None:
     cases = {}
     for attention in (decoded, alone, with_mask):
@@ -427,7 +429,10 @@ def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> No
 
 
 @interpreted
-@pytest.mark.parametrize("preset", ["mini-decode", "smollm-decode-b16", "3.2-1b-decode", "2-7b-decode"])
+@pytest.mark.parametrize(
+    "preset",
+    ["smollm-decode-b16", *(pytest.param(p, marks=SLOW) for p in ("mini-decode", "3.2-1b-decode", "2-7b-decode"))],
+)
 def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
     """The calls that read the cache up to a variable: of float32 and of 16 bits, of grouped heads and of others."""
     (sequence,) = spec_of("llama").capture(preset).sequences
