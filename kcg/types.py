@@ -60,6 +60,11 @@ class Region:
         return content_id([[k.id for k in self.kernels], [list(slots) for slots in self.args], list(self.outputs)])
 
     @property
+    def own(self) -> tuple[Kernel, ...]:
+        """The kernels in whose place it runs: all but those that are computed again."""
+        return tuple(kernel for number, kernel in enumerate(self.kernels) if number not in self.again)
+
+    @property
     def kernel(self) -> Kernel:
         """The only kernel of a region of one."""
         (only,) = self.kernels

@@ -90,7 +90,7 @@ class Candidate:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Those in whose place it runs."""
-        return tuple(kernel for number, kernel in enumerate(self.region.kernels) if number not in self.again)
+        return self.region.own
 
 
 def candidates_of(sequence: Sequence, limits: Limits | None = None) -> list[Candidate]:

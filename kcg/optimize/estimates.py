@@ -189,10 +189,8 @@ class Estimates:
         left = Counter({work.call.region.id: work.call.calls for work in self.works if not work.proposed})
         found = [work for work in due if not work.proposed]
         for work in sorted((work for work in due if work.proposed), key=lambda work: -work.saving_s):
-            once = Counter(kernel.id for kernel in work.call.region.kernels)
-            taken = Counter({kernel: count * work.call.calls for kernel, count in once.items()})
-            if taken <= left:
-                left -= taken
+            if work.taken <= left:
+                left -= work.taken
                 found.append(work)
         return found
 

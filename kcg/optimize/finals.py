@@ -123,7 +123,7 @@ class Judge:
         self._of_best = self._needed(self._judged)
         for work in works:
             if work.proposed and work.call.region.id in self._of_best:
-                taken.update({kernel.id: work.call.calls for kernel in work.call.region.kernels})
+                taken += work.taken
         self._covered = {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
 
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:

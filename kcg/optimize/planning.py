@@ -89,8 +89,7 @@ def planned(workload: Workload, regions: Sequence[Region], *, wanted: bool = Tru
             reasons = dict.fromkeys(reason for _, reason in taken.left)
             why = f": {', '.join(reasons)}" if reasons else ""
             raise ScheduleError(f"region {region.id[:12]} occurs nowhere in {workload.name}{why}")
-        own = [kernel for number, kernel in enumerate(region.kernels) if number not in region.again]
-        for kernel in own:
+        for kernel in region.own:
             replays[kernel.id] += taken.replayed[region.id]
             for variables, count in taken.seen[region.id].items():
                 spent[kernel.id][of_names(variables, ranges_of(kernel))] += count

@@ -292,12 +292,7 @@ def needed_by_plans(
                 saved_s[work.call.region.id] = saving_s(row) if beats_its_parts(row) else 0.0
             elif work.tile_candidates:
                 saved_s[work.call.region.id] = work.saving_s / work.call.calls
-        candidates = proposed.proposals.candidates.values()
-        savings = {
-            key_of(c): saving_in_place_s(c, saved, alone_s)
-            for c in candidates
-            if (saved := saved_s.get(c.region.id, 0.0)) > 0
-        }
+        savings = _in_place(proposed.proposals, saved_s, alone_s)
         plans = deployed_plans(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
         return frozenset(region.id for plan in plans for region in plan.regions)
 
@@ -380,6 +375,11 @@ def measured_savings(
     its neighbourhood where that is known, else alone; less what its parts take that it computes again."""
     saved_s = {row.region.id: saving_s(row) for row in rows if beats_its_parts(row)}
     saved_s |= {name: median_s for name, (_, median_s, _) in nearby.items() if name in saved_s}
+    return _in_place(proposals, saved_s, alone_s)
+
+
+def _in_place(proposals: Proposals, saved_s: Mapping[str, float], alone_s: Mapping[str, float]) -> dict[Key, float]:
+    """What one occurrence of each candidate saves, of regions of which a call saves so much, by id, if anything."""
     return {
         key_of(candidate): saving_in_place_s(candidate, saved, alone_s)
         for candidate in proposals.candidates.values()

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -112,6 +113,12 @@ class RegionWork:
     def id(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.call.variables)
         return f"{self.call.region.id}|{values}"
+
+    @property
+    def taken(self) -> Counter[str]:
+        """The calls in whose place those of a region run, by kernel."""
+        once = Counter(kernel.id for kernel in self.call.region.own)
+        return Counter({kernel: count * self.call.calls for kernel, count in once.items()})
 
     @functools.cached_property
     def ends(self) -> tuple[End, ...]:

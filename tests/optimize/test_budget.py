@@ -661,9 +661,10 @@ def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They run only where it is not put in: with a budget they wait for the references of all else."""
-    kernels = opened.works
+    first, *others = opened.works
+    kernels = [replace(first, call=replace(first.call, calls=2 * first.call.calls)), *others]  # twice in the region
     region, tile = replace(kernels[0].call.region, kernels=(kernels[0].call.region.kernel,) * 2), Schedule("tile", "{}")
-    call, known = replace(kernels[0].call, region=region), dict(kernels[0].known)
+    call, known = replace(first.call, region=region), dict(first.known)
     whole = replace(kernels[0], call=call, proposed=True, known=known, of_tiles={})
     for times, work in zip((100.0, 10.0, 1.5), kernels, strict=True):
         find(work, times=times)
