@@ -204,8 +204,8 @@ assert error < 0.02 and 1 <= sum(call.src[0].arg.name == "tiled_matmul" for call
 
 
 @pytest.mark.gpu
-def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Path) -> None:
-    """Over Opts, that is: of tile programs, which are generated, some are as fast."""
+def test_the_triton_example_is_compared_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Path) -> None:
+    """With Opts and with tile programs, which are generated and mostly faster than it."""
     pytest.importorskip("triton", reason="needs Triton, which is not here")
     written(tmp_path, "triton_kernels.py")
     (tmp_path / "model.py").write_text(BF16_MODEL, encoding="utf-8")
