@@ -12,6 +12,7 @@ from kcg.types import Expectation, Prediction, ProgressPoint
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
+    from kcg.optimize.live import LiveFile
 
 STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
     "starting",
@@ -49,6 +50,7 @@ class RunLog:
         self.expectations: list[Expectation] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
+        self.live: LiveFile | None = None  # what is kept up to date for who watches the run
         self._now, self._since = STARTING, started
         self._spent: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -67,6 +69,8 @@ class RunLog:
         now = time.monotonic()
         self._spent[self._now] = self._spent.get(self._now, 0.0) + now - self._since
         self._now, self._since = phase, now
+        if self.live is not None:
+            self.live.begin(phase, self.elapsed_s)
 
     def phases(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each phase that there was, in their order, up to now: together the time since the start."""
@@ -105,6 +109,8 @@ class RunLog:
         elapsed_s = self.elapsed_s
         if keep and total_s is not None:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
+        if self.live is not None:
+            self.live.show(elapsed_s, measurements, total_s if keep else None, budget_s=budget_s, kernels=kernels)
         self.progress.update(
             done_s=elapsed_s, budget_s=budget_s, measurements=measurements, total_s=total_s, kernels=kernels, note=note
         )

@@ -117,7 +117,7 @@ def test_totals_settings_and_the_report_are_there(kept: Kept, result: Result) ->
     for name in ("workload", "preset", "search", "seed", "revision", "budget"):
         assert kept.config[name] == getattr(result, name)
     assert kept.config["target"]["model"] == result.target.model
-    assert dict(kept.artifacts) == {"report": ["report.html"]}
+    assert kept.artifacts["report"] == ["report.html"]
 
 
 def test_the_project_is_what_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
