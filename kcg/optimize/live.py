@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kcg.errors import ResultError
 from kcg.files import whole
 from kcg.optimize.result import noun_from_json, noun_to_json
 from kcg.types import ProgressPoint
-
-if TYPE_CHECKING:
-    from kcg.optimize.log import RunLog
 
 FILE_NAME: Final = "live.json"
 INTERVAL_S: Final = 1.0
@@ -98,19 +95,6 @@ class LiveFile:
             self._next_s = self._clock() + INTERVAL_S
             with contextlib.suppress(OSError), whole(self.path, durable=False) as temporary:
                 temporary.write_text(noun_to_json(self.live), encoding="utf-8", errors="replace")
-
-
-@contextlib.contextmanager
-def watched(log: RunLog, path: Path, live: Live) -> Iterator[LiveFile]:
-    """Keep the file up to date with what `log` hears inside. It is removed where the block raises."""
-    log.live = file = LiveFile(path, live)
-    try:
-        yield file
-    except BaseException:
-        file.forget()
-        raise
-    finally:
-        log.live = None
 
 
 def read_live(path: Path) -> Live:

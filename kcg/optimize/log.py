@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +56,18 @@ class RunLog:
         self._now, self._since = STARTING, started
         self._spent: dict[str, float] = {}
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def watched(self, file: LiveFile) -> Iterator[LiveFile]:
+        """Keep `file` up to date inside. It is removed where the block raises."""
+        self.live = file
+        try:
+            yield file
+        except BaseException:
+            file.forget()
+            raise
+        finally:
+            self.live = None
 
     @property
     def elapsed_s(self) -> float:

@@ -24,7 +24,7 @@ from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
-from kcg.optimize.live import Live, watched
+from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_models
 from kcg.optimize.nearby import savings_nearby
@@ -73,7 +73,7 @@ def optimize(
     with (
         Device(settings, log, budget) as device,
         device.alone(),
-        watched(log, device.folder / live.FILE_NAME, _started(settings, device)) as shown,
+        log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,
     ):
         guide = Guide(settings, device)

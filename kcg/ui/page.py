@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from kcg.optimize.console import format_seconds, format_speedup
 from kcg.optimize.log import WORDS
 from kcg.optimize.svg import STYLE, Axis, Canvas, cut, drawable, format_date, grid, short_seconds
-from kcg.ui.runs import Found, Run, Watched
+from kcg.ui.runs import Found, KernelTime, Run, Watched
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MOST_KERNELS: Final = 30  # of one device in the table of trends
+MOST_KERNELS: Final = 15  # of one device in the table of trends
 MOST_RUNS: Final = 200  # in the list
 FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "optimize")  # the looks are the report's
 
@@ -111,21 +112,25 @@ def trends_of(runs: Sequence[Run]) -> list[DeviceTrends]:
 
 def _of_device(runs: Sequence[Run]) -> DeviceTrends:
     wholes: dict[tuple[str, str], list[Run]] = {}
-    kernels: dict[tuple[str, str], list[tuple[str, float, float, int]]] = {}
+    kernels: dict[tuple[str, str], list[KernelTime]] = {}
     for run in runs:
         if drawable(run.before_s, run.after_s):
             wholes.setdefault((run.workload, run.preset), []).append(run)
         for kernel in run.kernels:
-            seen = kernels.setdefault((kernel.region, kernel.values), [])
-            name = ", ".join(filter(None, (kernel.name, kernel.values)))
-            seen.append((name, kernel.before_s, kernel.after_s, kernel.calls))
+            kernels.setdefault((kernel.region, kernel.values), []).append(kernel)
+    names = Counter(_name(seen[0]) for seen in kernels.values())
     of_wholes = [
         Trend(f"{workload} {preset}".strip(), of_one[0].before_s, _oldest_first([r.after_s for r in of_one]), 0.0)
         for (workload, preset), of_one in wholes.items()
         if len(of_one) > 1
     ]
     of_kernels = [
-        Trend(seen[0][0], seen[0][1], _oldest_first([after for _, _, after, _ in seen]), seen[0][2] * seen[0][3])
+        Trend(
+            _name(seen[0]) + (f" ({seen[0].region[:8]})" if names[_name(seen[0])] > 1 else ""),
+            seen[0].before_s,
+            _oldest_first([kernel.after_s for kernel in seen]),
+            seen[0].before_s * seen[0].calls,
+        )
         for seen in kernels.values()
         if len(seen) > 1
     ]
@@ -134,6 +139,10 @@ def _of_device(runs: Sequence[Run]) -> DeviceTrends:
     return DeviceTrends(
         runs[0].model, runs[0].device, len(runs), tuple(of_wholes), tuple(of_kernels[:MOST_KERNELS]), more
     )
+
+
+def _name(kernel: KernelTime) -> str:
+    return ", ".join(filter(None, (kernel.name, kernel.values)))
 
 
 def _oldest_first(times_s: Sequence[float]) -> tuple[float, ...]:

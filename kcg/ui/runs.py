@@ -183,7 +183,7 @@ class Folder:
                 tuple(sorted(runs, key=lambda run: run.created, reverse=True)),
                 tuple(sorted(watched, key=lambda one: one.live.created, reverse=True)),
                 tuple(sorted(unfinished, key=lambda one: one.journal.started, reverse=True)),
-                tuple(refused),
+                tuple(sorted(refused, key=lambda one: one.place)),
                 all_seen,
             )
 

@@ -83,7 +83,6 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "kcg", ""
     timeout = REQUEST_TIMEOUT_S
 
