@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MOST_KERNELS: Final = 15  # of one device in the table of trends
-MOST_RUNS: Final = 200  # in the list
+MOST_RUNS: Final = 200  # in a list
 FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "optimize")  # the looks are the report's
 
 
@@ -64,7 +64,11 @@ def render(found: Found, folder: Path) -> str:
             folder=str(folder),
             running=[one for one in found.watched if one.state == "running"],
             killed=[one for one in found.watched if one.state == "killed"],
-            runs=found.runs[:MOST_RUNS],
+            lists=[
+                ("runs", "Runs", [run for run in found.runs if not run.is_kept]),
+                ("kept", "Kept by kcg.autotuned", [run for run in found.runs if run.is_kept]),
+            ],
+            most=MOST_RUNS,
             trends=trends_of(found.runs),
             words=WORDS,
             curve=curve,

@@ -31,6 +31,7 @@ from kcg.types import Result
 
 RESULT, JOURNAL = "RESULT.json", "journal.sqlite"
 EARLIER: Final = re.compile(r"RESULT(-\d{8}-\d{6})\.json")  # as a run sets aside what an earlier one left
+BY_CONTENT: Final = re.compile(r"[0-9a-f]{32}")  # the folder of a result that `kcg.autotuned` keeps
 MOST_ENTRIES: Final = 50_000  # of files and folders that are looked at
 DEEPEST: Final = 8
 
@@ -77,6 +78,11 @@ class Run:
     wrong: bool
     state: str = ""
     report: Path | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `kcg.autotuned` keeps it, to use it again."""
+        return BY_CONTENT.fullmatch(self.place.rpartition("/")[2]) is not None
 
     @property
     def improved(self) -> int:

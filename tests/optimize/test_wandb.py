@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,10 +37,10 @@ def records(path: Path) -> Iterator[Any]:
         if BLOCK - place % BLOCK < 7:
             place += BLOCK - place % BLOCK
             continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
+        _, length, kind = struct.unpack_from("<IHB", data[place : place + 7].ljust(7, b"\0"))
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (WHOLE, LAST):
+        if kind in (WHOLE, LAST) and place <= len(data):
             yield Record.FromString(parts)
             parts = b""
 
@@ -54,7 +55,7 @@ class Kept:
         self.config: dict[str, Any] = {}
         self.axes: dict[str, str] = {}
         self.artifacts: dict[str, list[str]] = defaultdict(list)
-        for record in records(self.path):
+        for record in self._whole():
             if record.HasField("run"):
                 self.project, self.name, self.host = record.run.project, record.run.display_name, record.run.host
                 self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
@@ -69,6 +70,16 @@ class Kept:
             if record.request.HasField("log_artifact") or record.HasField("artifact"):
                 artifact = record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact
                 self.artifacts[artifact.type] += [entry.path for entry in artifact.manifest.contents]
+
+    def _whole(self) -> list[Any]:
+        """All records: within this process the service of wandb still writes when it has answered that a run ended."""
+        until = time.monotonic() + 60.0
+        while True:
+            found = list(records(self.path))
+            if any(record.HasField("exit") for record in found):
+                return found
+            assert time.monotonic() < until, "the run never ended"
+            time.sleep(0.05)
 
     def table(self) -> dict[str, Any]:
         (path,) = self.path.parent.glob("files/media/table/kernels_*.table.json")

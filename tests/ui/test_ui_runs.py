@@ -207,6 +207,15 @@ def _of_a_cpu(tmp_path: Path):  # type: ignore[no-untyped-def]
     return replace(sample_result().target, model="a CPU", device="CPU")
 
 
+def test_what_autotuned_keeps_is_a_list_of_its_own(tmp_path: Path) -> None:
+    """It keeps a result by content: a folder of 32 digits in the folder of its cache."""
+    write_run(tmp_path / "flux")
+    write_run(tmp_path / "cache" / ("0a" * 16), workload="function:attention", preset="")
+    text = render(Folder(tmp_path).look(), tmp_path)
+    runs, kept = text.index('id="runs"'), text.index('id="kept"')
+    assert runs < text.index("flux mini", runs) < kept < text.index("function:attention", kept)
+
+
 def test_a_page_without_runs_is_a_page(tmp_path: Path) -> None:
     text = render(Folder(tmp_path).look(), tmp_path)
     assert "Nothing is running here" in text and "There is no result here yet" in text and Page(text)
