@@ -14,21 +14,25 @@ from kcg.errors import UsageError
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary name beside `path`: what was written there takes its place when the block ends, and is removed if the
     block raises. The folder is made. Raises OSError where it cannot be written.
+
+    What is not `durable` is not waited for until it is on the disk: a power cut may leave it empty.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
-        sync(temporary)
+        if durable:
+            sync(temporary)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync(path.parent)  # the rename itself must survive a power cut too
+    if durable:
+        sync(path.parent)  # the rename itself must survive a power cut too
 
 
 def write_whole(path: Path, data: bytes | str) -> None:

@@ -712,6 +712,33 @@ PAIRED_RESULTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY,
 """Made when the first of it is stored: journals without replay tables, or of a run that judged nothing, have none."""
 
 
+@dataclass(frozen=True)
+class Glance:
+    """What a journal holds, without reading its rows."""
+
+    started: str  # when its last run began
+    command: str  # of that
+    measurements: int
+
+
+def glance(path: Path) -> Glance:
+    """A glance at a journal, by a connection that cannot write: `Journal.open(read_only=True)` puts what is in a WAL
+    into its file when it is closed. Raises JournalError."""
+    check_header(path, create=False)
+    wal = path.with_name(path.name + "-wal")
+    mode = "ro" if wal.exists() and wal.stat().st_size else "ro&immutable=1"  # which leaves no file beside it
+    with (
+        translated(path),
+        contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S)
+        ) as connection,
+    ):
+        (count,) = connection.execute("SELECT count(*) FROM measurements").fetchone()
+        last = connection.execute("SELECT started, command FROM runs ORDER BY started DESC LIMIT 1").fetchone()
+    started, command = last or ("", "")
+    return Glance(str(started), str(command), int(count))
+
+
 def check_header(path: Path, *, create: bool) -> bool:
     """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""
     if path.is_dir():

@@ -113,6 +113,24 @@ def lock_folder(folder: Path, *, wait: bool = False, log: Callable[[str], None] 
         os.close(descriptor)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of a folder, or it cannot be told that none does.
+
+    Who takes the lock in the microseconds that this needs is refused; so it is asked only of folders in which a run
+    seems to be.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not locked(descriptor, shared=True)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def lock_journal(journal: Path) -> Iterator[None]:
     """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:

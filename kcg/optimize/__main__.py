@@ -83,12 +83,17 @@ def optimize(
     report: Annotated[
         str | None, typer.Option(help="folder for RESULT.json, report.html and the journal; else kcg-out/WORKLOAD")
     ] = None,
+    wandb: Annotated[
+        str, typer.Option(help="keep the finished run at Weights & Biases: online, offline or disabled")
+    ] = "disabled",
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
     from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, parse_budget
     from kcg.predictor.choice import check_choice
+    from kcg.predictor.tracking import wanted_mode
 
+    wandb_mode = wanted_mode(wandb)
     what, form, own_args = _workload(workload, tuple(script_args or ()), module, code)
     settings = Settings(
         workload=what,
@@ -116,7 +121,7 @@ def optimize(
         raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
     if no_script_check and not settings.is_script:
         raise UsageError(f"--no-script-check is for scripts; {what} is not a .py file")
-    raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet)))
+    raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet, wandb=wandb_mode)))
 
 
 def _workload(
@@ -149,8 +154,8 @@ def _folder_name(workload: str, form: Form | None) -> str:
     return (Path(workload).stem if form is None else Program(form, workload).name) or "out"
 
 
-def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> ExitCode:
-    """Run and print; everything but the result goes to stderr."""
+def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb: str = "disabled") -> ExitCode:
+    """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.settings import Settings
 
@@ -191,6 +196,15 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         shown.line(nothing_faster(finished.result))
     elif finished.exit_code == ExitCode.BUDGET_HIT:
         shown.line(incomplete(finished.result))
+    if wandb != "disabled" and finished.exit_code != ExitCode.INTERRUPTED:  # who interrupts it waits for nothing more
+        from kcg.optimize.tracking import send
+
+        send(
+            finished.result,
+            finished.report_path,
+            mode=wandb,
+            warn=lambda line: shown.line(f"kcg: {line}", important=True),
+        )
     return finished.exit_code
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +14,7 @@ from kcg.types import Expectation, Prediction, ProgressPoint
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
+    from kcg.optimize.live import LiveFile
 
 STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
     "starting",
@@ -49,9 +52,22 @@ class RunLog:
         self.expectations: list[Expectation] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
+        self.live: LiveFile | None = None  # what is kept up to date for who watches the run
         self._now, self._since = STARTING, started
         self._spent: dict[str, float] = {}
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def watched(self, file: LiveFile) -> Iterator[LiveFile]:
+        """Keep `file` up to date inside. It is removed where the block raises."""
+        self.live = file
+        try:
+            yield file
+        except BaseException:
+            file.forget()
+            raise
+        finally:
+            self.live = None
 
     @property
     def elapsed_s(self) -> float:
@@ -67,6 +83,8 @@ class RunLog:
         now = time.monotonic()
         self._spent[self._now] = self._spent.get(self._now, 0.0) + now - self._since
         self._now, self._since = phase, now
+        if self.live is not None:
+            self.live.begin(phase, self.elapsed_s)
 
     def phases(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each phase that there was, in their order, up to now: together the time since the start."""
@@ -105,6 +123,8 @@ class RunLog:
         elapsed_s = self.elapsed_s
         if keep and total_s is not None:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
+        if self.live is not None:
+            self.live.show(elapsed_s, measurements, total_s if keep else None, budget_s=budget_s, kernels=kernels)
         self.progress.update(
             done_s=elapsed_s, budget_s=budget_s, measurements=measurements, total_s=total_s, kernels=kernels, note=note
         )

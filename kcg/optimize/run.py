@@ -16,7 +16,7 @@ from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.protocol import PROTOCOL, median
-from kcg.optimize import handwritten, whole_model
+from kcg.optimize import handwritten, live, whole_model
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress, format_seconds
@@ -24,6 +24,7 @@ from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
+from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_models
 from kcg.optimize.nearby import savings_nearby
@@ -69,13 +70,19 @@ def optimize(
     log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
-    with Device(settings, log, budget) as device, device.alone(), contextlib.ExitStack() as children:
+    with (
+        Device(settings, log, budget) as device,
+        device.alone(),
+        log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
+        contextlib.ExitStack() as children,
+    ):
         guide = Guide(settings, device)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         captured = capture(settings, device, budget=budget, log=log)
         if regions:
             captured = replace(captured, workload=planned(captured.workload, regions))
+        shown.name(captured.workload.name, captured.workload.preset)
         check_fits(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
         guide.preload()
@@ -135,7 +142,9 @@ def optimize(
                     made = [build_result(one, device=device, budget=budget, log=log) for one in each]
                     checked = check_steps(made, settings, estimates, planning, device=device, log=log)
                 result, check = checked  # the check is of this plan, whichever try writes it
-                return write(ended, result, check, device=device, budget=budget, log=log)
+                finished = write(ended, result, check, device=device, budget=budget, log=log)
+                shown.end(finished.exit_code, log.elapsed_s)
+                return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
                 if is_last:
                     raise
@@ -152,6 +161,19 @@ def with_what_was_allowed(settings: Settings) -> Settings:
     with contextlib.suppress(ResultError):  # one that cannot be read is set aside
         return replace(settings, allow_tf32=read_result(path).allow_tf32)
     return settings
+
+
+def _started(settings: Settings, device: Device) -> Live:
+    """What a run that begins says of itself."""
+    program = settings.program
+    return Live(
+        workload=settings.workload if program is None else program.label,
+        preset="" if settings.preset == "auto" else settings.preset,
+        device=device.choice.dev,
+        search=settings.search,
+        budget=settings.budget_text,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:

@@ -1,4 +1,4 @@
-"""The metrics of a training run: always as lines of JSON in its folder, and in Weights & Biases where it is wanted.
+"""Weights & Biases where it is wanted; and the metrics of a training run, which are lines of JSON in its folder too.
 
 Weights & Biases is never waited for long: its start and its last upload have limits of seconds, and where there is no
 key or no network the run is kept offline, in the same folder, for `wandb sync`.
@@ -36,6 +36,7 @@ class Tracking:
     mode: str = DISABLED
     group: str = ""  # the runs of one training stand together under it
     config: dict[str, Any] = field(default_factory=dict)
+    project: str = PROJECT  # unless WANDB_PROJECT names one
 
 
 def wanted_mode(mode: str | None) -> str:
@@ -61,17 +62,23 @@ class Tracker:
         """Raises DataError where the folder's file holds something else than metrics."""
         self.folder, self.name, self.key = folder, name or folder.name, key
         self.tracking = tracking or Tracking()
-        self.mode = self.tracking.mode
         self.path = folder / METRICS
         folder.mkdir(parents=True, exist_ok=True)
         self._written = {self._identity(line) for line in _mended(self.path)}
-        self._run: Any = None
+        self._run = WandbRun(
+            folder, self.tracking, name=self.name, warn=log.warning, instead=f"the metrics go to {METRICS} only"
+        )
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.finish(failed=kind is not None)
+
+    @property
+    def mode(self) -> str:
+        """Where Weights & Biases keeps the run now."""
+        return self._run.mode
 
     def log(self, values: dict[str, Any]) -> None:
         """Write one line, whole or not at all, and tell Weights & Biases. What is not a finite number is null."""
@@ -83,7 +90,7 @@ class Tracker:
         with self.path.open("ab", buffering=0) as file:
             file.write(canonical_json(values).encode() + b"\n")
         self._written.add(identity)
-        self._guarded(lambda run: run.log({name: value for name, value in values.items() if value is not None}))
+        self._run.guarded(lambda run: run.log({name: value for name, value in values.items() if value is not None}))
 
     def _identity(self, values: dict[str, Any]) -> str:
         return canonical_json(values.get(self.key) if self.key else values)
@@ -91,38 +98,62 @@ class Tracker:
     def begin(self) -> None:
         """Start the run at Weights & Biases, unless it is. The first `log` does, so that a run that has nothing more to
         say leaves none."""
-        if self._run is None and self.mode != DISABLED:
-            self._run = self._begun(self.mode)
+        self._run.begin()
 
     def artifact(self, path: Path, name: str) -> None:
         """Keep a file with the run, as a model."""
+        self._run.artifact(path, name, kind="model")
+
+    def finish(self, *, failed: bool = False) -> None:
+        """Close the run. What could not be uploaded in a minute stays in the folder."""
+        self._run.finish(failed=failed)
+
+
+class WandbRun:
+    """One run at Weights & Biases, whose start and end have limits of seconds. Where something fails, `warn` gets one
+    line, which ends with what is had `instead`, and the run is given up: whoever reports to it goes on."""
+
+    def __init__(
+        self, folder: Path, tracking: Tracking, *, name: str, warn: Callable[[str], object], instead: str
+    ) -> None:
+        self.folder, self.tracking, self.name = folder, tracking, name
+        self.mode = tracking.mode
+        self._warn, self._instead = warn, instead
+        self._run: Any = None
+
+    def begin(self) -> None:
+        """Start it, unless it is."""
+        if self._run is None and self.mode != DISABLED:
+            self._run = self._begun(self.mode)
+
+    def artifact(self, path: Path, name: str, *, kind: str) -> None:
+        """Keep a file with the run."""
 
         def send(run: Any) -> None:
             import wandb
 
-            model = wandb.Artifact(name, type="model")
-            model.add_file(str(path))
-            run.log_artifact(model)
+            artifact = wandb.Artifact(name, type=kind)
+            artifact.add_file(str(path))
+            run.log_artifact(artifact)
 
-        self._guarded(send)
+        self.guarded(send)
 
     def finish(self, *, failed: bool = False) -> None:
-        """Close the run. What could not be uploaded in a minute stays in the folder."""
-        self._guarded(lambda run: run.finish(exit_code=int(failed)))
+        """Close it. What could not be uploaded in a minute stays in the folder."""
+        self.guarded(lambda run: run.finish(exit_code=int(failed)))
         self._run = None
 
-    def _guarded(self, act: Callable[[Any], object]) -> None:
+    def guarded(self, act: Callable[[Any], object]) -> None:
+        """Do something with the run, if there is one."""
         if self._run is None:
             return
         try:
             act(self._run)
-        except (
-            Exception
-        ) as error:  # its service died, or its disk is full: the file has everything, and training goes on
+        except Exception as error:  # its service died, or its disk is full: kcg has everything, and goes on
             self._given_up(error)
 
     def _given_up(self, error: Exception) -> None:
-        log.warning("%s: Weights & Biases failed (%s): the metrics go to %s only", self.name, _line(error), METRICS)
+        self._warn(f"{self.name}: Weights & Biases failed ({_line(error)}): {self._instead}")
         self._run, self.mode = None, DISABLED
 
     def _begun(self, mode: str) -> Any:
@@ -144,7 +175,7 @@ class Tracker:
             self._given_up(error)
 
     def _fallen_back(self, reason: str) -> Any:
-        log.warning("%s: %s is kept offline, `wandb sync` sends it later", reason, self.name)
+        self._warn(f"{reason}: {self.name} is kept offline, `wandb sync` sends it later")
         self.mode = OFFLINE
         return self._begun(OFFLINE)
 
@@ -161,11 +192,12 @@ class Tracker:
             x_disable_meta=True,
             x_disable_machine_info=True,
             x_save_requirements=False,
+            host="",
         )
         # the same folder is the same run, also when it goes on; a start that failed keeps its id in use
         identity = content_id([str(self.folder.resolve()), self.tracking.config, mode])[:16]
         run = wandb.init(
-            project=PROJECT,
+            project=os.environ.get("WANDB_PROJECT") or self.tracking.project,
             name=self.name,
             group=self.tracking.group or None,
             dir=str(self.folder),
@@ -177,7 +209,7 @@ class Tracker:
             resume="allow" if mode == ONLINE else None,
         )
         if mode == ONLINE:
-            log.warning("%s: %s", self.name, run.url)
+            self._warn(f"{self.name}: {run.url}")
         return run
 
 

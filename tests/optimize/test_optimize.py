@@ -23,7 +23,8 @@ from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
-from kcg.optimize.log import PHASES
+from kcg.optimize.live import read_live
+from kcg.optimize.log import MODEL, PHASES
 from kcg.optimize.result import read_result
 from kcg.optimize.run import _begin
 from kcg.optimize.settings import Settings
@@ -100,6 +101,15 @@ def test_the_script_ran_unchanged_and_its_replays_are_counted(
 def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     _, folder = optimised
     assert "two_layers" in (folder / "report.html").read_text()
+
+
+def test_who_watched_the_run_saw_how_it_ended_and_all_of_its_curve(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, folder = optimised
+    seen, result = read_live(folder / "live.json"), read_result(folder / "RESULT.json")
+    assert (seen.workload, seen.budget, seen.exit_code) == (result.workload, result.budget, done.returncode)
+    assert (seen.phase, seen.points) == (MODEL, result.progress)
 
 
 def test_a_run_says_which_code_made_it_in_its_result_and_its_journal(

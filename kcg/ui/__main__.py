@@ -1,0 +1,55 @@
+"""python -m kcg.ui [FOLDER] [--port 0] [--no-browser]"""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.cli import guarded
+from kcg.errors import ExitCode, UsageError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def ui(
+    folder: Annotated[Path, typer.Argument(help="where runs wrote their results")] = Path("kcg-out"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine's own address; 0: a free one")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, and open nothing")] = False,
+) -> None:
+    """Show all runs below a folder as a page in the browser, those that go on as well, until Ctrl-C."""
+    from kcg.ui.runs import Folder
+    from kcg.ui.server import Server
+
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} {what}: name the folder of results, such as that of kcg.optimize --report")
+    runs = Folder(folder)
+    with Server(runs, port=port) as server:
+        if runs.look().is_empty:
+            typer.echo(f"kcg: there is no run in {folder} yet: what is written there will be shown", err=True)
+        typer.echo(f"{folder}: {server.url}\nCtrl-C ends it")
+        sys.stdout.flush()
+        if not no_browser and _has_screen():
+            webbrowser.open(server.url)
+        server.serve_forever()
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window: one without would take this terminal."""
+    return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def main() -> ExitCode:
+    """The command."""
+    code = app(prog_name="python -m kcg.ui", standalone_mode=False)
+    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+
+
+if __name__ == "__main__":
+    guarded(main)

@@ -1,0 +1,318 @@
+"""The runs below a folder: the results, states and journals that kcg wrote there, read and never written.
+
+A folder may come from anywhere: only plain files with kcg's own names are looked at, links are not followed, and what
+cannot be read is shown with its reason. What was read is kept until its file changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from kcg.dataset.journal import Glance, glance
+from kcg.errors import ExitCode, KcgError
+from kcg.measure.lock import is_locked
+from kcg.optimize import live
+from kcg.optimize.console import name_of
+from kcg.optimize.ends import values_of
+from kcg.optimize.live import Live, read_live
+from kcg.optimize.report import FILE_NAME as REPORT
+from kcg.optimize.result import read_result
+from kcg.types import Result
+
+RESULT, JOURNAL = "RESULT.json", "journal.sqlite"
+EARLIER: Final = re.compile(r"RESULT(-\d{8}-\d{6})\.json")  # as a run sets aside what an earlier one left
+BY_CONTENT: Final = re.compile(r"[0-9a-f]{32}")  # the folder of a result that `kcg.autotuned` keeps
+MOST_ENTRIES: Final = 50_000  # of files and folders that are looked at
+DEEPEST: Final = 8
+
+FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
+RUNNING, KILLED = "running", "killed"
+
+_ENDS = {ExitCode.INTERRUPTED: INTERRUPTED, ExitCode.DEVICE_UNUSABLE: LOST}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel in one run: one call, in seconds."""
+
+    region: str  # its id
+    values: str  # of its variables, in words
+    name: str
+    calls: int
+    before_s: float
+    after_s: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the page shows of one result."""
+
+    id: str  # of its file
+    place: str  # its folder, below the one that is shown
+    workload: str
+    preset: str
+    model: str  # of the device
+    device: str  # as tinygrad calls it
+    target: str  # fingerprint
+    search: str
+    created: str
+    measurements: int
+    search_s: float
+    before_s: float
+    after_s: float
+    kernels: tuple[KernelTime, ...]
+    complete: bool
+    wrong: bool
+    state: str = ""
+    report: Path | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `kcg.autotuned` keeps it, to use it again."""
+        return BY_CONTENT.fullmatch(self.place.rpartition("/")[2]) is not None
+
+    @property
+    def improved(self) -> int:
+        return sum(kernel.outcome == "improved" for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run that goes on, or that was killed."""
+
+    place: str
+    live: Live
+    state: str
+    elapsed_s: float  # since it began, by now; of one that was killed until it was heard of last
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A journal of which there is no result."""
+
+    place: str
+    journal: Glance
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that has the name of one of kcg's, and cannot be trusted."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that is below a folder; the newest first."""
+
+    runs: tuple[Run, ...]
+    watched: tuple[Watched, ...]
+    unfinished: tuple[Unfinished, ...]
+    refused: tuple[Refused, ...]
+    all_seen: bool  # False: there is more than is looked at
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.runs or self.watched or self.unfinished or self.refused)
+
+
+class Kept(Generic[T]):
+    """What was read of files, until they change: a value, or why there is none."""
+
+    def __init__(self, read: Callable[[Path], T]) -> None:
+        self._read = read
+        self._seen: dict[Path, tuple[tuple[int, ...], T | str]] = {}
+
+    def __call__(self, path: Path) -> T | str:
+        try:
+            stat = path.lstat()
+            version = stat.st_mtime_ns, stat.st_size, stat.st_ino
+            if path not in self._seen or self._seen[path][0] != version:
+                self._seen[path] = version, self._value(path)
+        except OSError as error:
+            return error.strerror or type(error).__name__
+        return self._seen[path][1]
+
+    def _value(self, path: Path) -> T | str:
+        try:
+            return self._read(path)
+        except KcgError as error:
+            return str(error)
+
+
+class Folder:
+    """A folder of runs. Threads may share it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._results, self._states, self._journals = Kept(_read_run), Kept(read_live), Kept(glance)
+        self._killed: set[tuple[Path, str]] = set()  # which are not asked about again
+
+    def look(self) -> Found:
+        """What is there now."""
+        with self._lock:
+            runs, watched, unfinished, refused = list[Run](), list[Watched](), list[Unfinished](), list[Refused]()
+            folders, all_seen = self._folders()
+            for folder, names in folders:
+                state = self._state(folder) if live.FILE_NAME in names else None
+                if isinstance(state, Refused):
+                    refused.append(state)
+                if isinstance(state, Watched) and state.state in (RUNNING, KILLED):
+                    watched.append(state)
+                ended = state.live.exit_code if isinstance(state, Watched) else None
+                for name in names:
+                    if name == RESULT or EARLIER.fullmatch(name):
+                        one = self._run(folder, name, names, ended if name == RESULT else None)
+                        (runs if isinstance(one, Run) else refused).append(one)  # type: ignore[arg-type]
+                if JOURNAL in names and RESULT not in names and not isinstance(state, Watched):
+                    seen = self._journals(folder / JOURNAL)
+                    if isinstance(seen, str):
+                        refused.append(self._refused(folder / JOURNAL, seen))
+                    else:
+                        unfinished.append(Unfinished(self._place(folder), seen))
+            return Found(
+                tuple(sorted(runs, key=lambda run: run.created, reverse=True)),
+                tuple(sorted(watched, key=lambda one: one.live.created, reverse=True)),
+                tuple(sorted(unfinished, key=lambda one: one.journal.started, reverse=True)),
+                tuple(sorted(refused, key=lambda one: one.place)),
+                all_seen,
+            )
+
+    def report(self, run_id: str) -> bytes | None:
+        """The report of a run; None where there is none (any more)."""
+        run = next((run for run in self.look().runs if run.id == run_id), None)
+        if run is None or run.report is None:
+            return None
+        try:
+            descriptor = os.open(run.report, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def _folders(self) -> tuple[list[tuple[Path, list[str]]], bool]:
+        """Each folder and the names of the plain files in it; and whether these are all."""
+        left, found, waiting = MOST_ENTRIES, list[tuple[Path, list[str]]](), [(self.root, 0)]
+        while waiting and left > 0:
+            folder, depth = waiting.pop()
+            names, below = list[str](), list[Path]()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in itertools.islice(entries, left):
+                        left -= 1
+                        if entry.is_file(follow_symlinks=False):
+                            names.append(entry.name)
+                        elif entry.is_dir(follow_symlinks=False):
+                            below.append(folder / entry.name)
+            except OSError:
+                continue  # it may not be read, or is gone
+            found.append((folder, sorted(names)))
+            if depth < DEEPEST:
+                waiting += [(one, depth + 1) for one in below]
+        return found, left > 0
+
+    def _run(self, folder: Path, name: str, names: list[str], exit_code: int | None) -> Run | Refused:
+        read = self._results(folder / name)
+        if isinstance(read, str):
+            return self._refused(folder / name, read)
+        report = REPORT if name == RESULT else REPORT.replace(".", f"{name[len('RESULT') : -len('.json')]}.")
+        return replace(
+            read,
+            id=hashlib.sha256(os.fsencode(folder / name)).hexdigest()[:16],
+            place=self._place(folder),
+            state=_state_of(read, exit_code),
+            report=folder / report if report in names else None,
+        )
+
+    def _state(self, folder: Path) -> Watched | Refused:
+        path = folder / live.FILE_NAME
+        read = self._states(path)
+        if isinstance(read, str):
+            return self._refused(path, read)
+        if read.exit_code is not None:
+            return Watched(self._place(folder), read, FINISHED, read.elapsed_s)
+        # the lock of a run that was killed is looked for once
+        killed = (path, read.created) in self._killed or not is_locked(folder)
+        if killed:
+            self._killed.add((path, read.created))
+            return Watched(self._place(folder), read, KILLED, read.elapsed_s)
+        try:
+            since_s = max(time.time() - path.stat().st_mtime, 0.0)
+        except OSError:
+            since_s = 0.0
+        return Watched(self._place(folder), read, RUNNING, read.elapsed_s + since_s)
+
+    def _place(self, path: Path) -> str:
+        return _text(path.relative_to(self.root).as_posix())
+
+    def _refused(self, path: Path, reason: str) -> Refused:
+        return Refused(self._place(path), _text(reason.replace(f"{path} ", "it ")))
+
+
+def _read_run(path: Path) -> Run:
+    """A result, with what the page shows of it. Raises ResultError."""
+    result = read_result(path)
+    check = result.model_check
+    return Run(
+        id="",
+        place="",
+        workload=result.workload,
+        preset=result.preset,
+        model=result.target.model,
+        device=result.target.tinygrad_device,
+        target=result.target.fingerprint,
+        search=result.search,
+        created=result.created,
+        measurements=result.measurements,
+        search_s=result.search_s,
+        before_s=result.total_before_s,
+        after_s=result.total_after_s,
+        kernels=_kernels(result),
+        complete=result.complete,
+        wrong=check is not None and check.passed is False,
+    )
+
+
+def _kernels(result: Result) -> tuple[KernelTime, ...]:
+    """Those that have times."""
+    rows = (
+        KernelTime(
+            row.region.id,
+            values_of(row),
+            name_of(row),
+            row.calls,
+            row.baseline.cold_s,
+            row.chosen.cold_s,
+            row.outcome,
+        )
+        for row in result.regions
+    )
+    return tuple(row for row in rows if math.isfinite(row.before_s + row.after_s) and row.before_s > 0 < row.after_s)
+
+
+def _state_of(run: Run, exit_code: int | None) -> str:
+    if run.wrong:
+        return WRONG
+    if run.complete:
+        return FINISHED
+    return INCOMPLETE if exit_code is None else _ENDS.get(exit_code, INCOMPLETE)  # type: ignore[call-overload]
+
+
+def _text(name: str) -> str:
+    """A file's name as text, whatever bytes it has."""
+    return name.encode("utf-8", "replace").decode()
