@@ -1,8 +1,8 @@
 """report.html: a `Result` as one page that needs nothing else, for anyone who opens it.
 
-Everything on it is plain HTML and SVG that `report_share`, `report_roofline` and `report_search` draw, so the page is
-complete where scripts are off. A short script adds what only a script can: what a mark of a picture stands for, and
-one kernel's sources at a time. The page loads nothing: its content security policy forbids it.
+Everything on it is plain HTML and SVG that `report_charts` draws, so the page is complete where scripts are off, but
+for the sources, which are packed. A script adds what only a script can: what a mark of a picture stands for, the order
+of a table, sources and what differs between them. The page loads nothing: its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from kcg.optimize.console import (
     step_rows,
 )
 from kcg.optimize.log import WORDS
-from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, share_picture
+from kcg.optimize.prediction_quality import quality_of
+from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
+from kcg.optimize.report_sources import sources_of
 from kcg.optimize.svg import (
     STYLE,
     Row,
     format_bytes,
     format_date,
     format_error,
+    format_factor,
     format_launch,
     format_rate,
     format_schedule,
@@ -290,14 +293,16 @@ def render_report(result: Result) -> str:
         "rate": format_rate,
         "error": format_error,
         "binary": format_bytes,
+        "factor": format_factor,
         "launch": format_launch,
         "verdict": _model_result,
     }
     environment.filters.update(filters)
     rows = rows_of(result)
+    roofs = roofs_of(result)
     pictures = {
         "share": share_picture(rows),
-        "roofline": roofline_picture(rows, result.target),
+        "roofline": roofline_picture(rows, roofs),
         "progress": progress_picture(result),
         "expected": expected_picture(result, rows),
     }
@@ -307,6 +312,9 @@ def render_report(result: Result) -> str:
         pictures=pictures,
         tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
         style=STYLE,
+        roofs=roofs,
+        sources=sources_of(rows),
+        quality=quality_of(result),
         step=step_of(result),
         step_lines=step_lines(result),
         plan=_plan(result),

@@ -45,7 +45,8 @@ def test_page_loads_nothing(page: Page, page_text: str) -> None:
         for name in ("src", "srcset", "href", "action", "data", "poster"):
             assert (attributes.get(name) or "data:").startswith(("data:", "#"))
         assert not any(name.startswith("on") for name in attributes)
-    assert not re.search(r"(https?:)?//[a-z]|@import|url\(", page_text, re.IGNORECASE)
+    rest = page_text.replace(page.scripts["packed"], "")
+    assert not re.search(r"(https?:)?//[a-z]|@import|url\(", rest, re.IGNORECASE)
     policies = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
     assert policies and "default-src 'none'" in (policies[0] or "")
 
@@ -86,8 +87,8 @@ def test_page_stays_small_with_hundreds_of_kernels() -> None:
     result = many(sample_result(), 20)
     text = render_report(result)
     assert len(text.encode()) < 3_000_000
-    assert "more characters are in the result file" in text
     assert f"{320 - COLORS} more kernels" in text
+    assert re.search(r"The sources of \d+ kernels, those that take least, would make this page too large", text) is None
     timed = [e for e in result.expectations if e.measured_s is not None]
     assert len(timed) < len(result.expectations) and f"Half of the {len(timed):,} measurements" in text
 
@@ -100,7 +101,6 @@ def test_page_says_everything(page: Page) -> None:
             assert finalist.name in text
             assert finalist.legend in text
             assert describe(finalist.schedule) in text
-            assert " ".join(finalist.source.split()) in text
         assert row.region.id in text
         assert row.note in text
     for word in (
@@ -218,7 +218,7 @@ def test_page_and_console_report_the_result_on_the_whole_model(page: Page) -> No
 
 def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
     assert "<b>tiled</b>" not in page_text and "<b>name</b>" not in page_text
-    assert "&lt;b&gt;tiled&lt;/b&gt;" in page_text
+    assert "&lt;b&gt;name&lt;/b&gt;" in page_text
     assert {t for t, _ in page.tags} <= {
         "html",
         "head",
@@ -258,6 +258,8 @@ def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
         "strong",
         "label",
         "select",
+        "input",
+        "noscript",
         "svg",
         "text",
         "line",
