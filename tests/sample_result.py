@@ -51,6 +51,14 @@ _ROWS = (
     ("copy_<x>&\"y\"_très", "copy_<x>&\"y\"_très", "\"strange\" <b>name</b> & ✓ 漢字", 2, 1.27, 1.27, 0.0, 4096.0),
 )  # fmt: skip
 
+_ORIGINS = {  # of the others nothing is known
+    0: (("double_blocks.*.img_mlp.0", 19), ("double_blocks.*.txt_mlp.0", 19)),
+    1: (("flux.py:306", 57),),
+    3: (("flux.py:269", 76),),
+    8: (("txt_in", 3), ("single_blocks.*.{txt,img}.<norm>", 1)),
+    10: (("final_layer.conv", 1),),
+}
+
 _OPTS = (
     (Opt("TC", 0, (-1, 2, 1)), Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 4), Opt("LOCAL", 0, 2), Opt("UNROLL", 0, 4)),
     (Opt("GROUPTOP", 0, 16), Opt("UPCAST", 0, 4), Opt("LOCAL", 1, 32)),
@@ -126,6 +134,7 @@ def _region(i: int) -> RegionResult:
         note=note,
         operations=operations,
         bytes=traffic,
+        origins=_ORIGINS.get(i, ()),
     )
 
 
