@@ -313,6 +313,7 @@ def render_report(result: Result) -> str:
         tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
         style=STYLE,
         roofs=roofs,
+        origins=any(row.region.origins for row in rows),
         sources=sources_of(rows),
         quality=quality_of(result),
         step=step_of(result),
