@@ -28,7 +28,7 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"doctor", "run"},
+    {"compare", "doctor", "run"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 

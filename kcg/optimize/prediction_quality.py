@@ -112,8 +112,8 @@ def _ranges(kernels: dict[int, list[Expectation]]) -> list[str]:
     middle = statistics.median([max(of_one) / min(of_one) for of_one in times])
     return [
         "What was measured was chosen because it was expected to be fast. In the median of "
-        f"{counted(len(times), 'kernel')} the slowest took {format_factor(middle)} as long as the fastest: what is close "
-        "on purpose is hard to rank, and how well the schedules are ranked that were not measured is not known."
+        f"{counted(len(times), 'kernel')} the slowest took {format_factor(middle)} as long as the fastest: what is "
+        "close on purpose is hard to rank, and how well the schedules are ranked that were not measured is not known."
     ]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
@@ -47,6 +48,9 @@ from kcg.optimize.svg import (
     rows_of,
 )
 from kcg.types import Finalist, Result, Verification
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # ---- A step of the whole model beside the sum of its kernels, and why they differ: what the run recorded, and no more.
 #
@@ -274,11 +278,11 @@ def write_report(result: Result, folder: Path) -> Path:
     return path
 
 
-def render_report(result: Result) -> str:
-    """The whole page as text."""
+def environment() -> Environment:
+    """The templates of pages about results, and how they write numbers."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # kernel sources, commands and notes are foreign text
         undefined=StrictUndefined,
@@ -297,7 +301,12 @@ def render_report(result: Result) -> str:
         "launch": format_launch,
         "verdict": _model_result,
     }
-    environment.filters.update(filters)
+    made.filters.update(filters)
+    return made
+
+
+def render_report(result: Result) -> str:
+    """The whole page as text."""
     rows = rows_of(result)
     roofs = roofs_of(result)
     pictures = {
@@ -306,30 +315,36 @@ def render_report(result: Result) -> str:
         "progress": progress_picture(result),
         "expected": expected_picture(result, rows),
     }
-    return environment.get_template("report.html.jinja").render(
-        result=result,
-        rows=rows,
-        pictures=pictures,
-        tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
-        style=STYLE,
-        roofs=roofs,
-        origins=any(row.region.origins for row in rows),
-        sources=sources_of(rows),
-        quality=quality_of(result),
-        step=step_of(result),
-        step_lines=step_lines(result),
-        plan=_plan(result),
-        noun=checked_as(result),
-        repeated=repeated,
-        checks=_checks(rows),
-        outcomes=[(name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()],
-        by_note=_by_note,
-        speedup=format_speedup,
-        created=format_date(result.created),
-        failures=[(status, count, _FAILURES.get(status, "")) for status, count in result.failures],
-        labels={row.region.region.id: row.label for row in rows},
-        phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
-        sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
+    return (
+        environment()
+        .get_template("report.html.jinja")
+        .render(
+            result=result,
+            rows=rows,
+            pictures=pictures,
+            tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
+            style=STYLE,
+            roofs=roofs,
+            origins=any(row.region.origins for row in rows),
+            sources=sources_of(rows),
+            quality=quality_of(result),
+            step=step_of(result),
+            step_lines=step_lines(result),
+            plan=_plan(result),
+            noun=checked_as(result),
+            repeated=repeated,
+            checks=_checks(rows),
+            outcomes=[
+                (name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()
+            ],
+            by_note=_by_note,
+            speedup=format_speedup,
+            created=format_date(result.created),
+            failures=[(status, count, _FAILURES.get(status, "")) for status, count in result.failures],
+            labels={row.region.region.id: row.label for row in rows},
+            phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
+            sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
+        )
     )
 
 
