@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from kcg.compat.lines import is_installed, is_machinery
 from kcg.compat.stretch import PlannedCall
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LAYER_LENGTH = 160  # characters of a path that are kept
 OBJECTS = 50_000  # that are looked at each time
 DEEPEST = 16  # objects inside of each other
+NODES = 64  # of a value that is still to be computed
 LONGEST = 4_096  # entries of a list or dict: more are data
 NAMED_TOGETHER = 3  # layers of one kernel
 LOOKS = 64  # so often whenever an unknown buffer is read; then ever more seldom, as by a loop without TinyJit
@@ -45,7 +47,7 @@ class Parameters:
     def name(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Take in the paths of tensors. A buffer keeps its first."""
         for path, tensor in tensors:
-            for node in {tensor.uop, tensor.uop.base, *_buffers(tensor.uop)}:
+            for node in (tensor.uop, tensor.uop.base, *(_buffers(tensor.uop) or _only_buffer(tensor.uop))):
                 self._names.setdefault(node, path)
 
     def moved(self, value: UOp, buffer: UOp) -> None:
@@ -112,6 +114,23 @@ def _buffers(node: UOp) -> list[UOp]:
     return [part for source in base.src for part in _buffers(source)] if base.op in views else []
 
 
+def _only_buffer(node: UOp) -> list[UOp]:
+    """The buffer that a value is computed from, where that is little more than a view of it: tinygrad's layers have
+    such weights, random numbers that every kernel scales anew. Empty where there is none, or more."""
+    from kcg.compat.tiny import Ops
+
+    found: list[UOp] = []
+    todo, seen = [node], {node}
+    while todo and len(seen) <= NODES and len(found) < 2:
+        value = todo.pop()
+        if value.op is Ops.BUFFER:
+            found.append(value)
+        else:
+            todo += [source for source in value.src if source not in seen]
+            seen.update(value.src)
+    return found if not todo and len(found) == 1 else []
+
+
 # ---- the objects of a program ----
 
 
@@ -134,7 +153,8 @@ def _scopes() -> Iterator[dict[str, Any]]:
     frames = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not _is_library(frame):
+        path = frame.f_code.co_filename
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not (is_machinery(path) or is_installed(path)):
             frames.append(frame)
         frame = frame.f_back
     for running in reversed(frames):
@@ -142,11 +162,6 @@ def _scopes() -> Iterator[dict[str, Any]]:
         yield dict(variables)
         if sys.version_info < (3, 13):
             variables.clear()  # a copy, which the frame would keep, and so what was in it, until the function ends
-
-
-def _is_library(frame: types.FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return isinstance(name, str) and name.split(".")[0] in ("tinygrad", "kcg")
 
 
 def _tensors(value: Any, path: str, seen: set[int], left: list[int], depth: int) -> Iterator[tuple[str, Any]]:

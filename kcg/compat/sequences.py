@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
-import sysconfig
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
+from kcg.compat.lines import users_line
 from kcg.compat.parameters import Parameters
 from kcg.compat.planning import JIT, before_planning
 from kcg.compat.stretch import PlannedCall, stretch_of
@@ -39,11 +35,6 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
 
 COPY = "copy between devices"
-LINES = 3  # of the stack that are kept
-CALLED_BY = " < "  # between a line and the one that called it
-
-_KCG = Path(__file__).parent.parent
-_MODELS = str(_KCG / "workloads") + os.sep  # models of kcg's own are code that a line may name
 
 
 @dataclass(frozen=True)
@@ -205,7 +196,7 @@ class SequenceRecorder:
     def _made(self, made: Any) -> Any:
         """Remember which line made the value of a new Tensor, unless an earlier line made the same. What is only
         stored, or of another type, has the line that computed it."""
-        if made.uop not in self._lines and (line := self._lines.get(_computed(made.uop)) or _users_line()):
+        if made.uop not in self._lines and (line := self._lines.get(_computed(made.uop)) or users_line()):
             self._lines[made.uop] = line
         return made
 
@@ -306,37 +297,3 @@ def _lines_of(stretch: list[PlannedCall], line_of: Callable[[UOp], str]) -> list
         for slot in call.slots:
             used[slot.base] = lines[place] or used.get(slot.base, "")
     return lines
-
-
-@functools.cache
-def _is_users(path: str) -> bool:
-    import tinygrad
-
-    library = os.path.dirname(tinygrad.__file__) + os.sep  # noqa: PTH120  # as code objects name it
-    ours = path.startswith(str(_KCG) + os.sep) and not path.startswith(_MODELS)
-    return not (path.startswith(library) or ours or path.startswith("<frozen"))
-
-
-@functools.cache
-def _is_installed(path: str) -> bool:
-    """Whether a file is of Python's own library, or of a package that is installed beside it."""
-    folders = {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return path.startswith(tuple(folders)) and not path.startswith(_MODELS)
-
-
-def _users_line() -> str:
-    """The innermost line that is neither tinygrad's nor kcg's machinery, nor, where there is another, of something
-    installed; and the lines of the same folder that called it, the nearest ones: `file:line < file:line`. A layer that
-    all of a model calls says little by itself."""
-    frame: FrameType | None = sys._getframe(2)
-    found: list[str] = []
-    folder = installed = ""
-    while frame is not None and len(found) < LINES:
-        path = frame.f_code.co_filename
-        if _is_users(path) and _is_installed(path):
-            installed = installed or f"{path}:{frame.f_lineno}"
-        elif _is_users(path) and (not found or os.path.dirname(path) == folder):  # noqa: PTH120  # a thousand times
-            folder = folder or os.path.dirname(path)  # noqa: PTH120
-            found.append(f"{path}:{frame.f_lineno}")
-        frame = frame.f_back
-    return CALLED_BY.join(found) or installed

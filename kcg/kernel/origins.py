@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 
-from kcg.compat.sequences import CALLED_BY
+from kcg.compat.lines import CALLED_BY
 from kcg.kernel.repeats import Blocks, blocks_of_workload
 from kcg.kernel.sequences import partition_of
 from kcg.types import Region, SequenceCall, Workload
