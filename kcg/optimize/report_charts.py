@@ -376,7 +376,8 @@ def _name_roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs) -> None:
     canvas.text(x(x.high), y(roofs.peak) - 7, peak, "soft e")
     if roofs.plain > y.low:
         plain = f"float32{'' if canvas.narrow else ' without them'} {format_count(roofs.plain)}FLOP/s"
-        canvas.text(x(x.high), y(roofs.plain) + 16, plain, "soft small e")
+        begin = x(max(roofs.plain / roofs.bytes_s, x.low)) + 8  # where the fewest marks are
+        canvas.text(min(begin, canvas.width - 7 * len(plain)), y(roofs.plain) + 16, plain, "soft small")
 
 
 def _legend(canvas: Canvas, y: Axis) -> None:

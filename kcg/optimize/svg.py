@@ -271,7 +271,8 @@ class Axis:
                 step = max(1, math.ceil((last - first + 1) / most))
                 return [10.0**power for power in range(first, last + 1, step)]
             fine = [d * 10.0**power for power in range(first - 1, last + 1) for d in (1, 2, 5)]
-            return [value for value in fine if self.low <= value <= self.high]
+            if len(found := [value for value in fine if self.low <= value <= self.high]) > 1:
+                return found  # else so close together that both scales look alike
         rough = (self.high - self.low) / max(most, 1) or 1.0
         power = 10.0 ** math.floor(math.log10(rough))
         apart = next(power * d for d in (1, 2, 5, 10) if power * d >= rough * 0.999)

@@ -26,7 +26,7 @@ from kcg.optimize.report_charts import (
     steps_of,
 )
 from kcg.optimize.report_sources import difference, sources_of
-from kcg.optimize.svg import COLORS, rows_of
+from kcg.optimize.svg import COLORS, Axis, rows_of
 from kcg.types import Kernel, Region
 from tests.html_page import Page
 from tests.sample_result import sample_result
@@ -218,6 +218,12 @@ def test_step_and_sum_are_both_shown_and_a_difference_is_explained() -> None:
         assert ("What the clock was is not recorded." in text) is differs, "as in results of before it was"
     untimed = replace(sample, model_check=replace(check, before_s=None, after_s=None, reason="not run: a script"))
     assert "was not timed: not run: a script" in " ".join(Page(render_report(untimed)).text)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1e6), (2.0, 40.0), (41e-6, 55e-6), (1.01, 1.04)])
+def test_a_logarithmic_axis_has_two_numbers_at_least(low: float, high: float) -> None:
+    ticks = Axis(low, high, 0, 300, log=True).ticks(4)
+    assert 2 <= len(ticks) <= 8 and all(low <= value <= high for value in ticks)
 
 
 def test_pictures_stand_alone(tmp_path: Path) -> None:
