@@ -26,6 +26,17 @@ STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
 tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
 verifying; the check of the whole model or script, and writing the result."""
 
+GOES_ON: Final = {
+    STARTING: "starting",
+    CAPTURING: "capturing",
+    OPENING: "opening the device",
+    BASELINES: "timing",
+    SEARCH: "searching",
+    JUDGING: "judging",
+    MODEL: "checking the whole",
+}
+"""What is said to go on where a budget is over."""
+
 WORDS: Final = {
     STARTING: "starting",
     CAPTURING: "capturing the workload",
@@ -67,6 +78,7 @@ class RunLog:
         now = time.monotonic()
         self._spent[self._now] = self._spent.get(self._now, 0.0) + now - self._since
         self._now, self._since = phase, now
+        self.progress.goes_on(GOES_ON[phase])
 
     def phases(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each phase that there was, in their order, up to now: together the time since the start."""

@@ -156,6 +156,7 @@ def with_what_was_allowed(settings: Settings) -> Settings:
 
 def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
     budget = Budget(started=started, limit_s=settings.budget_s, measurements=settings.measurements)
+    progress.until(budget.over_at)
     return RunLog(progress, started=started), budget
 
 
@@ -174,7 +175,8 @@ def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) 
 
     log.progress.phase(f"running {program.label} to record its kernels")
     begin = time.monotonic()
-    captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
+    with log.progress.paused():  # the program writes to the terminal
+        captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
     recorded_s = time.monotonic() - begin
     if captured.interrupted:
         raise KeyboardInterrupt
