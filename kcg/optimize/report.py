@@ -31,6 +31,7 @@ from kcg.optimize.console import (
     step_rows,
 )
 from kcg.optimize.log import WORDS
+from kcg.optimize.next_steps import next_steps
 from kcg.optimize.prediction_quality import quality_of
 from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
 from kcg.optimize.report_sources import sources_of
@@ -233,6 +234,7 @@ def _bits(clocks: Iterable[Clocks]) -> int | None:
 
 
 FILE_NAME = "report.html"
+RESULT_NAME = "RESULT.json"
 
 _OUTCOMES = {
     "improved": "a faster schedule was found and verified",
@@ -268,13 +270,13 @@ _SENSORS = {
 
 
 def write_report(result: Result, folder: Path) -> Path:
-    """Write `report.html` into `folder`, which is made where it does not exist, and return its path.
+    """Write `report.html` into `folder`, beside the result; it is made where there is none. Returns the page's path.
 
     Raises:
         UsageError: the folder cannot be written.
     """
     path = folder / FILE_NAME
-    write_whole(path, render_report(result).encode("utf-8", "replace"))
+    write_whole(path, render_report(result, folder / RESULT_NAME).encode("utf-8", "replace"))
     return path
 
 
@@ -305,8 +307,8 @@ def environment() -> Environment:
     return made
 
 
-def render_report(result: Result) -> str:
-    """The whole page as text."""
+def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
+    """The whole page as text; `path` is where the result is stored, for the commands that use it."""
     rows = rows_of(result)
     roofs = roofs_of(result)
     pictures = {
@@ -324,6 +326,7 @@ def render_report(result: Result) -> str:
             pictures=pictures,
             tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
             style=STYLE,
+            steps=next_steps(result, path),
             roofs=roofs,
             origins=any(row.region.origins for row in rows),
             sources=sources_of(rows),

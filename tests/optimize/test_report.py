@@ -284,7 +284,7 @@ def test_page_of_odd_results() -> None:
 def test_report_is_written_whole(tmp_path: Path, page_text: str) -> None:
     path = write_report(sample_result(), tmp_path / "new")
     assert path == tmp_path / "new" / "report.html"
-    assert path.read_text() == page_text
+    assert path.read_text() == render_report(sample_result(), tmp_path / "new" / "RESULT.json")
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write") as caught:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pytest
 
 from kcg.kernel.kinds import describe
+from kcg.optimize.next_steps import next_steps
 from kcg.optimize.report import write_report
 from tests.browser import CHROMIUM, Browser
 from tests.sample_result import sample_plan, sample_result
@@ -17,7 +19,19 @@ from tests.sample_result import sample_plan, sample_result
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
 PICTURES = {"share": "rect", "roofline": "circle", "progress": "circle", "expected": "circle"}
-SECTIONS = ("time", "roofline", "search", "expected", "kernels", "sources", "kept", "verification", "failures", "run")
+SECTIONS = (
+    "next",
+    "time",
+    "roofline",
+    "search",
+    "expected",
+    "kernels",
+    "sources",
+    "kept",
+    "verification",
+    "failures",
+    "run",
+)
 COLLIDING = """
 (boxes => boxes.flatMap(([p, a], i) => boxes.slice(i + 1).filter(([q]) =>
   Math.min(p.right, q.right) > Math.max(p.left, q.left) && Math.min(p.bottom, q.bottom) > Math.max(p.top, q.top) + 4
@@ -256,9 +270,23 @@ def test_the_table_of_kernels_is_sorted_and_filtered_by_key(browser: Browser, pa
 def test_a_command_is_copied(browser: Browser, page: str) -> None:
     ready(browser, page)
     browser.js("navigator.clipboard.writeText = async text => { globalThis.copied = text }")
-    browser.click("#run [data-copy] + button.copy")
-    browser.wait("document.querySelector('#run button.copy').textContent === 'Copied'")
-    assert browser.js("copied") == sample_result().command
+    steps = next_steps(sample_result(), Path(unquote(urlparse(page).path)).with_name("RESULT.json"))
+    assert len(steps) > 1 and browser.js("document.querySelectorAll('#next button.copy').length") == len(steps)
+    for section, command in (("#run", sample_result().command), ("#next", steps[0].command)):
+        browser.click(f"{section} [data-copy] + button.copy")
+        browser.wait(f"document.querySelector('{section} button.copy').textContent === 'Copied'")
+        assert browser.js("copied") == command
+
+
+def test_what_is_not_allowed_to_be_copied_is_selected(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    browser.js(
+        "navigator.clipboard.writeText = async () => { throw new Error('no') }; document.execCommand = () => false"
+    )
+    browser.js("document.querySelector('#run button.copy').focus()")
+    browser.key("Enter")
+    browser.wait("document.querySelector('#run button.copy').textContent.startsWith('Selected')")
+    assert browser.js("getSelection().toString()") == sample_result().command
 
 
 def test_without_scripts_everything_but_the_sources_is_there(browser: Browser, page: str) -> None:
