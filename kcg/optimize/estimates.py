@@ -37,6 +37,12 @@ KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels 
 LEAST_REGIONS_S: Final = 60.0
 """On a GPU, for timing and searching regions of several kernels: of Flux 1024 nine references of attention alone took
 half of that on 16 cores."""
+REGIONS_SEARCH_S: Final = 30.0  # of it, for the search itself, once they are timed as the schedules of their parts
+REGIONS_TOO: Final = 2.0
+"""So many times what judging was found of kernels takes it takes with regions, before any of these is searched."""
+JUDGING_SLOWER: Final = 1.4
+"""So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
+regions of Flux at 768, 251 for 190 at 1024."""
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -77,18 +83,22 @@ class Estimates:
 
     def search_until(self) -> float:
         """When the search is to end, by `time.monotonic`: when the rest of the budget is needed for what comes after
-        it, but not before it has had its share."""
-        end, measured_at = self._end, self.measured.at
-        left_s = end - measured_at
-        share_s = min(SEARCH_SHARE * left_s, left_s - self._least_judging_s() - self._model_s())
-        until = max(measured_at + share_s, end - self.final_cost_s())
-        kernels_s = KERNELS_SHARE * (until - measured_at)
-        return measured_at + kernels_s if self._regions_follow(until - measured_at - kernels_s) else until
+        it, but not before it has had its share. The share is that of both searches where regions of several kernels are
+        searched after the kernels, and these have time left to be searched."""
+        end, since, regions_at = self._end, self.measured.first_at, self.measured.at
+        most_s = end - since - self._least_judging_s() - self._model_s()
+        share_s = min(SEARCH_SHARE * (end - since), most_s)
+        if self.measured.kernels_at is not None:
+            share_s = max(share_s, min(regions_at + self._of_regions(REGIONS_SEARCH_S) - since, most_s))
+        until = max(since + share_s, end - self.final_cost_s())
+        too_s = (REGIONS_TOO - 1) * self.judging_s()
+        kernels_s = KERNELS_SHARE * (max(since + share_s, until - too_s) - since)
+        return since + kernels_s if self._regions_follow(until - since - kernels_s) else until
 
     def _regions_follow(self, seconds: float) -> bool:
         """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
         is_first = not any(work.proposed for work in self.works)
-        return is_first and len(self.works) > 1 and self.wants_regions and seconds >= self._least_regions_s
+        return is_first and len(self.works) > 1 and self.wants_regions and seconds >= self._of_regions(LEAST_REGIONS_S)
 
     def judge_from(self) -> float | None:
         """When what was found has to be judged, so that this and the check of the whole end in time, by
@@ -107,11 +117,11 @@ class Estimates:
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
         until = self.judge_from()
-        return until is None or until - time.monotonic() >= self._least_regions_s
+        return until is None or until - time.monotonic() >= self._of_regions(LEAST_REGIONS_S)
 
-    @property
-    def _least_regions_s(self) -> float:
-        return 0.0 if self.device.is_cpu else LEAST_REGIONS_S
+    def _of_regions(self, seconds: float) -> float:
+        """What regions of several kernels have at least, where it says so for a GPU."""
+        return 0.0 if self.device.is_cpu else seconds
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
@@ -215,7 +225,8 @@ class Estimates:
         if not due and self.budget.limit_s is None:
             return 0.0
         comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))
-        return FRESH_CHILD_S + self.compiling_s() + comparing_s
+        slower = 1.0 if self.device.is_cpu else JUDGING_SLOWER
+        return FRESH_CHILD_S + self.compiling_s() + slower * comparing_s
 
     def compiling_s(self) -> float:
         """About how long it takes to compile what is to be judged and this run has not compiled, as one that goes on

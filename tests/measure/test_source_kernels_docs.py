@@ -190,22 +190,23 @@ if __name__ == "__main__":
 
 IN_A_GRAPH = """
 import kcg
-from tinygrad.engine import realize
+from kcg.optimize.result import read_result
 
 with kcg.tuned("out/RESULT.json", kernels="triton_kernels.py"):
     from model import run, step
 
     error = run()
+chosen = [row.chosen.schedule.kind for row in read_result("out/RESULT.json").regions if row.handwritten]
 calls = [inner for call in step.captured.linear.src for inner in (
     call.src[0].src[0].src if call.src[0].op.name == "CUSTOM_FUNCTION" else (call,))]
 print(error, len(step.captured.linear.src), [call.src[0].arg.name for call in calls])
-assert error < 0.02 and 1 <= sum(call.src[0].arg.name == "tiled_matmul" for call in calls) <= 2
+assert error < 0.02 and sum(call.src[0].arg.name == "tiled_matmul" for call in calls) == chosen.count("source")
 """
 
 
 @pytest.mark.gpu
-def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Path) -> None:
-    """Over Opts, that is: of tile programs, which are generated, some are as fast."""
+def test_the_triton_example_is_compared_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Path) -> None:
+    """With Opts and with tile programs, which are generated and mostly faster than it."""
     pytest.importorskip("triton", reason="needs Triton, which is not here")
     written(tmp_path, "triton_kernels.py")
     (tmp_path / "model.py").write_text(BF16_MODEL, encoding="utf-8")
@@ -220,6 +221,10 @@ def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Pat
     command = ["-m", "kcg.optimize", "model.py", "--device", "CUDA", "--kernels", "triton_kernels.py", *limits]
     printed = ran(*command, "--report", "out")
     rows = [r for r in read_result(tmp_path / "out" / "RESULT.json").regions if r.handwritten]
-    assert len(rows) == 2 and "tiled_matmul" in {r.chosen.name for r in rows}, printed
-    assert {r.chosen.schedule.kind for r in rows} <= {ScheduleKind.SOURCE, ScheduleKind.TILE}, printed
+    fates = [dict(row.handwritten)["tiled_matmul"] for row in rows]
+    assert len(fates) == 2, printed
+    assert all(
+        row.chosen.name == "tiled_matmul" or fate.startswith(("lost to tile ", "is not clearly faster than tile "))
+        for row, fate in zip(rows, fates, strict=True)
+    ), fates
     print(printed, ran("use.py"))

@@ -723,10 +723,34 @@ def test_kernels_have_all_the_time_where_too_little_is_left_for_regions(
     works = [replace(work, tiles=object()) for work in opened.works]  # type: ignore[arg-type]
     both = replace(expected, measured=replace(expected.measured, works=works))
     without = replace(both, settings=replace(both.settings, regions=False))
-    least = property(lambda estimates: 1e6)
     assert both.wants_regions and both.search_until() < without.search_until() - 1
-    monkeypatch.setattr(Estimates, "_least_regions_s", least)
+    monkeypatch.setattr(Estimates, "_of_regions", lambda estimates, seconds: 1e6)
     assert both.search_until() == pytest.approx(without.search_until(), abs=1)
+
+
+def test_both_searches_leave_the_time_to_judge_what_regions_find(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds are about those of Flux at 768 on an H100, where the share of the search was counted twice: 64 s were
+    left for judging, and 60 of 67 kernels kept tinygrad's schedules."""
+    monkeypatch.setattr(Device, "is_cpu", False)
+    monkeypatch.setattr(Estimates, "_least_judging_s", lambda estimates: 10.0)
+    monkeypatch.setattr(Estimates, "_model_s", lambda estimates: 49.0)
+    monkeypatch.setattr(Estimates, "judging_s", lambda estimates: 170.0 if estimates.measured.kernels_at else 70.0)
+    works = [replace(work, tiles=object()) for work in opened.works]  # type: ignore[arg-type]
+    find(works[0])
+    begun = time.monotonic()
+    budget = Budget(started=begun, limit_s=300.0, measurements=None)
+    kernels = replace(expected, measured=replace(expected.measured, works=works, at=begun + 22.0), budget=budget)
+    until_s = kernels.search_until() - begun
+    assert 60 < until_s < 75
+    region = replace(works[0], proposed=True)
+    timed = replace(kernels.measured, works=[*works, region], at=begun + until_s + 25, kernels_at=begun + 22.0)
+    searched_s = replace(kernels, measured=timed).search_until() - begun
+    assert searched_s == pytest.approx(until_s + 25 + estimates.REGIONS_SEARCH_S)
+    assert 300 - 49 - searched_s > 120
+    longer = replace(kernels, measured=timed, budget=Budget(started=begun, limit_s=600.0, measurements=None))
+    assert longer.search_until() - begun == pytest.approx(600 - 49 - 170), "what judging leaves"
 
 
 def test_when_time_is_over_no_plan_is_made_again(
