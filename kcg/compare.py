@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 FILE_NAME = "compare.html"
 MOST_ROWS = 9  # of the terminal's table, with what stands around it in 24 lines
-FASTER, SLOWER, SAME = "faster", "slower", "same"
+FASTER, SLOWER, SAME, UNTIMED = "faster", "slower", "same", "not timed"
 
 Key = tuple[str, tuple[tuple[str, int], ...]]
 """Id of a region, and values of its variables."""
@@ -47,6 +47,11 @@ class Pair:
         return _ratio(self.a.chosen.cold_s, self.b.chosen.cold_s)
 
     @property
+    def timed(self) -> bool:
+        """Whether both runs have a time: one that was interrupted may lack some."""
+        return math.isfinite(self.ratio)
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """Of the ratio, from the 95 % intervals of both times, which come from two runs."""
         (a_low, a_high), (b_low, b_high) = self.a.chosen.interval_s, self.b.chosen.interval_s
@@ -63,6 +68,8 @@ class Pair:
     def change(self, drift: float) -> str:
         """`faster` or `slower` where B has another binary and differs beyond both intervals, both noises, and what
         drifted, of this kernel and between the runs; else `same`."""
+        if not self.timed:
+            return UNTIMED
         if _same_binary(self.a.chosen, self.b.chosen):
             return SAME
         low, high = self.interval or (self.ratio, self.ratio)
@@ -74,8 +81,7 @@ class Pair:
     @property
     def gained_s(self) -> float:
         """What all calls take less in B."""
-        gained_s = self.a.after_s - self.b.after_s
-        return gained_s if math.isfinite(gained_s) else 0.0
+        return self.a.after_s - self.b.after_s if self.timed else 0.0
 
     @property
     def rescheduled(self) -> bool:
@@ -86,8 +92,12 @@ def _same_binary(a: Finalist, b: Finalist) -> bool:
     return a.binary_hash == b.binary_hash != ""
 
 
+def _time(seconds: float) -> bool:
+    return 0 < seconds < math.inf
+
+
 def _ratio(a_s: float, b_s: float) -> float:
-    return a_s / b_s if 0 < a_s < math.inf and 0 < b_s < math.inf else math.nan
+    return a_s / b_s if _time(a_s) and _time(b_s) else math.nan
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,14 @@ class Comparison:
 
     @property
     def common_s(self) -> tuple[float, float]:
-        """The kernels that both have, with their calls in each run, as chosen there."""
-        return sum(p.a.after_s for p in self.pairs), sum(p.b.after_s for p in self.pairs)
+        """The kernels that both have timed, with their calls in each run, as chosen there."""
+        return _sums(self.pairs)
+
+
+def _sums(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """What all calls take in each run, of the kernels that both have timed."""
+    timed = [pair for pair in pairs if pair.timed]
+    return sum(p.a.after_s for p in timed), sum(p.b.after_s for p in timed)
 
 
 def match(a: Result, b: Result, *, names: tuple[str, str]) -> Comparison:
@@ -175,6 +191,9 @@ def _differences(found: Comparison) -> Iterator[str]:
     for name, result in (("A", a), ("B", b)):
         if not result.complete:
             yield f"{name} ended before all was tried."
+        if untimed := sum(not _time(row.chosen.cold_s) for row in result.regions):
+            were = "was" if untimed == 1 else "were"
+            yield f"{counted(untimed, 'kernel')} {were} not timed in {name}: its totals are without that."
         if result.model_check is not None and result.model_check.passed is False:
             yield f"{name} is not to be used: with its schedules the whole failed."
     _, ratio, kernels = found.drift
@@ -214,12 +233,12 @@ def print_comparison(found: Comparison, console: Console) -> None:
     table.add_column(Text("schedule", "bold"), no_wrap=True)
     for pair in found.pairs[:MOST_ROWS]:
         style = "" if console.no_color else {FASTER: "green", SLOWER: "red"}.get(found.change(pair), "")
-        cells = [_calls(pair), format_seconds(pair.a.after_s), format_seconds(pair.b.after_s)]
+        cells = [_calls(pair), format_seconds(pair.a.after_s or None), format_seconds(pair.b.after_s or None)]
         ratio = [Text(_against(pair), style=style)] if found.comparable else []
         table.add_row(Text(_name(pair.b)), *map(Text, cells), *ratio, Text("other" if pair.rescheduled else "same"))
     console.print(table)
     if rest := found.pairs[MOST_ROWS:]:
-        a_s, b_s = sum(p.a.after_s for p in rest), sum(p.b.after_s for p in rest)
+        a_s, b_s = _sums(rest)
         console.print(f"... and {counted(len(rest), 'more kernel')}: {format_seconds(a_s)} and {format_seconds(b_s)}")
     console.print()
     for line in summary(found):
@@ -238,15 +257,14 @@ def summary(found: Comparison) -> Iterator[str]:
             f"; one step {format_seconds(step.before_s)} → {format_seconds(step.after_s)}" if step and timed else ""
         )
     a_s, b_s = found.common_s
-    same = sum(not pair.rescheduled for pair in found.pairs)
+    pairs = [pair for pair in found.pairs if pair.timed]
+    same = sum(not pair.rescheduled for pair in pairs)
     line = (
-        f"{counted(len(found.pairs), 'kernel')} in both: {format_seconds(a_s)} and {format_seconds(b_s)}; {same} with "
+        f"{counted(len(pairs), 'kernel')} timed in both: {format_seconds(a_s)} and {format_seconds(b_s)}; {same} with "
         "the same schedule"
     )
     if found.comparable:
-        counts = [
-            f"{sum(found.change(p) == change for p in found.pairs)} {change}" for change in (FASTER, SLOWER, SAME)
-        ]
+        counts = [f"{sum(found.change(p) == change for p in pairs)} {change}" for change in (FASTER, SLOWER, SAME)]
         line += f"; in B {', '.join(counts)}"
     yield line
     for name, rows in (("A", found.only_a), ("B", found.only_b)):
@@ -271,7 +289,7 @@ def _calls(pair: Pair) -> str:
 
 def _against(pair: Pair) -> str:
     """`1.31× (1.28 to 1.34)`: how many times as fast a call is in B."""
-    if not math.isfinite(pair.ratio):
+    if not pair.timed:
         return "–"
     ends = f" ({pair.interval[0]:.2f} to {pair.interval[1]:.2f})" if pair.interval else ""
     return f"{pair.ratio:.2f}×{ends}"

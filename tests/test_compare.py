@@ -82,6 +82,19 @@ def test_what_the_same_binary_drifts_is_no_change(a: Result, b: Result) -> None:
     assert {unsure.change(pair) for pair in unsure.pairs} == {SAME}, "the intervals overlap"
 
 
+def test_a_kernel_that_one_run_did_not_time_is_in_no_total(a: Result, b: Result) -> None:
+    first, *rest = b.regions
+    none = replace(first.baseline, cold_s=0.0)
+    found = match(a, replace(b, regions=(replace(first, baseline=none, chosen=none), *rest)), names=NAMES)
+    (pair,) = (pair for pair in found.pairs if pair.a.region == first.region)
+    assert found.change(pair) == "not timed" and pair.gained_s == 0
+    assert found.common_s[0] == pytest.approx(a.total_after_s - pair.a.after_s)
+    text = " ".join(printed(found).split())
+    assert "1 kernel were not timed in B" not in text and "1 kernel was not timed in B" in text
+    assert "15 kernels timed in both" in text and " 0 s " not in text
+    assert "not timed" in render(found) and "> 0 s<" not in render(found)
+
+
 def test_different_targets_come_first_and_have_no_ratios(a: Result, b: Result) -> None:
     other = replace(b, target=replace(b.target, model="NVIDIA H100", cores=114))
     found = match(a, replace(other, protocol=2, allow_tf32=True), names=NAMES)
