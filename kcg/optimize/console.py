@@ -197,7 +197,7 @@ class Progress:
             return ""
         if (left_s := self._end - now) > 0:
             return f"{_clock(math.ceil(left_s - 0.01) or 1)} left"
-        over = _clock(-left_s)
+        over = _clock(math.ceil(-left_s) or 1)
         return f"{over} over, still {self._doing}" if self._is_budget else f"{over} longer than expected"
 
     def share(self, now: float, done: float, total: float | None) -> float | None:
