@@ -9,6 +9,7 @@ Private: `UOp.base` and `UOp.buf_uop` (what a Tensor's value is kept in).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -82,7 +83,8 @@ class Parameters:
         self._asked.update(unknown)
         self._looks += 1
         if self._looks <= LOOKS or self._looks.bit_count() == 1:
-            self.name(parameters_in_sight())
+            with contextlib.suppress(Exception):  # of objects of the program, which may be anything
+                self.name(parameters_in_sight())
 
 
 def layer_of(path: str) -> str:
@@ -159,9 +161,11 @@ def _scopes() -> Iterator[dict[str, Any]]:
         frame = frame.f_back
     for running in reversed(frames):
         variables = running.f_locals
-        yield dict(variables)
-        if sys.version_info < (3, 13):
-            variables.clear()  # a copy, which the frame would keep, and so what was in it, until the function ends
+        try:
+            yield dict(variables)
+        finally:
+            if sys.version_info < (3, 13):
+                variables.clear()  # a copy, which the frame would keep, with what is in it, until the function ends
 
 
 def _tensors(value: Any, path: str, seen: set[int], left: list[int], depth: int) -> Iterator[tuple[str, Any]]:

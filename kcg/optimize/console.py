@@ -34,7 +34,7 @@ LINE_INTERVAL_S = 2.0
 MAX_WIDTH = 100
 SCREEN = 24  # lines of a terminal
 LEAST_ROWS = 4  # of the table of kernels, whatever else there is
-PLAN_ROWS = 3  # of regions, and of whole steps
+PLAN_ROWS = 2  # of a plan's regions, and then the least of kernels
 MAX_ROWS = 40  # of what is written by hand
 LEAST_NAME, LEAST_SCHEDULE = 12, 12  # columns
 INDENT = 2
@@ -197,7 +197,7 @@ class Progress:
             return ""
         if (left_s := self._end - now) > 0:
             return f"{_clock(math.ceil(left_s - 0.01) or 1)} left"
-        over = _clock(-left_s)
+        over = _clock(math.ceil(-left_s) or 1)
         return f"{over} over, still {self._doing}" if self._is_budget else f"{over} longer than expected"
 
     def share(self, now: float, done: float, total: float | None) -> float | None:
@@ -233,7 +233,7 @@ def print_result(result: Result, console: Console, *, files: tuple[Path, Path] |
     `files`, of the result and its report, are named at the end, with what to do next."""
     width = min(console.width, MAX_WIDTH)
     plan = _plan_parts(result, result.planning, console, width) if result.planning is not None else []
-    below: list[Any] = [_text(console, "")]
+    below: list[Any] = [] if plan else [_text(console, "")]
     below += [_text(console, line, style) for line, style in _summary(result)]
     commands = [] if files is None else [f"result: {files[0]}", f"report: {files[1]}"]
     steps = () if files is None else next_steps(result, files[0])
@@ -268,8 +268,9 @@ def _kernel_parts(result: Result, console: Console, width: int, *, lines: int) -
     """What improved, in at most so many lines but in no fewer than `LEAST_ROWS` rows, and what did not, counted."""
     improved = _slowest_first(row for row in result.regions if row.outcome == "improved")
     counts = [_text(console, line, "dim") for line in unimproved_lines(result)]
-    room = max(lines - 1 - len(counts), LEAST_ROWS)
-    shown = improved[: room if len(improved) <= room else max(room - 1, LEAST_ROWS)]
+    least = LEAST_ROWS if result.planning is None else PLAN_ROWS
+    most = max(lines - 1 - len(counts), least)
+    shown = improved[: most if len(improved) <= most else max(most - 1, least)]
     parts: list[Any] = [_kernel_table(shown, console, width)] if shown else []
     if rest := improved[len(shown) :]:
         before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
@@ -362,7 +363,9 @@ def _print_steps(steps: Sequence[NextStep], console: Console, width: int) -> Non
 
 
 def _plan_parts(result: Result, planning: Planning, console: Console, width: int) -> list[Any]:
-    """The plan: what became one program, the whole steps that were compared, and what is not in it; of many a few."""
+    """The plan: what became one program, of many a few, and the whole steps that were compared."""
+
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
 
     def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
         made = _table(console, width)
@@ -370,12 +373,14 @@ def _plan_parts(result: Result, planning: Planning, console: Console, width: int
             last = place in (0, len(titles) - 1)
             justify: Literal["left", "right"] = "left" if last else "right"
             ratio = 2 if not place else 1 if last else None
-            made.add_column(_text(console, title, "bold"), justify=justify, ratio=ratio, no_wrap=not last or not place)
+            made.add_column(
+                _text(console, title, "bold"), justify=justify, ratio=ratio, no_wrap=True, overflow=overflow
+            )
         for row in rows:
             made.add_row(*(_text(console, cell) for cell in row))
         return made
 
-    parts: list[Any] = [_text(console, ""), _text(console, plan_line(result, planning), "bold")]
+    parts: list[Any] = [_text(console, plan_line(result, planning), "bold")]
     origins = {row.region.id: origin_of(row) for row in result.regions}
     if planning.regions:
         titles = ("became one program", "calls", "saves a call", "bytes", "put in")
@@ -390,15 +395,19 @@ def _plan_parts(result: Result, planning: Planning, console: Console, width: int
             saved = format_seconds(sum(one.calls * one.counted_s for one in rest))
             parts.append(_text(console, f"... and {counted(len(rest), 'more region', 'more regions')}: save {saved}"))
     if len(planning.plans) > 1:
-        steps = step_rows(planning)
-        chosen = [row for row, plan in zip(steps, planning.plans, strict=True) if plan.chosen]
-        shown = list(dict.fromkeys([*chosen, *steps]))[:PLAN_ROWS]
-        parts.append(table(("whole steps", "expected", "measured", "output"), [tuple(row) for row in shown]))
-    passed_over = passed_over_lines(planning)
-    if len(passed_over) > 1:
-        many = sum(count for _, count in planning.passed_over)
-        passed_over = [f"{many} candidate regions are not in it, for {len(passed_over)} reasons: see the report"]
-    return [*parts, *(_text(console, line, "dim") for line in passed_over)]
+        parts.append(_text(console, steps_line(planning)))
+    return parts
+
+
+def steps_line(planning: Planning) -> str:
+    """The whole steps that were compared, the chosen one first, and how many are wrong."""
+    timed = [plan for plan in planning.plans if plan.step_s is not None and plan.passed is not False]
+    shown = []
+    for plan in sorted(timed, key=lambda plan: not plan.chosen):
+        what = f"with {counted(len(plan.regions), 'region')}" if plan.regions else "every kernel alone"
+        shown.append(f"{format_seconds(plan.step_s)} {'chosen' if plan.chosen else what}")
+    wrong = sum(plan.passed is False for plan in planning.plans)
+    return "whole steps: " + ", ".join([*shown, *([f"{wrong} wrong"] if wrong else [])])
 
 
 def plan_line(result: Result, planning: Planning) -> str:

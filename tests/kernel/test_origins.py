@@ -65,6 +65,18 @@ class Model:
         return (x + 1).contiguous()  # the line of the sum
 
 
+class Awkward:
+    """Breaks whoever looks at it."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("nobody may ask")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise RuntimeError
+
+
 def ones() -> Tensor:
     return Tensor.ones(2, WIDTH).contiguous().realize()
 
@@ -102,6 +114,12 @@ def test_a_look_keeps_nothing_alive() -> None:
 
     recorded(run)
     assert gone() is None
+
+
+def test_objects_that_break_whoever_looks_do_not_break_the_program() -> None:
+    model, awkward, x = Model(1), Awkward(), ones()
+    workload = recorded(lambda: [awkward, model(x).realize()])
+    assert {count for _, count in labels(workload)} == {1}
 
 
 def test_layers_alike_are_named_together_and_of_others_that_of_the_largest_parameter() -> None:
