@@ -301,6 +301,8 @@ class SequenceCall:
     what: str = ""  # where there is no kernel, what it is
     devices: tuple[str, ...] = field(default=(), compare=False)  # several where it runs on each
     origin: str = field(default="", compare=False)  # `file:line` that made it `< file:line` that called that; or empty
+    # paths of the layers whose parameters it reads, and how often it ran for each; none where it reads no parameter
+    layers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -516,6 +518,7 @@ class RegionResult:
 
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
     again_s: float = 0.0  # of the baseline's time that of kernels which it computes again, and which count elsewhere
+    origins: tuple[tuple[str, int], ...] = ()  # where its calls come from: a layer or a source line, and how many
 
     @property
     def before_s(self) -> float:

@@ -157,8 +157,10 @@ class Browser:
         self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def key(self, name: str) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=KEYS[name])
+        text = "\r" if name == "Enter" else ""  # what a button takes for a click
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            code = KEYS[name]
+            self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, text=text)
 
     def picture(self, path: Path) -> None:
         """The whole page as PNG."""

@@ -28,7 +28,7 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"doctor", "run", "ui"},
+    {"compare", "doctor", "run", "ui"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 

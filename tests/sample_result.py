@@ -51,6 +51,14 @@ _ROWS = (
     ("copy_<x>&\"y\"_très", "copy_<x>&\"y\"_très", "\"strange\" <b>name</b> & ✓ 漢字", 2, 1.27, 1.27, 0.0, 4096.0),
 )  # fmt: skip
 
+_ORIGINS = {  # of the others nothing is known
+    0: (("double_blocks.*.img_mlp.0", 19), ("double_blocks.*.txt_mlp.0", 19)),
+    1: (("flux.py:306", 57),),
+    3: (("flux.py:269", 76),),
+    8: (("txt_in", 3), ("single_blocks.*.{txt,img}.<norm>", 1)),
+    10: (("final_layer.conv", 1),),
+}
+
 _OPTS = (
     (Opt("TC", 0, (-1, 2, 1)), Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 4), Opt("LOCAL", 0, 2), Opt("UNROLL", 0, 4)),
     (Opt("GROUPTOP", 0, 16), Opt("UPCAST", 0, 4), Opt("LOCAL", 1, 32)),
@@ -113,7 +121,7 @@ def _region(i: int) -> RegionResult:
     elif after_us < before_us:
         chosen = _finalist(after, legend, after_us * 1e-6, schedule_of(_OPTS[i % len(_OPTS)]))
         outcome, note = "improved", ""
-    kernel = Kernel(canonical_json({"op": "SINK", "name": legend, "index": i}))
+    kernel = Kernel(canonical_json({"op": "SINK", "name": legend, "index": i, "dtype": "bfloat16"}))
     return RegionResult(
         region=Region((kernel,)),
         calls=calls,
@@ -126,6 +134,7 @@ def _region(i: int) -> RegionResult:
         note=note,
         operations=operations,
         bytes=traffic,
+        origins=_ORIGINS.get(i, ()),
     )
 
 
@@ -307,17 +316,20 @@ def _in_one(parts: tuple[RegionResult, ...], calls: int, *, saved_us: float) -> 
     kernels = tuple(row.region.kernel for row in parts)
     args = ((0, 1), *((i + 1, i - 1 if i == 1 else i) for i in range(1, len(kernels))))
     region = Region(kernels, args, (len(kernels),))
-    rows = [[[i], row.baseline.schedule.kind, row.baseline.schedule.body] for i, row in enumerate(parts)]
+    hand_coded, found = (
+        Schedule(ScheduleKind.PARTS, canonical_json([[[i], s.kind, s.body] for i, s in enumerate(schedules)]))
+        for schedules in ([row.baseline.schedule for row in parts], [row.chosen.schedule for row in parts])
+    )
     own, best = (sum(getattr(row, side).cold_s for row in parts) for side in ("baseline", "chosen"))
     name = f"{len(parts)} kernels: {'; '.join(row.baseline.name for row in parts)}"
-    base = _finalist(name, name, own, Schedule(ScheduleKind.PARTS, canonical_json(rows)))
+    base = _finalist(name, name, own, hand_coded)
     tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
     return replace(
         parts[0],
         region=region,
         calls=calls,
         baseline=base,
-        opts=replace(base, cold_s=best),
+        opts=replace(base, cold_s=best, schedule=found),
         chosen=replace(_finalist("tile_rows_16", "rows, 16 at once", best - saved_us * 1e-6, tile), source=""),
         outcome="improved",
         variables=(),

@@ -24,7 +24,7 @@ def main(
     """Draw, and say where."""
     from kcg.errors import UsageError
     from kcg.files import write_whole
-    from kcg.optimize.report_charts import points_of, roofline_file, share_file
+    from kcg.optimize.report_charts import points_of, roofline_file, roofs_of, share_file
     from kcg.optimize.result import read_result
     from kcg.optimize.svg import rows_of
 
@@ -33,7 +33,7 @@ def main(
     if not points_of(rows):
         raise UsageError(f"no kernel of {result} has a time and something to compute: give the result of a run")
     stem = name or f"{read.workload}-{read.preset}".replace("/", "-").replace(":", "-")
-    for picture, text in (("share", share_file(rows)), ("roofline", roofline_file(rows, read.target))):
+    for picture, text in (("share", share_file(rows)), ("roofline", roofline_file(rows, roofs_of(read)))):
         path = (out or result.parent) / f"{stem}-{picture}.svg"
         write_whole(path, text.encode("utf-8", "replace"))
         typer.echo(path)

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
+from kcg.compat.lines import users_line
+from kcg.compat.parameters import Parameters
 from kcg.compat.planning import JIT, before_planning
 from kcg.compat.stretch import PlannedCall, stretch_of
 from kcg.types import SequenceBuffer, SlotBinding
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
 
 COPY = "copy between devices"
-LINES = 3  # of the stack that are kept
-CALLED_BY = " < "  # between a line and the one that called it
-
-_KCG = Path(__file__).parent.parent
-_MODELS = str(_KCG / "workloads") + os.sep  # models of kcg's own are code that a line may name
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,7 @@ class SequencedCall:
     what: str = ""
     devices: tuple[str, ...] = field(default=(), compare=False)
     origin: str = field(default="", compare=False)
+    layers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -72,12 +67,28 @@ class CapturedSequence:
         """The names of the variables that its kernels need."""
         return frozenset(name for call in self.calls if call.ast is not None for name in variable_names(call.ast))
 
+    @functools.cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The layer of each call; equal sequences may be of several."""
+        return tuple(call.layers[0][0] if call.layers else "" for call in self.calls)
+
+    def ran_for(self, counts: Mapping[tuple[str, ...], int]) -> CapturedSequence:
+        """The same, for whose layers it ran so often."""
+        seen = [Counter[str]() for _ in self.calls]
+        for layers, count in counts.items():
+            for counter, layer in zip(seen, layers, strict=True):
+                counter[layer] += count if layer else 0
+        pairs = zip(self.calls, seen, strict=True)
+        return replace(self, calls=tuple(replace(call, layers=tuple((+found).most_common())) for call, found in pairs))
+
 
 class SequenceRecorder:
     """What a running program scheduled and replayed. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, look: bool) -> None:
+        self.parameters, self._look = Parameters(), look
         self._counts: dict[CapturedSequence, dict[Variables, int]] = {}
+        self._layers: dict[CapturedSequence, Counter[tuple[str, ...]]] = {}
         self._jitted: weakref.WeakKeyDictionary[UOp, CapturedSequence] = weakref.WeakKeyDictionary()
         self._lines: weakref.WeakKeyDictionary[UOp, str] = weakref.WeakKeyDictionary()  # of values and of buffers
         self._lock = threading.Lock()
@@ -86,13 +97,20 @@ class SequenceRecorder:
     def sequences(self) -> list[tuple[CapturedSequence, tuple[tuple[Variables, int], ...]]]:
         """Every distinct one in the order of its first run, with the values of its variables and how often each."""
         with self._lock:
-            return [(sequence, tuple(sorted(counts.items()))) for sequence, counts in self._counts.items()]
+            return [
+                (sequence.ran_for(self._layers[sequence]), tuple(sorted(counts.items())))
+                for sequence, counts in self._counts.items()
+            ]
 
     # ---- what came by ----
 
     def saw_planned(self, linear: UOp, module: str) -> UOp:
         """Remember the calls of a linear that is about to be planned, until it is known how it runs."""
-        self._now.planned = captured(stretch_of(linear), steady=module == JIT, line_of=self._line_of)
+        stretch = stretch_of(linear)
+        if self._look:
+            self.parameters.look_for(stretch)
+        layers = self.parameters.layers_of(stretch)
+        self._now.planned = captured(stretch, steady=module == JIT, line_of=self._line_of, layers=layers)
         return linear
 
     def _line_of(self, node: UOp) -> str:
@@ -108,6 +126,7 @@ class SequenceRecorder:
         with self._lock:
             counts = self._counts.setdefault(sequence, {})
             counts[bound] = counts.get(bound, 0) + 1
+            self._layers.setdefault(sequence, Counter())[sequence.layers] += 1
 
     # ---- hooks ----
 
@@ -148,6 +167,7 @@ class SequenceRecorder:
         def transform_to_call(sink: UOp) -> Any:
             call, buffers = buffers_before(sink)
             for value, place in buffers.items():
+                self.parameters.moved(value, place.buf_uop)
                 if line := self._lines.get(value):
                     self._lines[place.buf_uop] = line
             return call, buffers
@@ -174,16 +194,18 @@ class SequenceRecorder:
         return undo
 
     def _made(self, made: Any) -> Any:
-        """Remember which line made the value of a new Tensor, unless an earlier line made the same."""
-        if made.uop not in self._lines and (line := _users_line()):
+        """Remember which line made the value of a new Tensor, unless an earlier line made the same. What is only
+        stored, or of another type, has the line that computed it."""
+        if made.uop not in self._lines and (line := self._lines.get(_computed(made.uop)) or users_line()):
             self._lines[made.uop] = line
         return made
 
 
 @contextlib.contextmanager
-def recording_sequences() -> Iterator[SequenceRecorder]:
-    """Record the sequences that this process schedules inside the block, and how often each runs there."""
-    recorder, undo = SequenceRecorder(), list[Callable[[], None]]()
+def recording_sequences(*, look: bool = True) -> Iterator[SequenceRecorder]:
+    """Record the sequences that this process schedules inside the block, and how often each runs there. With `look` the
+    parameters that layers are named by are looked for among the program's objects."""
+    recorder, undo = SequenceRecorder(look=look), list[Callable[[], None]]()
     with (
         before_planning(recorder.saw_planned),
         when_imported(JIT, lambda jit: undo.append(recorder.watch_jit(jit))),
@@ -213,14 +235,18 @@ def sequences_of(*tensors: Any) -> list[CapturedSequence]:
 
 
 def captured(
-    stretch: list[PlannedCall], *, steady: bool, line_of: Callable[[UOp], str] = lambda node: ""
+    stretch: list[PlannedCall],
+    *,
+    steady: bool,
+    line_of: Callable[[UOp], str] = lambda node: "",
+    layers: Sequence[str] = (),
 ) -> CapturedSequence:
     """A stretch as plain values: no buffer of the program is kept alive by it."""
     numbers: dict[Hashable, int] = {}
     buffers: list[SequenceBuffer] = []
     calls = []
     lines = _lines_of(stretch, line_of)
-    for call, line in zip(stretch, lines, strict=True):
+    for call, line, layer in zip(stretch, lines, layers or [""] * len(stretch), strict=True):
         views = []
         for number, slot in enumerate(call.slots):
             # a value in parts on several devices is memory of its own here
@@ -233,8 +259,17 @@ def captured(
             whole = slot.offset is None
             views.append(SlotBinding(numbers[memory], slot.offset or 0, slot.total if whole else slot.size))
         ast, what = _what(call)
-        calls.append(SequencedCall(ast, tuple(views), call.reads, call.writes, what, call.devices, line))
+        layer_once = ((layer, 1),) if layer else ()
+        calls.append(SequencedCall(ast, tuple(views), call.reads, call.writes, what, call.devices, line, layer_once))
     return CapturedSequence(tuple(calls), tuple(buffers), steady)
+
+
+def _computed(value: UOp) -> UOp:
+    """The value itself, or what it is only a copy of in memory or in another type."""
+    from kcg.compat.tiny import Ops
+
+    stored = value.op is Ops.CONTIGUOUS
+    return value.src[0] if stored or (value.op is Ops.CAST and value.src[0].op is not Ops.CONTIGUOUS) else value
 
 
 def _what(call: PlannedCall) -> tuple[UOp | None, str]:
@@ -262,27 +297,3 @@ def _lines_of(stretch: list[PlannedCall], line_of: Callable[[UOp], str]) -> list
         for slot in call.slots:
             used[slot.base] = lines[place] or used.get(slot.base, "")
     return lines
-
-
-@functools.cache
-def _is_users(path: str) -> bool:
-    import tinygrad
-
-    library = os.path.dirname(tinygrad.__file__) + os.sep  # noqa: PTH120  # as code objects name it
-    ours = path.startswith(str(_KCG) + os.sep) and not path.startswith(_MODELS)
-    return not (path.startswith(library) or ours or path.startswith("<frozen"))
-
-
-def _users_line() -> str:
-    """The innermost line that is neither tinygrad's nor kcg's machinery, and the lines of the same folder that called
-    it, the nearest ones: `file:line < file:line`. A layer that all of a model calls says little by itself."""
-    frame: FrameType | None = sys._getframe(2)
-    found: list[str] = []
-    folder = ""
-    while frame is not None and len(found) < LINES:
-        path = frame.f_code.co_filename
-        if _is_users(path) and (not found or os.path.dirname(path) == folder):  # noqa: PTH120  # a thousand times
-            folder = folder or os.path.dirname(path)  # noqa: PTH120
-            found.append(f"{path}:{frame.f_lineno}")
-        frame = frame.f_back
-    return CALLED_BY.join(found)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ActionStats", "FamilyStats", "PartStats", "Source", "Stats", "WorkloadStats", "render", "stats", "to_json"]
 
 NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
-MOST_REASONS = 12
+MOST_REASONS = 8  # of each status
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 BINS_A_DECADE = 8  # of the histogram of runtimes
 QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -183,7 +183,7 @@ def stats(source: Source) -> Stats:
         sharing_schedules=len(schedules.sharing),
         targets={k: f"{t.model} ({t.tinygrad_device}, {t.arch})" for k, t in sorted(source.targets().items())},
         statuses=_most_first(by_status),
-        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MOST_REASONS]),
+        reasons=_most_of_each(reasons),
         samplers=_most_first(by_sampler),
         sampler_statuses={sampler: _most_first(each[sampler]) for sampler in _most_first(by_sampler)},
         protocols=dict(sorted(protocols.items())),
@@ -204,6 +204,18 @@ def stats(source: Source) -> Stats:
         search_noise=repeats.noise(),
         drift=repeats.drift(),
     )
+
+
+def _most_of_each(reasons: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent causes of each status, so that what is rare is not lost beside what is not."""
+    kept: Counter[str] = Counter()
+    found = {}
+    for reason, rows in _most_first(reasons).items():
+        status = reason.partition(": ")[0]
+        kept[status] += 1
+        if kept[status] <= MOST_REASONS:
+            found[reason] = rows
+    return found
 
 
 class _Schedules:

@@ -11,7 +11,7 @@ import base64
 import gzip
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,12 @@ from typing import Any
 
 from kcg.dataset.noise import NoiseFloor, Spread
 from kcg.dataset.stats import BINS_A_DECADE, Stats, duration, duration_class, percent, share
+from kcg.types import Status
 
 MOST_ACTIONS = 40  # Opts with an argument that the picture shows
 MOST_BINS = 40  # of schedules per kernel
+DECADES = 100  # from this ratio of the largest to the smallest on, an axis is logarithmic
+UNJUDGED = str(Status.UNJUDGED)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ def render_page(stats: Stats, *, title: str) -> str:
     spreads = _found_spreads(stats)
     figures = {
         "runtimes": _runtimes(stats), "families": _families(stats), "actions": _actions(stats),
-        "samplers": _samplers(stats), "schedules": _schedules(stats), "walks": _walks(stats),
+        "samplers": _samplers(stats, failures_of(stats), "rows that failed"),
+        "unjudged": _samplers(stats, [UNJUDGED] * (UNJUDGED in stats.statuses), "rows that cannot be judged"),
+        "schedules": _schedules(stats), "walks": _walks(stats),
         "spreads": _spreads(spreads),
     }  # fmt: skip
     return environment.get_template("stats.html.jinja").render(
@@ -79,11 +84,37 @@ def render_page(stats: Stats, *, title: str) -> str:
         title=title,
         figures={name: figure.to_plotly_json() for name, figure in figures.items() if figure is not None},
         share=share,
-        statuses=[s for s in stats.statuses if s != "ok"],
+        failures=failures_of(stats),
+        failed=sum(stats.statuses[status] for status in failures_of(stats)),
+        causes=_causes(stats),
         spreads=spreads,
         most_actions=MOST_ACTIONS,
         plotly_gzip=plotly_gzip(),
     )
+
+
+def failures_of(stats: Stats) -> list[str]:
+    """What went wrong, the most rows first. `unjudged` is none of it: such a row ran, and may be right."""
+    return [status for status in stats.statuses if status not in (Status.OK, UNJUDGED)]
+
+
+def _causes(stats: Stats) -> dict[str, list[tuple[str, int]]]:
+    """The causes of each status that is not ok, failures first and `unjudged` last."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for status in (*failures_of(stats), UNJUDGED):
+        mine = [(why.partition(": ")[2], n) for why, n in stats.reasons.items() if why.partition(": ")[0] == status]
+        if mine:
+            found[status] = mine
+    return found
+
+
+def _amounts(values: Iterable[float], title: str, **axis: Any) -> dict[str, Any]:
+    """An axis of what bars reach to: logarithmic where some would be too small to see beside others."""
+    shown = [value for value in values if value > 0]
+    if not shown or max(shown) < DECADES * min(shown):
+        return {"title": {"text": title}, "rangemode": "tozero", **axis}
+    low, high = math.log10(min(shown)) - 0.3, math.log10(max(shown)) + 0.1
+    return {"title": {"text": f"{title} (log)"}, "type": "log", "dtick": 1, "range": [low, high], **axis}
 
 
 @cache
@@ -140,7 +171,7 @@ def _runtimes(stats: Stats) -> Any:
         [bar],
         height=280,
         bargap=0.08,
-        y={"title": {"text": "rows"}},
+        y=_amounts((count for _, count in stats.runtimes), "rows"),
         x={
             "title": {"text": "median of a row, status ok"},
             "tickmode": "array",
@@ -254,17 +285,16 @@ def _actions(stats: Stats) -> Any:
     )
 
 
-def _samplers(stats: Stats) -> Any:
-    """What share of each sampler's rows is not ok, and how it ended: what failed, and what could not be judged."""
+def _samplers(stats: Stats, statuses: Sequence[str], title: str) -> Any:
+    """What share of each sampler's rows ended as one of `statuses`."""
     from plotly.graph_objects import Bar
 
-    failed = [status for status in stats.statuses if status != "ok"]
-    if not failed:
+    if not statuses:
         return None
     samplers = list(stats.samplers)[::-1]
     rows = [stats.samplers[s] for s in samplers]
     traces = []
-    for status in failed:
+    for status in statuses:
         counts = [stats.sampler_statuses[s].get(status, 0) for s in samplers]
         hover = [
             f"<b>{_label(s or '(none)')}</b><br>{status}: {n:,} of {whole:,}, {share(n, whole)}"
@@ -288,8 +318,8 @@ def _samplers(stats: Stats) -> Any:
         height=110 + 34 * max(len(samplers), 2),
         barmode="stack",
         bargap=0.35,
-        legend="normal",
-        x={"title": {"text": "rows that are not ok"}, "ticksuffix": "%", "rangemode": "tozero"},
+        legend="normal" if len(statuses) > 1 else "",
+        x={"title": {"text": title}, "ticksuffix": "%", "rangemode": "tozero"},
         y={
             "tickmode": "array",
             "tickvals": list(range(len(samplers))),
@@ -301,36 +331,40 @@ def _samplers(stats: Stats) -> Any:
 
 
 def _schedules(stats: Stats) -> Any:
-    """How many kernels have how many distinct schedules."""
+    """How many kernels have how many distinct schedules: bins that double where the numbers span decades."""
     from plotly.graph_objects import Bar
 
     if not stats.schedule_counts:
         return None
     low, high = min(stats.schedule_counts), max(stats.schedule_counts)
+    doubling = high >= DECADES * low
     width = math.ceil((high - low + 1) / MOST_BINS)
-    bins: dict[int, int] = {}
+    bins: dict[tuple[int, int], int] = {}  # first and last size -> kernels
     for size, kernels in stats.schedule_counts.items():
-        first = low + (size - low) // width * width
-        bins[first] = bins.get(first, 0) + kernels
+        first = 1 << (size.bit_length() - 1) if doubling else low + (size - low) // width * width
+        found = (first, 2 * first - 1 if doubling else first + width - 1)
+        bins[found] = bins.get(found, 0) + kernels
     hover = [
-        f"{first:,}{f' to {first + width - 1:,}' if width > 1 else ''} schedules<br>{n:,} kernels"
-        for first, n in bins.items()
+        f"{first:,}{f' to {last:,}' if last > first else ''} schedules<br>{n:,} kernels"
+        for (first, last), n in bins.items()
     ]
+    places = [first.bit_length() - 1 if doubling else (first + last) / 2 for first, last in bins]
     bar = Bar(
-        x=[first + (width - 1) / 2 for first in bins],
+        x=places,
         y=list(bins.values()),
-        width=0.92 * width,
+        width=0.92 * (1 if doubling else width),
         meta="main",
         hovertext=hover,
         hoverinfo="text",
     )
-    around = {"range": [low - 4, high + 4], "dtick": 1} if high - low < 8 else {}
-    return _figure(
-        [bar],
-        height=260,
-        y={"title": {"text": "kernels"}},
-        x={"title": {"text": "distinct schedules"}, "showgrid": False, "zeroline": False, **around},
-    )
+    axis: dict[str, Any] = {"title": {"text": "distinct schedules"}, "showgrid": False, "zeroline": False}
+    if doubling:
+        axis |= {"title": {"text": "distinct schedules, from 1, 2, 4, …"}, "tickmode": "array"}
+        powers = list(range(low.bit_length() - 1, high.bit_length(), 2))
+        axis |= {"tickvals": powers, "ticktext": [f"{1 << power:,}" for power in powers]}
+    elif high - low < 8:
+        axis |= {"range": [low - 4, high + 4], "dtick": 1}
+    return _figure([bar], height=260, y=_amounts(bins.values(), "kernels"), x=axis)
 
 
 def _walks(stats: Stats) -> Any:
@@ -351,7 +385,7 @@ def _walks(stats: Stats) -> Any:
         [bar],
         height=260,
         bargap=0.12,
-        y={"title": {"text": "distinct schedules"}},
+        y=_amounts(stats.walk_lengths.values(), "distinct schedules"),
         x={"title": {"text": "Opts of a schedule"}, "dtick": 1, "showgrid": False, "zeroline": False},
     )
 
@@ -422,12 +456,17 @@ def _spreads(kinds: list[_Kind]) -> Any:
         barmode="group",
         bargap=0.3,
         legend="normal",
-        y={"title": {"text": "difference"}, "ticksuffix": "%", "rangemode": "tozero"},
+        y=_amounts(
+            (100 * value for kind in kinds for c in kind.classes for value in (c.median, c.p90)),
+            "difference",
+            ticksuffix="%",
+        ),
         x={
             "tickmode": "array",
             "tickvals": list(range(len(limits))),
             "range": [-0.6, len(limits) - 0.4],
-            "ticktext": [duration_class(limit if limit < math.inf else None) for limit in limits],
+            "title": {"text": "kernels that take less than"},
+            "ticktext": [duration(limit) if limit < math.inf else "longer" for limit in limits],
             "showgrid": False,
         },
     )

@@ -1,7 +1,8 @@
 """Sequences as nouns: from what was captured, and as canonical JSON that can be read back without trust.
 
-The text is `{"format":1,"asts":[...],"buffers":[[size, dtype, held],...],"calls":[[ast or what, views, reads, writes,
-devices, origin],...],"steady":bool,"seen":[...]}`. Every kernel in it is checked as `kcg.kernel.codec` checks one.
+The text is `{"format":2,"asts":[...],"buffers":[[size, dtype, held],...],"calls":[[ast or what, views, reads, writes,
+devices, origin, layers],...],"steady":bool,"seen":[...]}`. Every kernel in it is checked as `kcg.kernel.codec` checks
+one.
 Importing this module imports no tinygrad.
 """
 
@@ -19,7 +20,7 @@ from kcg.compat.stretch import PlannedCall, Slot
 from kcg.errors import CodecError
 from kcg.types import Kernel, Sequence, SequenceBuffer, SequenceCall, SlotBinding, Variables, canonical_json
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 64 << 20
 MAX_CALLS = 100_000
 MAX_SIZE = 1 << 62  # bytes
@@ -57,6 +58,7 @@ def _sequence_of(
                 "" if isinstance(kernel, Kernel) else kernel,
                 call.devices,
                 call.origin,
+                call.layers,
             )
         )
     buffers = tuple(replace(b, dtype=_stored_name(b.dtype)) for b in captured.buffers)
@@ -103,7 +105,8 @@ def sequence_json(sequence: Sequence) -> str:
     for call in sequence.calls:
         kernel = call.what if call.kernel is None else asts.setdefault(call.kernel.ast_json, len(asts))
         views = [[view.buffer, view.offset, view.size] for view in call.views]
-        calls.append([kernel, views, list(call.reads), list(call.writes), list(call.devices), call.origin])
+        slots = [list(call.reads), list(call.writes)]
+        calls.append([kernel, views, *slots, list(call.devices), call.origin, [list(layer) for layer in call.layers]])
     return canonical_json(
         {
             "format": FORMAT,
@@ -190,7 +193,7 @@ def _buffer(value: object) -> SequenceBuffer:
 
 
 def _call(value: object, kernels: list[Kernel], buffers: tuple[SequenceBuffer, ...]) -> SequenceCall:
-    kernel, views, reads, writes, devices, origin = _row(value, 6, "calls")
+    kernel, views, reads, writes, devices, origin, layers = _row(value, 7, "calls")
     made: Kernel | None = None
     if not isinstance(kernel, str):
         made = kernels[_number(kernel, len(kernels) - 1, "a call's kernel")]
@@ -201,7 +204,13 @@ def _call(value: object, kernels: list[Kernel], buffers: tuple[SequenceBuffer, .
     )
     names = tuple(_text(device, "a device") for device in _list(devices, 4_096, "devices"))
     what = "" if made else _text(kernel, "what a call is")
-    return SequenceCall(made, bound, reads, writes, what, names, _text(origin, "an origin"))
+    named = tuple(_layer(row) for row in _list(layers, MAX_CALLS, "layers"))
+    return SequenceCall(made, bound, reads, writes, what, names, _text(origin, "an origin"), named)
+
+
+def _layer(value: object) -> tuple[str, int]:
+    path, count = _row(value, 2, "layers")
+    return _text(path, "a layer"), _number(count, MAX_SIZE, "a count")
 
 
 def _view(value: object, buffers: tuple[SequenceBuffer, ...]) -> SlotBinding:

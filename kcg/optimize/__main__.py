@@ -7,7 +7,6 @@ import time
 
 STARTED = time.monotonic()
 
-import shlex  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Annotated  # noqa: E402
@@ -157,6 +156,7 @@ def _folder_name(workload: str, form: Form | None) -> str:
 def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb: str = "disabled") -> ExitCode:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
+    from kcg.optimize.next_steps import resumed
     from kcg.optimize.settings import Settings
 
     assert isinstance(settings, Settings)
@@ -183,13 +183,13 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         elif finished.result.total_before_s or finished.exit_code != ExitCode.INTERRUPTED:  # else nothing was timed
             from rich.console import Console
 
-            print_result(finished.result, Console(highlight=False))
-            sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
+            files = finished.result_path, finished.report_path
+            print_result(finished.result, Console(highlight=False), files=files)
     if finished.exit_code == ExitCode.INTERRUPTED:
-        interrupted(f"interrupted; to go on: {resume_command(settings)}")
+        interrupted(f"interrupted; to go on: {resumed(settings.command)}")
     elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
         message = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
-        shown.line(f"kcg: {message} {resume_command(settings)}", important=True)
+        shown.line(f"kcg: {message} {resumed(settings.command)}", important=True)
     elif finished.exit_code == ExitCode.VERIFICATION_FAILED:
         shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
@@ -244,18 +244,6 @@ def incomplete(result: Result) -> str:
         f"the budget ended before everything was done{_not_searched(result)}: what is missing is said above; give it "
         "more with --budget"
     )
-
-
-def resume_command(settings: object) -> str:
-    """The command that continues a run which ended early."""
-    from kcg.optimize.settings import Settings
-
-    assert isinstance(settings, Settings)
-    if settings.resume:
-        return settings.command
-    words = shlex.split(settings.command)
-    place = words.index("--") if "--" in words else len(words)
-    return shlex.join([*words[:place], "--resume", *words[place:]])
 
 
 @apply_app.command()

@@ -11,24 +11,35 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
 from kcg.optimize.ends import values_of
+from kcg.optimize.next_steps import NextStep, next_steps
 from kcg.optimize.result import OUTCOMES
 from kcg.types import ModelCheck, Planning, RegionInPlan, RegionResult, Result, ScheduleKind
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 LINE_INTERVAL_S = 2.0
 """Where there is no terminal, the least time between two lines of progress within a phase."""
 
 MAX_WIDTH = 100
-MAX_ROWS = 40
+SCREEN = 24  # lines of a terminal
+LEAST_ROWS = 4  # of the table of kernels, whatever else there is
+PLAN_ROWS = 2  # of a plan's regions, and then the least of kernels
+MAX_ROWS = 40  # of what is written by hand
+LEAST_NAME, LEAST_SCHEDULE = 12, 12  # columns
+INDENT = 2
+BAR_WIDTH = 16
+LEFT = "\0"  # stands for the time that is left, which is known when it is drawn
 MAX_NAMED = 10  # kernels that are named for one reason
 
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
@@ -79,18 +90,23 @@ class Progress:
     """Phases and counts of a run, on stderr; use it as a context manager, made by `progress`.
 
     On a terminal it is one line with a bar that is redrawn; elsewhere plain lines, at most one every two seconds
-    within a phase. It never writes to stdout.
+    within a phase. It never writes to stdout. What is left is counted down between updates too, and never 0 while
+    something goes on: past a budget, or later than expected, it says by how much.
     """
 
     def __init__(self, *, quiet: bool, plain: bool, stream: TextIO | None) -> None:
         self._quiet = quiet
         self._stream = sys.stderr if stream is None else stream
         self._phase = ""
-        self._next_line = -math.inf  # when a plain line may be written again, on time.monotonic
+        self._doing = "working"
+        self._began = time.monotonic()
+        self._end: float | None = None  # when the run should end, by `time.monotonic`
+        self._is_budget = False  # whether that is given; else it is expected
+        self._next_line = -math.inf  # when a plain line may be written again
         self._bar: Any = None
         self._task: Any = None
         if not quiet and not plain and self._stream.isatty():
-            self._bar = _bar(self._stream)
+            self._bar = _bar(self._stream, self)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -103,6 +119,25 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block there is no bar: somebody else writes to the terminal."""
+        if self._bar is not None:
+            self._bar.stop()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.start()
+
+    def until(self, over_at: float | None) -> None:
+        """A budget ends then, by `time.monotonic`; None: there is none."""
+        self._end, self._is_budget = over_at, over_at is not None
+
+    def goes_on(self, doing: str) -> None:
+        """What is said to go on where a budget is over, e.g. `judging`."""
+        self._doing = doing
+
     def phase(self, name: str) -> None:
         """A new part of the work begins, e.g. `capturing flux mini`; said at once."""
         self._phase = name
@@ -111,7 +146,7 @@ class Progress:
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            self._task = self._bar.add_task("", total=None, details="")
+            self._task = self._bar.add_task("", total=None, details=())
 
     def update(
         self,
@@ -123,10 +158,10 @@ class Progress:
         kernels: tuple[int, int] | None = None,
         note: str = "",
     ) -> None:
-        """Where the phase stands.
+        """Where the run stands.
 
         Args:
-            done_s, budget_s: seconds spent in this phase, and allowed; without a limit there is no time left to tell.
+            done_s, budget_s: seconds spent, and expected in all where no budget says it (`until`).
             measurements: binaries timed so far.
             total_s: the best total of the workload so far.
             kernels: how many are done, of how many.
@@ -134,6 +169,10 @@ class Progress:
         """
         if self._quiet:
             return
+        now = time.monotonic()
+        self._began = now - done_s
+        if not self._is_budget:
+            self._end = None if budget_s is None else self._began + budget_s
         parts = []
         if kernels is not None:
             parts.append(f"{kernels[0]}/{kernels[1]} kernels")
@@ -141,20 +180,31 @@ class Progress:
             parts.append(f"{measurements} measured")
         if total_s is not None:
             parts.append(f"best {format_seconds(total_s)}")
-        if budget_s is not None:
-            parts.append(f"{_clock(max(budget_s - done_s, 0))} left")
-        if note:
-            parts.append(note)
         if self._bar is not None:
             if self._task is None:
                 self.phase(self._phase or "working")
-            done = None if budget_s is None else min(done_s, budget_s)
-            self._bar.update(self._task, completed=done, total=budget_s, details=_escape(", ".join(parts)))
+            done, total = kernels or (0, None)
+            self._bar.update(self._task, completed=done, total=total, details=(*parts, LEFT, note))
             return
-        now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + LINE_INTERVAL_S
-            self.line(f"{self._phase or 'working'}: {', '.join([_clock(done_s), *parts])}")
+            parts = [_clock(done_s), *parts, *filter(None, [self.left(now), note])]
+            self.line(f"{self._phase or 'working'}: {', '.join(parts)}")
+
+    def left(self, now: float) -> str:
+        """The time that is left, or by how much it is exceeded; empty where no end is known."""
+        if self._end is None:
+            return ""
+        if (left_s := self._end - now) > 0:
+            return f"{_clock(math.ceil(left_s - 0.01) or 1)} left"
+        over = _clock(math.ceil(-left_s) or 1)
+        return f"{over} over, still {self._doing}" if self._is_budget else f"{over} longer than expected"
+
+    def share(self, now: float, done: float, total: float | None) -> float | None:
+        """How much of the run is over; where its end is not known, of its phase. None past the end: nobody knows."""
+        if self._end is not None:
+            return (now - self._began) / (self._end - self._began) if now < self._end else None
+        return done / total if total and done < total else None
 
     def line(self, text: str, *, important: bool = False) -> None:
         """A line that stays, e.g. that a worker was replaced. `important` is shown in spite of `--quiet`."""
@@ -176,87 +226,188 @@ def progress(*, quiet: bool = False, json_mode: bool = False, stream: TextIO | N
     return Progress(quiet=quiet, plain=json_mode, stream=stream)
 
 
-def print_result(result: Result, console: Console) -> None:
-    """The kernels by time before, the slowest first; then totals, failures and warnings. At most 100 columns wide."""
-    from rich.table import Table
-    from rich.text import Text
+def print_result(result: Result, console: Console, *, files: tuple[Path, Path] | None = None) -> None:
+    """The kernels that improved, the slowest first, and the rest counted; then totals, failures and warnings. At most
+    100 columns wide, and `SCREEN` lines high unless there is much to warn of.
 
-    def text(content: str, style: str = "") -> Text:
-        return Text(_fit(content, console.encoding), style="" if console.no_color else style)
-
+    `files`, of the result and its report, are named at the end, with what to do next."""
     width = min(console.width, MAX_WIDTH)
-    overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
-    rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
-    values = any(values_of(row) for row in rows[:MAX_ROWS])
-    ratios = {"kernel": 1, "schedule": 1} if values and width < MAX_WIDTH else {"kernel": 3, "schedule": 4}
-    for title, right in _COLUMNS:
-        if title == VALUES and not values:
-            continue
-        broken = title == VALUES and width < MAX_WIDTH  # into lines, or there would be no room for names
-        table.add_column(
-            text(title, "bold"),
-            justify="right" if right else "left",
-            no_wrap=not broken,
-            overflow=overflow,
-            ratio=ratios.get(title),
-            min_width=8 if title in ratios else None,
-            max_width=VALUES_WIDTH if broken else None,
-        )
-    styles = {"improved": "green", "quarantined": "red", "unjudged": "yellow", "undecided": "yellow"}
-    for row in rows[:MAX_ROWS]:
-        style = styles.get(row.outcome, "")
-        table.add_row(
-            text(row.chosen.name or row.region.id[:12]),
-            *([text(values_of(row))] * values),
-            text(str(row.calls)),
-            text(format_seconds(row.before_s or None)),
-            text(format_seconds(row.after_s or None)),
-            text(format_speedup(row.before_s, row.after_s), style),
-            text(row.outcome, style),
-            text(describe(row.chosen.schedule), "dim"),
-        )
-    console.print(table)
-    if rest := rows[MAX_ROWS:]:
-        before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
-        console.print(text(f"... and {len(rest)} more kernels: {format_seconds(before)} → {format_seconds(after)}"))
-    console.print()
-    if result.planning is not None:
-        _print_plan(result, result.planning, console, width)
-    for line, style in _summary(result):
-        console.print(text(line, style), width=width)
+    plan = _plan_parts(result, result.planning, console, width) if result.planning is not None else []
+    below: list[Any] = [] if plan else [_text(console, "")]
+    below += [_text(console, line, style) for line, style in _summary(result)]
+    commands = [] if files is None else [f"result: {files[0]}", f"report: {files[1]}"]
+    steps = () if files is None else next_steps(result, files[0])
+
+    options = console.options.update(width=width)
+    taken = sum(len(console.render_lines(part, options, pad=False)) for part in (*plan, *below))
+    taken += len(commands) + len(steps) + bool(steps) + 1  # the shell's next prompt
+    for part in (*_kernel_parts(result, console, width, lines=SCREEN - taken), *plan, *below):
+        console.print(part, width=width)
+    for line in commands:
+        console.print(_text(console, line), soft_wrap=True)
+    _print_steps(steps, console, width)
 
 
-def _print_plan(result: Result, planning: Planning, console: Console, width: int) -> None:
-    """The plan: what became one program, the whole steps that were compared, and what is not in it."""
-    from rich.table import Table
+def _text(console: Console, content: str, style: str = "") -> Text:
     from rich.text import Text
 
-    def text(content: str, style: str = "") -> Text:
-        return Text(_fit(content, console.encoding), style="" if console.no_color else style)
+    return Text(_fit(content, console.encoding), style="" if console.no_color else style)
 
-    def show(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+
+def _table(console: Console, width: int) -> Table:
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+
+
+def _slowest_first(rows: Iterable[RegionResult]) -> list[RegionResult]:
+    return sorted(rows, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
+
+
+def _kernel_parts(result: Result, console: Console, width: int, *, lines: int) -> list[Any]:
+    """What improved, in at most so many lines but in no fewer than `LEAST_ROWS` rows, and what did not, counted."""
+    improved = _slowest_first(row for row in result.regions if row.outcome == "improved")
+    counts = [_text(console, line, "dim") for line in unimproved_lines(result)]
+    least = LEAST_ROWS if result.planning is None else PLAN_ROWS
+    most = max(lines - 1 - len(counts), least)
+    shown = improved[: most if len(improved) <= most else max(most - 1, least)]
+    parts: list[Any] = [_kernel_table(shown, console, width)] if shown else []
+    if rest := improved[len(shown) :]:
+        before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
+        more = f"... and {len(rest)} more improved: {format_seconds(before)} → {format_seconds(after)}, see the report"
+        parts.append(_text(console, more))
+    return [*parts, *counts]
+
+
+def _kernel_table(rows: Sequence[RegionResult], console: Console, width: int) -> Table:
+    names = [origin_of(row) or row.chosen.name or row.region.id[:12] for row in rows]
+    cells = [
+        [
+            values_of(row),
+            str(row.calls),
+            format_seconds(row.before_s or None),
+            format_seconds(row.after_s or None),
+            format_speedup(row.before_s, row.after_s),
+        ]
+        for row in rows
+    ]
+    titles = [VALUES, "calls", "before", "after", "speed-up"]
+    if not any(row[0] for row in cells):
+        titles, cells = titles[1:], [row[1:] for row in cells]
+    table = _table(console, width)
+    taken = sum(2 + max(len(cell) for cell in column) for column in zip(titles, *cells, strict=True))
+    wide = min(max(map(len, names)), width - taken - LEAST_SCHEDULE)
+    named = any(row.origins for row in rows)
+    table.add_column(_text(console, "layer" if named else "kernel", "bold"), no_wrap=True, width=max(wide, LEAST_NAME))
+    for title in titles:
+        justify: Literal["left", "right"] = "left" if title == VALUES else "right"
+        table.add_column(_text(console, title, "bold"), justify=justify, no_wrap=True)
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
+    table.add_column(_text(console, "schedule", "bold"), no_wrap=True, overflow=overflow, ratio=1)
+    for row, name, values in zip(rows, names, cells, strict=True):
+        texts = [_text(console, value, "green" if "×" in value else "") for value in values]
+        schedule = _text(console, describe(row.chosen.schedule), "dim")
+        table.add_row(_text(console, end_of(name, max(wide, LEAST_NAME))), *texts, schedule)
+    return table
+
+
+def origin_of(row: RegionResult) -> str:
+    """Where most calls of a kernel come from, with how many where others come from elsewhere; empty where that is not
+    known: `double_blocks.*.img_attn.qkv`, `double_blocks.*.img_mlp.0 (19) and 1 more`."""
+    if not row.origins:
+        return ""
+    (label, calls), *others = row.origins
+    return f"{label} ({calls}) +{len(others)}" if others else label
+
+
+def end_of(name: str, width: int) -> str:
+    """A name in so many columns: of a path its end says the most."""
+    return name if len(name) <= width else "…" + name[len(name) - max(width - 1, 0) :]
+
+
+def unimproved_lines(result: Result) -> list[str]:
+    """One line for the kernels that did not improve, and one for those that were not searched."""
+    lines = []
+    others = [row for row in result.regions if row.outcome not in ("improved", "not searched")]
+    if others:
+        outcomes = Counter(row.outcome for row in others)
+        counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
+        lines.append(f"not improved: {counts}{_share(others, result)}")
+    if idle := [row for row in result.regions if row.outcome == "not searched"]:
+        notes = Counter(row.note for row in idle if row.note)
+        why = f": {notes.most_common(1)[0][0]}" if notes else ""
+        lines.append(f"not searched: {len(idle)}{_share(idle, result)}{why}")
+    return lines
+
+
+def _share(rows: Sequence[RegionResult], result: Result) -> str:
+    """The time of some kernels, and how much of all that is."""
+    before, total = sum(row.before_s for row in rows), result.total_before_s
+    if not (before > 0 and math.isfinite(total)):
+        return ""
+    return f", {format_seconds(before)}, {100 * before / total:.0f} % of the time"
+
+
+def _print_steps(steps: Sequence[NextStep], console: Console, width: int) -> None:
+    """Commands whole, so that they can be copied, each with what it does where there is room."""
+    if not steps:
+        return
+    console.print(_text(console, "next:", "bold"))
+    fits = [len(step.command) for step in steps if len(step.command) + len(step.does) + INDENT + 4 <= width]
+    for command, does in steps:
+        line = _text(console, " " * INDENT + command)
+        column = max([size for size in fits if size + len(does) + INDENT + 4 <= width], default=0)
+        if len(command) <= column:
+            line.append_text(_text(console, " " * (column - len(command)) + f"  # {does}", "dim"))
+        console.print(line, soft_wrap=True)
+
+
+def _plan_parts(result: Result, planning: Planning, console: Console, width: int) -> list[Any]:
+    """The plan: what became one program, of many a few, and the whole steps that were compared."""
+
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
+
+    def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+        made = _table(console, width)
         for place, title in enumerate(titles):
             last = place in (0, len(titles) - 1)
             justify: Literal["left", "right"] = "left" if last else "right"
-            table.add_column(text(title, "bold"), justify=justify, ratio=2 if not place else 1 if last else None)
+            ratio = 2 if not place else 1 if last else None
+            made.add_column(
+                _text(console, title, "bold"), justify=justify, ratio=ratio, no_wrap=True, overflow=overflow
+            )
         for row in rows:
-            table.add_row(*(text(cell) for cell in row))
-        console.print(table)
-        console.print()
+            made.add_row(*(_text(console, cell) for cell in row))
+        return made
 
-    console.print(text(plan_line(result, planning), "bold"), width=width)
+    parts: list[Any] = [_text(console, plan_line(result, planning), "bold")]
+    origins = {row.region.id: origin_of(row) for row in result.regions}
     if planning.regions:
         titles = ("became one program", "calls", "saves a call", "bytes", "put in")
-        rows = plan_rows(result, planning)[:MAX_ROWS]
-        show(titles, [(f"{row.form}: {row.kernels}", row.calls, row.saved, row.bytes, row.put) for row in rows])
+        rows = plan_rows(result, planning)[:PLAN_ROWS]
+        names = [origins.get(one.region) or row.kernels for one, row in zip(planning.regions, rows, strict=False)]
+        cells = [
+            (f"{row.form}: {name}", row.calls, row.saved, row.bytes, row.put)
+            for row, name in zip(rows, names, strict=True)
+        ]
+        parts.append(table(titles, cells))
+        if rest := planning.regions[PLAN_ROWS:]:
+            saved = format_seconds(sum(one.calls * one.counted_s for one in rest))
+            parts.append(_text(console, f"... and {counted(len(rest), 'more region', 'more regions')}: save {saved}"))
     if len(planning.plans) > 1:
-        show(("whole steps", "expected", "measured", "output"), [tuple(row) for row in step_rows(planning)])
-    for line in passed_over_lines(planning):
-        console.print(text(line, "dim"), width=width)
-    if planning.passed_over:
-        console.print()
+        parts.append(_text(console, steps_line(planning)))
+    return parts
+
+
+def steps_line(planning: Planning) -> str:
+    """The whole steps that were compared, the chosen one first, and how many are wrong."""
+    timed = [plan for plan in planning.plans if plan.step_s is not None and plan.passed is not False]
+    shown = []
+    for plan in sorted(timed, key=lambda plan: not plan.chosen):
+        what = f"with {counted(len(plan.regions), 'region')}" if plan.regions else "every kernel alone"
+        shown.append(f"{format_seconds(plan.step_s)} {'chosen' if plan.chosen else what}")
+    wrong = sum(plan.passed is False for plan in planning.plans)
+    return "whole steps: " + ", ".join([*shown, *([f"{wrong} wrong"] if wrong else [])])
 
 
 def plan_line(result: Result, planning: Planning) -> str:
@@ -364,40 +515,25 @@ def passed_over_lines(planning: Planning) -> list[str]:
 
 
 VALUES = "values"  # of symbolic variables: a column where a kernel has some
-VALUES_WIDTH = 9  # on a narrow terminal
-_COLUMNS = (
-    ("kernel", False),
-    (VALUES, False),
-    ("calls", True),
-    ("before", True),
-    ("after", True),
-    ("speed-up", True),
-    ("outcome", False),
-    ("schedule", False),
-)
 
 
 def _summary(result: Result) -> list[tuple[str, str]]:
     """The lines below the table, each with its style."""
     before, after = result.total_before_s, result.total_after_s
     workload = " ".join(filter(None, (result.workload, result.preset)))
-    outcomes = Counter(row.outcome for row in result.regions)
-    counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
+    improved = sum(row.outcome == "improved" for row in result.regions)
     tiles = [r for r in result.regions if r.outcome == "improved" and r.chosen.schedule.kind == ScheduleKind.TILE]
-    counts += f"; {counted(len(tiles), 'tile program')} chosen" if tiles else ""
     alone = [row.region.id for row in result.regions if not row.region.args]
     kernels = counted(len(set(alone)), "kernel")
     if len(set(alone)) < len(alone):
         kernels += f", with the values of their variables {len(alone)}"
     if several := len(result.regions) - len(alone):
         kernels += f" and {counted(several, 'region')} of several"
+    of_these = f", {counted(len(tiles), 'tile program')}" if tiles else ""
+    total = f"{format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast"
     lines = [
-        (
-            f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
-            "bold",
-        ),
+        (f"{workload}: {total}; {improved} of {kernels} improved{of_these}", "bold"),
         *((line, "bold") for line in step_lines(result)),
-        (f"{kernels}: {counts or 'none'}", ""),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
             f"{format_seconds(result.search_s)} ({result.search}{_guide(result)}, seed {result.seed})",
@@ -503,21 +639,36 @@ def repeated(runs: int) -> str:
     return f"it ran {times} more to find out, and its side effects with it"
 
 
-def _bar(stream: TextIO) -> Any:
-    """rich's progress display on `stream`."""
+def _bar(stream: TextIO, shown: Progress) -> Any:
+    """rich's progress display on `stream`: what depends on the clock is worked out whenever it is drawn."""
     from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
     from rich.progress import Progress as Display
+    from rich.progress_bar import ProgressBar
     from rich.table import Column
+    from rich.text import Text
+
+    class Bar(BarColumn):
+        def render(self, task: Task) -> ProgressBar:
+            share = shown.share(time.monotonic(), task.completed, task.total)
+            if share is None:
+                return ProgressBar(width=BAR_WIDTH, total=None, pulse=True, animation_time=task.get_time())
+            return ProgressBar(width=BAR_WIDTH, total=1.0, completed=share)
+
+    class Details(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            parts = task.fields["details"] or (LEFT,)
+            words = [shown.left(time.monotonic()) if part == LEFT else part for part in parts]
+            return Text(_fit(" ".join(", ".join(filter(None, words)).split()), stream.encoding))
 
     console = Console(file=stream, highlight=False)
     if console.is_dumb_terminal:
         return None
     return Display(
         SpinnerColumn(),
-        BarColumn(bar_width=16),
+        Bar(bar_width=BAR_WIDTH),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[details]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        Details(table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         console=console,
         expand=True,
         transient=True,
@@ -529,13 +680,6 @@ def _clock(seconds: float) -> str:
     """`4:18` or `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def _escape(content: str) -> str:
-    """`content` with nothing that rich would take for its markup."""
-    from rich.markup import escape
-
-    return escape(" ".join(content.split()))
 
 
 def _fit(content: str, encoding: str | None) -> str:

@@ -72,8 +72,7 @@ class Applied:
     def use_command(self) -> str:
         """How the user's program is started."""
         where = "" if self.own_cache else f"CACHEDB={shlex.quote(str(self.cache_db.absolute()))} "
-        clang = f"CC={shlex.quote(self.clang)} " if self.clang else ""
-        return f"{where}{clang}DEV={self.dev} BEAM={self.widths[0]} python your_program.py"
+        return where + beam_command(self.dev, self.clang, width=self.widths[0])
 
     def __str__(self) -> str:
         widths = ", ".join(f"BEAM={width}" for width in self.widths)
@@ -88,6 +87,12 @@ class Applied:
             f"undo: {self.undo_command}",
         ]
         return "\n".join(lines)
+
+
+def beam_command(dev: str, clang: str, *, width: int, program: Sequence[str] = ("your_program.py",)) -> str:
+    """How a program is started so that it uses what was applied; with a `clang` that tinygrad does not find itself."""
+    compiler = f"CC={shlex.quote(clang)} " if clang else ""
+    return f"{compiler}DEV={dev} BEAM={width} python {shlex.join(program)}"
 
 
 def apply(
@@ -137,7 +142,7 @@ def apply(
                 key = cache_key(ast, width, on, renderer, name=name)
                 place = (key["ast"], key["amt"], int(key["allow_test_size"]), key["device"], key["suffix"])
                 rows[place] = value
-    own, clang = default_cache_db(), _missing_clang(result.target)
+    own, clang = default_cache_db(), missing_clang(result.target)
     written = write_rows(cache_db or own, cache_table(), rows)
     return Applied(
         cache_db=cache_db or own,
@@ -533,7 +538,7 @@ def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
 def _notes(
     result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int, clang: str | None
 ) -> tuple[str, ...]:
-    """What the user should know, though nothing is wrong; `clang` is what `_missing_clang` says."""
+    """What the user should know, though nothing is wrong; `clang` is what `missing_clang` says."""
     notes = [f"BEAM still searches: {left}" for left in result.left_out if left.searched_by_beam]
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
@@ -569,7 +574,7 @@ def kept_as_they_are(result: Result) -> list[str]:
     return notes
 
 
-def _missing_clang(target: Target) -> str | None:
+def missing_clang(target: Target) -> str | None:
     """Where plain tinygrad would not find the clang that it needs on a CPU: one that is here, or "" without any."""
     from kcg.compat.device import clang_of_tinygrad, clang_path
 

@@ -339,8 +339,19 @@ class Pace:
         estimates, until = self._estimates, self.until(improved=improved)
         if until is None or estimates.kept.holds_first(work):
             return True
-        slower = self._spent_s / self._expected_s if self._expected_s else 1.0
-        return time.monotonic() + slower * estimates.timing_s(work) <= until
+        return time.monotonic() + self._slower * estimates.timing_s(work) <= until
+
+    def left_s(self, works: Sequence[RegionWork]) -> float:
+        """What judging these is expected to take, and after it the check of the whole, in seconds."""
+        estimates = self._estimates
+        comparing_s = sum(estimates.comparing_s(work) for work in works if not estimates.kept.holds_first(work))
+        starting_s = FRESH_CHILD_S + estimates.compiling_s() if works and self._first else 0.0
+        return starting_s + self._slower * comparing_s + estimates.whole_s()
+
+    @property
+    def _slower(self) -> float:
+        """So many times what is expected is what it takes."""
+        return self._spent_s / self._expected_s if self._expected_s else 1.0
 
     def until(self, *, improved: bool) -> float | None:
         """When judging is to end, by `time.monotonic`; None: whenever. While nothing is `improved` there is no model to

@@ -89,6 +89,7 @@ class Judge:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
         self._plan(left)
+        self._show(count, self._of_plans(left))
         if any(self._allows(work) for work in order):
             self._comparisons.prepare(self._of_plans(order))
         try:
@@ -102,18 +103,23 @@ class Judge:
                         self._plan(left)
                 else:  # no other plan could be judged either
                     judged[work.id] = self._with_offers(work, self._too_late(work))
-                self._log.show(
-                    sum(judged.get(w.id, w).after_s for w in works if not w.proposed),
-                    measurements=estimates.budget.ledger.measurements,
-                    budget_s=estimates.expected_s(),
-                    kernels=(count, count + len(of_plans) - 1),
-                    keep=False,
-                )
+                self._show(count, self._of_plans(left))
             for work in left:
                 judged[work.id] = self._not_needed(work)
         finally:
             self._warn_of_unjudged(count)
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
+
+    def _show(self, count: int, left: Sequence[RegionWork]) -> None:
+        """So many are judged, and these are left, which are expected to take what those before them took."""
+        ledger, works = self._estimates.budget.ledger, self._candidates.works
+        self._log.show(
+            sum(self._judged.get(w.id, w).after_s for w in works if not w.proposed),
+            measurements=ledger.measurements,
+            budget_s=self._log.elapsed_s + self._pace.left_s(left),
+            kernels=(count, count + len(left)),
+            keep=False,
+        )
 
     def _plan(self, left: Sequence[RegionWork]) -> None:
         """Find which regions the best plans have, where some of several kernels are not judged."""

@@ -29,6 +29,17 @@ STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
 tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
 verifying; the check of the whole model or script, and writing the result."""
 
+GOES_ON: Final = {
+    STARTING: "starting",
+    CAPTURING: "capturing",
+    OPENING: "opening the device",
+    BASELINES: "timing",
+    SEARCH: "searching",
+    JUDGING: "judging",
+    MODEL: "checking the whole",
+}
+"""What is said to go on where a budget is over."""
+
 WORDS: Final = {
     STARTING: "starting",
     CAPTURING: "capturing the workload",
@@ -85,6 +96,7 @@ class RunLog:
         self._now, self._since = phase, now
         if self.live is not None:
             self.live.begin(phase, self.elapsed_s)
+        self.progress.goes_on(GOES_ON[phase])
 
     def phases(self) -> tuple[tuple[str, float], ...]:
         """Seconds of each phase that there was, in their order, up to now: together the time since the start."""

@@ -1,8 +1,8 @@
 """report.html: a `Result` as one page that needs nothing else, for anyone who opens it.
 
-Everything on it is plain HTML and SVG that `report_share`, `report_roofline` and `report_search` draw, so the page is
-complete where scripts are off. A short script adds what only a script can: what a mark of a picture stands for, and
-one kernel's sources at a time. The page loads nothing: its content security policy forbids it.
+Everything on it is plain HTML and SVG that `report_charts` draws, so the page is complete where scripts are off, but
+for the sources, which are packed. A script adds what only a script can: what a mark of a picture stands for, the order
+of a table, sources and what differs between them. The page loads nothing: its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
@@ -30,13 +31,17 @@ from kcg.optimize.console import (
     step_rows,
 )
 from kcg.optimize.log import WORDS
-from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, share_picture
+from kcg.optimize.next_steps import next_steps
+from kcg.optimize.prediction_quality import quality_of
+from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
+from kcg.optimize.report_sources import sources_of
 from kcg.optimize.svg import (
     STYLE,
     Row,
     format_bytes,
     format_date,
     format_error,
+    format_factor,
     format_launch,
     format_rate,
     format_schedule,
@@ -44,6 +49,9 @@ from kcg.optimize.svg import (
     rows_of,
 )
 from kcg.types import Finalist, Result, Verification
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # ---- A step of the whole model beside the sum of its kernels, and why they differ: what the run recorded, and no more.
 #
@@ -226,6 +234,7 @@ def _bits(clocks: Iterable[Clocks]) -> int | None:
 
 
 FILE_NAME = "report.html"
+RESULT_NAME = "RESULT.json"
 
 _OUTCOMES = {
     "improved": "a faster schedule was found and verified",
@@ -261,21 +270,21 @@ _SENSORS = {
 
 
 def write_report(result: Result, folder: Path) -> Path:
-    """Write `report.html` into `folder`, which is made where it does not exist, and return its path.
+    """Write `report.html` into `folder`, beside the result; it is made where there is none. Returns the page's path.
 
     Raises:
         UsageError: the folder cannot be written.
     """
     path = folder / FILE_NAME
-    write_whole(path, render_report(result).encode("utf-8", "replace"))
+    write_whole(path, render_report(result, folder / RESULT_NAME).encode("utf-8", "replace"))
     return path
 
 
-def render_report(result: Result) -> str:
-    """The whole page as text."""
+def environment() -> Environment:
+    """The templates of pages about results, and how they write numbers."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # kernel sources, commands and notes are foreign text
         undefined=StrictUndefined,
@@ -290,37 +299,55 @@ def render_report(result: Result) -> str:
         "rate": format_rate,
         "error": format_error,
         "binary": format_bytes,
+        "factor": format_factor,
         "launch": format_launch,
         "verdict": _model_result,
     }
-    environment.filters.update(filters)
+    made.filters.update(filters)
+    return made
+
+
+def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
+    """The whole page as text; `path` is where the result is stored, for the commands that use it."""
     rows = rows_of(result)
+    roofs = roofs_of(result)
     pictures = {
         "share": share_picture(rows),
-        "roofline": roofline_picture(rows, result.target),
+        "roofline": roofline_picture(rows, roofs),
         "progress": progress_picture(result),
         "expected": expected_picture(result, rows),
     }
-    return environment.get_template("report.html.jinja").render(
-        result=result,
-        rows=rows,
-        pictures=pictures,
-        tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
-        style=STYLE,
-        step=step_of(result),
-        step_lines=step_lines(result),
-        plan=_plan(result),
-        noun=checked_as(result),
-        repeated=repeated,
-        checks=_checks(rows),
-        outcomes=[(name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()],
-        by_note=_by_note,
-        speedup=format_speedup,
-        created=format_date(result.created),
-        failures=[(status, count, _FAILURES.get(status, "")) for status, count in result.failures],
-        labels={row.region.region.id: row.label for row in rows},
-        phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
-        sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
+    return (
+        environment()
+        .get_template("report.html.jinja")
+        .render(
+            result=result,
+            rows=rows,
+            pictures=pictures,
+            tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
+            style=STYLE,
+            steps=next_steps(result, path),
+            roofs=roofs,
+            origins=any(row.region.origins for row in rows),
+            sources=sources_of(rows),
+            quality=quality_of(result),
+            step=step_of(result),
+            step_lines=step_lines(result),
+            plan=_plan(result),
+            noun=checked_as(result),
+            repeated=repeated,
+            checks=_checks(rows),
+            outcomes=[
+                (name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()
+            ],
+            by_note=_by_note,
+            speedup=format_speedup,
+            created=format_date(result.created),
+            failures=[(status, count, _FAILURES.get(status, "")) for status, count in result.failures],
+            labels={row.region.region.id: row.label for row in rows},
+            phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
+            sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
+        )
     )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
-from kcg.measure.protocol import median
+from kcg.cli import counted
 from kcg.optimize.console import format_count, format_seconds, format_speedup
+from kcg.optimize.prediction_quality import expected_s, measured_s, timed_expectations
 from kcg.optimize.svg import (
     COLORS,
     NARROW,
@@ -31,7 +29,7 @@ from kcg.optimize.svg import (
     short_count,
     short_seconds,
 )
-from kcg.types import Expectation, Finalist, ProgressPoint, Result, Target
+from kcg.types import Expectation, Finalist, ProgressPoint, Region, RegionResult, Result
 
 # ---- The picture of where the time goes: two bars of all kernels on one scale of time, before above and after below.
 
@@ -179,16 +177,33 @@ bound of `kcg.measure.service` is that of the fastest type; here it is that of b
 PLAIN_32_BIT = {"sm_80": 128, "sm_86": 256, "sm_89": 256, "sm_90": 256}
 """The same without tensor cores, float32."""
 
+SHORT_TYPES = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
+"""Types that tensor cores take, as an AST names them."""
+
 
 @dataclass(frozen=True)
 class Roofs:
-    """What a target could do at most; `reported` is False where it is only the fastest that was seen in this run."""
+    """What a target could do at most, as its hardware says it."""
 
     bytes_s: float
-    peak: float  # operations a second
-    plain: float | None = None  # without tensor cores
-    reported: bool = True
-    clock_mhz: float = 0.0
+    peak: float  # operations a second on 16-bit inputs
+    plain: float  # without tensor cores
+    clock_mhz: float
+    wide: float  # of kernels whose values are all wider than 16 bits: `plain`, or half the peak where tf32 is allowed
+
+    def peak_of(self, region: Region) -> float:
+        """Operations a second that a region could do: tensor cores take no float32."""
+        narrow = any(f'"{name}"' in kernel.ast_json for kernel in region.kernels for name in SHORT_TYPES)
+        return self.peak if narrow else self.wide
+
+    def least_s(self, row: RegionResult) -> float:
+        """What one call takes at the roof: its least traffic or its arithmetic, whichever takes longer."""
+        return max(row.bytes / self.bytes_s, row.operations / self.peak_of(row.region))
+
+    def share(self, row: RegionResult, cold_s: float) -> float:
+        """How much of the roof a call that takes `cold_s` reaches; NaN where either is not known."""
+        least_s = self.least_s(row)
+        return least_s / cold_s if drawable(least_s, cold_s) else math.nan
 
     def at(self, intensity: float) -> float:
         return min(self.peak, self.bytes_s * intensity)
@@ -214,21 +229,28 @@ def points_of(rows: Sequence[Row]) -> list[Point]:
     return [p for p in points if drawable(p.intensity, p.before, p.after)]
 
 
-def roofs_of(target: Target, points: Sequence[Point]) -> Roofs:
-    """The roofs of the target as the hardware tells them, else the fastest of `points`, of which there must be one."""
+def roofs_of(result: Result) -> Roofs | None:
+    """The roofs of the target; None where the hardware does not say them, as no CPU does. The fastest that was seen is
+    no roof: it is what these kernels reach, and would say of the best of them that nothing is left to gain."""
+    target = result.target
     cycles_s = target.cores * (target.clock_limit_mhz or 0.0) * 1e6
-    if target.arch in TENSOR_16_BIT and drawable(target.bandwidth_bytes_s or 0.0, cycles_s):
-        peak, plain = cycles_s * TENSOR_16_BIT[target.arch], cycles_s * PLAIN_32_BIT[target.arch]
-        return Roofs(target.bandwidth_bytes_s or 0.0, peak, plain, clock_mhz=target.clock_limit_mhz or 0.0)
-    return Roofs(max(p.after / p.intensity for p in points), max(p.after for p in points), reported=False)
+    if target.arch not in TENSOR_16_BIT or not drawable(target.bandwidth_bytes_s or 0.0, cycles_s):
+        return None
+    peak, plain = cycles_s * TENSOR_16_BIT[target.arch], cycles_s * PLAIN_32_BIT[target.arch]
+    return Roofs(
+        target.bandwidth_bytes_s or 0.0,
+        peak,
+        plain,
+        target.clock_limit_mhz or 0.0,
+        wide=peak / 2 if result.allow_tf32 else plain,
+    )
 
 
-def roofline_picture(rows: Sequence[Row], target: Target) -> Picture | None:
+def roofline_picture(rows: Sequence[Row], roofs: Roofs | None) -> Picture | None:
     """For the page; None where no kernel computes anything."""
     points = points_of(rows)
     if not points:
         return None
-    roofs = roofs_of(target, points)
     return picture(
         "roofline",
         ROOFLINE_LABEL,
@@ -239,10 +261,9 @@ def roofline_picture(rows: Sequence[Row], target: Target) -> Picture | None:
     )
 
 
-def roofline_file(rows: Sequence[Row], target: Target) -> str:
+def roofline_file(rows: Sequence[Row], roofs: Roofs | None) -> str:
     """As a file of its own. There must be a kernel that computes something."""
     points = points_of(rows)
-    roofs = roofs_of(target, points)
     return alone(
         ROOFLINE_LABEL,
         lambda c: _draw_roofline(c, points, roofs, c.height),
@@ -251,51 +272,55 @@ def roofline_file(rows: Sequence[Row], target: Target) -> str:
     )
 
 
-def _words(rows: Sequence[Row], points: Sequence[Point], roofs: Roofs) -> list[str]:
+def _words(rows: Sequence[Row], points: Sequence[Point], roofs: Roofs | None) -> list[str]:
     words = []
-    after = sum(row.region.after_s for row in rows if row.timed)
-    if roofs.reported:
-        drawn_s = sum(p.row.region.after_s for p in points)
-        at_roof_s = sum(p.row.region.calls * p.row.region.operations / roofs.at(p.intensity) for p in points)
+    timed = [row for row in rows if row.timed]
+    after_s = sum(row.region.after_s for row in timed)
+    if roofs is None:
         words.append(
-            f"At the roof these kernels would take {format_seconds(at_roof_s)}; they take {format_seconds(drawn_s)}, "
-            f"so on average they run at {format_share(at_roof_s / drawn_s)} of what the hardware could do."
+            "No roof is drawn, and no kernel has a share of one: this device does not say its memory's bandwidth and "
+            "its peak, and this run did not measure them."
         )
     else:
+        at_roof_s = sum(row.region.calls * roofs.least_s(row.region) for row in timed)
         words.append(
-            "This device does not tell its bandwidth and peak: the dashed roofs are the fastest seen in this run."
+            f"At the roof these kernels would take {format_seconds(at_roof_s)}; they take {format_seconds(after_s)}, "
+            f"so together they run at {format_share(at_roof_s / after_s)} of what the hardware could do. The roof "
+            "counts nothing for starting a kernel, so short ones stay far below it."
         )
-    silent = [row for row in rows if row.timed and row.region.operations <= 0]
+    silent = [row for row in timed if row.region.operations <= 0]
     if silent:
-        share = sum(row.region.after_s for row in silent) / after
-        words.append(f"{len(silent)} kernels only move data and are not drawn ({format_share(share)} of the time).")
+        share = sum(row.region.after_s for row in silent) / after_s
+        words.append(
+            f"{counted(len(silent), 'kernel')} only move data and are not drawn ({format_share(share)} of the time)."
+        )
     return words
 
 
-def _roofline_tips(points: Sequence[Point], roofs: Roofs) -> list[str]:
+def _roofline_tips(points: Sequence[Point], roofs: Roofs | None) -> list[str]:
     found = []
     for p in points:
-        r = p.row.region
         lines = [p.row.words, p.row.label, f"{short_count(p.intensity)} operations per byte"]
         for title, finalist in p.row.sides:
-            lines.append(f"{title.lower()}: {_achieved(r.operations, finalist, roofs.at(p.intensity), roofs.reported)}")
+            lines.append(f"{title.lower()}: {_achieved(p.row.region, finalist, roofs)}")
             lines.append(f"  {format_schedule(finalist.schedule)}")
         found.append("\n".join(lines))
     return found
 
 
-def _achieved(operations: float, finalist: Finalist, roof: float, reported: bool) -> str:
-    share = f", {format_share(operations / finalist.cold_s / roof)} of the roof" if reported else ""
-    return f"{format_rate(operations, finalist.cold_s)}FLOP/s, {format_seconds(finalist.cold_s)}{share}"
+def _achieved(row: RegionResult, finalist: Finalist, roofs: Roofs | None) -> str:
+    share = "" if roofs is None else f", {format_share(roofs.share(row, finalist.cold_s))} of the roof"
+    return f"{format_rate(row.operations, finalist.cold_s)}FLOP/s, {format_seconds(finalist.cold_s)}{share}"
 
 
-def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs, height: float) -> None:
+def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs | None, height: float) -> None:
     seen = [p.intensity for p in points]
-    ridge = roofs.peak / roofs.bytes_s
     left, right = (48, canvas.width - 6) if canvas.narrow else (62, WIDE - 8)
-    x = Axis(min(seen) / 2, max(*seen, ridge * 2 if roofs.reported else 0) * 2, left, right, log=True)
-    low = min(min(p.before, p.after) for p in points) / 2
-    y = Axis(low, max(roofs.peak, *(max(p.before, p.after) for p in points)) * 2, height - 48, 26, log=True)
+    most_x, most_y = max(seen), max(max(p.before, p.after) for p in points)
+    if roofs is not None:
+        most_x, most_y = max(most_x, roofs.peak / roofs.bytes_s * 2), max(most_y, roofs.peak)
+    x = Axis(min(seen) / 2, most_x * 2, left, right, log=True)
+    y = Axis(min(min(p.before, p.after) for p in points) / 2, most_y * 2, height - 48, 26, log=True)
     grid(
         canvas,
         x,
@@ -306,7 +331,8 @@ def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs, height
         title_y="FLOP/s",
         most=(4, 5) if canvas.narrow else (8, 8),
     )
-    _roofs(canvas, x, y, roofs, ridge)
+    if roofs is not None:
+        _roofs(canvas, x, y, roofs)
     total = sum(p.row.region.before_s for p in points)
     scale = 9.0 if canvas.narrow else 13.0
     for i, p in sorted(enumerate(points), key=lambda pair: -pair[1].row.region.before_s):
@@ -317,31 +343,41 @@ def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs, height
         canvas.add("circle", "old", tip=i, cx=at, cy=old, r=radius)
         if p.row.changed:
             canvas.add("circle", "new", tip=i, cx=at, cy=new, r=max(radius * math.sqrt(p.before / p.after), 2.6))
+    if roofs is not None:
+        _name_roofs(canvas, x, y, roofs)
     _legend(canvas, y)
 
 
-def _roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs, ridge: float) -> None:
-    look = "roof" if roofs.reported else "roof dash"
+def _roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs) -> None:
+    start, bend = _ends(x, y, roofs)
+    canvas.path(
+        [(x(start), y(roofs.at(start))), (x(bend), y(roofs.at(bend))), (x(x.high), y(roofs.at(x.high)))], "roof"
+    )
+    if roofs.plain > y.low:
+        canvas.path(
+            [(x(max(roofs.plain / roofs.bytes_s, x.low)), y(roofs.plain)), (x(x.high), y(roofs.plain))], "mute dash"
+        )
+
+
+def _ends(x: Axis, y: Axis, roofs: Roofs) -> tuple[float, float]:
+    """The intensities at which the slope begins and ends within the picture."""
     start = max(x.low, y.low / roofs.bytes_s)
-    bend = min(max(ridge, start), x.high)
-    canvas.path([(x(start), y(roofs.at(start))), (x(bend), y(roofs.at(bend))), (x(x.high), y(roofs.at(x.high)))], look)
+    return start, min(max(roofs.peak / roofs.bytes_s, start), x.high)
+
+
+def _name_roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs) -> None:
+    start, bend = _ends(x, y, roofs)
     slope = math.degrees(math.atan2(y(y.low * 10) - y(y.low), x(x.low * 10) - x(x.low)))
-    names = (f"{format_count(roofs.bytes_s)}B/s", f"{format_count(roofs.peak)}FLOP/s")
-    if roofs.reported:
-        memory, peak = f"memory {names[0]}", f"tensor cores {names[1]}"
-        peak += "" if canvas.narrow else f", 16-bit inputs at {roofs.clock_mhz:g} MHz"
-    else:
-        memory, peak = (f"{name} was the most seen" for name in names)
-    # along the slope, a third of the way up, and above it
-    middle = math.exp((2 * math.log(start) + math.log(bend)) / 3)
+    middle = math.exp((2 * math.log(start) + math.log(bend)) / 3)  # a third of the way up
     at, high = x(middle), y(roofs.at(middle)) - 8
-    canvas.text(at, high, memory, "soft m", turned=slope)
+    canvas.text(at, high, f"memory {format_count(roofs.bytes_s)}B/s", "soft m", turned=slope)
+    peak = f"tensor cores {format_count(roofs.peak)}FLOP/s"
+    peak += "" if canvas.narrow else f", 16-bit inputs at {roofs.clock_mhz:g} MHz"
     canvas.text(x(x.high), y(roofs.peak) - 7, peak, "soft e")
-    if roofs.plain is not None and roofs.plain > y.low:
-        begin = max(roofs.plain / roofs.bytes_s, x.low)
-        canvas.path([(x(begin), y(roofs.plain)), (x(x.high), y(roofs.plain))], "mute dash")
+    if roofs.plain > y.low:
         plain = f"float32{'' if canvas.narrow else ' without them'} {format_count(roofs.plain)}FLOP/s"
-        canvas.text(x(x.high), y(roofs.plain) - 6, plain, "soft small e")
+        begin = x(max(roofs.plain / roofs.bytes_s, x.low)) + 8  # where the fewest marks are
+        canvas.text(min(begin, canvas.width - 7 * len(plain)), y(roofs.plain) + 16, plain, "soft small")
 
 
 def _legend(canvas: Canvas, y: Axis) -> None:
@@ -359,9 +395,6 @@ EXPECTED = "Expected against measured time of every measurement of the search, b
 
 MOST_POINTS = 2000
 """More measurements are thinned evenly in the picture; the words count them all."""
-
-LEAST_DIFFERENCE = 0.02
-"""Two schedules of a kernel that differ by less are a tie, or by less than the kernel's noise."""
 
 # progress
 
@@ -420,8 +453,15 @@ def _draw_progress(canvas: Canvas, points: Sequence[ProgressPoint], result: Resu
         for total, name, look in ((before, "before", "mute dot"), (after, "after, verified", "mute dash")):
             if math.isfinite(total) and 0 < total <= high:
                 canvas.path([(left, y(total)), (right, y(total))], look)
-                place = y(total) - 6 if name == "before" else y(min(total, points[-1].total_s)) + 17  # below the curve
-                canvas.text(right - 3, place, f"{name} {format_seconds(total)}", "soft small e")
+                last = points[-1].total_s
+                below = y(min(total, last)) + 17  # below the curve, and above it where the axis is near
+                after_at = below if below < bottom - 3 else y(max(total, last)) - 7
+                canvas.text(
+                    right - 3,
+                    y(total) - 6 if name == "before" else after_at,
+                    f"{name} {format_seconds(total)}",
+                    "soft small e",
+                )
         path = [(x(values[0]), y(points[0].total_s))]
         for value, p in zip(values[1:], points[1:], strict=True):
             path += [(x(value), path[-1][1]), (x(value), y(p.total_s))]
@@ -435,7 +475,7 @@ def _draw_progress(canvas: Canvas, points: Sequence[ProgressPoint], result: Resu
 
 def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
     """None where nothing was expected, or no measurement succeeded."""
-    timed = _timed(result)
+    timed = timed_expectations(result)
     if not timed:
         return None
     shown = timed[:: math.ceil(len(timed) / MOST_POINTS)]
@@ -443,81 +483,8 @@ def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
     order = {row.number: place for place, row in enumerate(rows)}
     shown.sort(key=lambda e: (order[e.region], e.elapsed_s))  # arrow keys go through a kernel before the next
     tips = [_tip(e, names[e.region]) for e in shown]
-    words = error_words(result)
-    if len(shown) < len(timed):
-        words.append(f"{len(shown):,} of them are drawn.")
+    words = [f"{len(shown):,} of {len(timed):,} measurements are drawn."] if len(shown) < len(timed) else []
     return picture("expected", EXPECTED, lambda c: _draw_expected(c, shown), heights=(500, 380), tips=tips, words=words)
-
-
-def expected_s(seen: Expectation) -> float:
-    """What the search went by: corrected by what was measured before, where the predictor learns from it."""
-    return seen.predicted_s if seen.corrected_s is None else seen.corrected_s
-
-
-def _timed(result: Result) -> list[Expectation]:
-    return [e for e in result.expectations if drawable(_measured(e), expected_s(e))]
-
-
-def _measured(seen: Expectation) -> float:
-    return seen.measured_s if seen.measured_s is not None and math.isfinite(seen.measured_s) else 0.0
-
-
-def error_words(result: Result) -> list[str]:
-    """How far measurements were from what was expected, in sentences."""
-    timed = _timed(result)
-    if not timed:
-        return []
-    ratios = [_measured(e) / expected_s(e) for e in timed]
-    middle, most = _spread(ratios)
-    words = [
-        f"Half of the {len(timed):,} measurements were within {format_factor(middle)} of what was expected, "
-        f"nine in ten within {format_factor(most)}. In the geometric mean they took "
-        f"{format_factor(statistics.geometric_mean(ratios))} what was expected; more than 1 is likely, since what "
-        "looks fastest is what is measured."
-    ]
-    alone = [_measured(e) / e.predicted_s for e in timed if drawable(e.predicted_s)]
-    if alone and any(e.corrected_s is not None for e in timed):
-        middle, most = _spread(alone)
-        words.append(
-            "That is after correction by what was measured of the same kernel before; the predictor alone was "
-            f"within {format_factor(middle)} and {format_factor(most)}."
-        )
-    right, pairs = _ranked(timed, {i: row.noise_floor for i, row in enumerate(result.regions)})
-    if pairs:
-        words.append(
-            f"Of two schedules of one kernel the faster one was named in {format_share(right / pairs)} of "
-            f"{pairs:,} pairs."
-        )
-    failed = [e for e in result.expectations if e.measured_s is None]
-    if failed:
-        chance = sum(e.failure_probability for e in failed) / len(failed)
-        others = sum(e.failure_probability for e in timed) / len(timed)
-        words.append(
-            f"{len(failed)} failed and have no time; their expected chance to fail was {format_share(chance)} on "
-            f"average, that of the others {format_share(others)}."
-        )
-    return words
-
-
-def _spread(ratios: Sequence[float]) -> tuple[float, float]:
-    """The median and the ninth decile of the factor by which each is off."""
-    off = sorted(max(ratio, 1 / ratio) for ratio in ratios)
-    return median(off), off[min(int(0.9 * len(off)), len(off) - 1)]
-
-
-def _ranked(timed: Sequence[Expectation], noise: dict[int, float]) -> tuple[int, int]:
-    """Of how many pairs of one kernel the faster one was expected to be it, and how many pairs there are."""
-    kernels: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for seen in timed:
-        kernels[seen.region].append((_measured(seen), expected_s(seen)))
-    right = pairs = 0
-    for region, found in kernels.items():
-        least = 1 + max(LEAST_DIFFERENCE, noise.get(region, 0.0))
-        for (a, predicted_a), (b, predicted_b) in combinations(found, 2):
-            if max(a, b) > least * min(a, b):
-                pairs += 1
-                right += (a < b) == (predicted_a < predicted_b) and predicted_a != predicted_b
-    return right, pairs
 
 
 def _tip(seen: Expectation, row: Row) -> str:
@@ -526,14 +493,14 @@ def _tip(seen: Expectation, row: Row) -> str:
         lines.append(f"predicted {format_seconds(seen.predicted_s)}, corrected {format_seconds(seen.corrected_s)}")
     else:
         lines.append(f"predicted {format_seconds(seen.predicted_s)}")
-    ratio = _measured(seen) / expected_s(seen)
+    ratio = measured_s(seen) / expected_s(seen)
     lines.append(f"measured {format_seconds(seen.measured_s)}, {format_factor(ratio)} what was expected")
     lines.append(f"after {format_seconds(seen.elapsed_s)}")
     return "\n".join(lines)
 
 
 def _draw_expected(canvas: Canvas, shown: Sequence[Expectation]) -> None:
-    values = [v for e in shown for v in (expected_s(e), _measured(e))]
+    values = [v for e in shown for v in (expected_s(e), measured_s(e))]
     low, high = min(values) / 1.5, max(values) * 1.5
     left, right = (56, canvas.width - 6) if canvas.narrow else (62, WIDE - 8)
     x, y = Axis(low, high, left, right, log=True), Axis(low, high, canvas.height - 48, 26, log=True)
@@ -553,4 +520,4 @@ def _draw_expected(canvas: Canvas, shown: Sequence[Expectation]) -> None:
         canvas.path([(x(a), y(a * factor)), (x(b), y(b * factor))], "mute dot")
     canvas.text(right, 14, "line: as expected; dotted: a factor of 2", "soft small e")
     for i, e in enumerate(shown):
-        canvas.add("circle", "seen", tip=i, cx=x(expected_s(e)), cy=y(_measured(e)), r=3.4)
+        canvas.add("circle", "seen", tip=i, cx=x(expected_s(e)), cy=y(measured_s(e)), r=3.4)

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, 
 
 T = TypeVar("T")
 
-SCHEMA = 12
+SCHEMA = 13
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -55,6 +55,7 @@ ADDED = {
         ("Planning", "unread"),
         ("Result", "allow_tf32"),
     },
+    13: {("RegionResult", "origins")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -361,6 +362,8 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0 or not 0 <= row.replayed <= row.calls:
         raise _Malformed(where, "a count is negative, or more are replayed than called")
+    if any(calls < 1 for _, calls in row.origins):
+        raise _Malformed(f"{where}.origins", "a count is not positive")
     if row.again_s and not (region.again and 0 < row.again_s <= row.baseline.cold_s):
         raise _Malformed(f"{where}.again_s", "it is no part of the baseline's time that is computed again")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):

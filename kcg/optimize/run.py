@@ -178,6 +178,7 @@ def _started(settings: Settings, device: Device) -> Live:
 
 def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
     budget = Budget(started=started, limit_s=settings.budget_s, measurements=settings.measurements)
+    progress.until(budget.over_at)
     return RunLog(progress, started=started), budget
 
 
@@ -196,7 +197,8 @@ def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) 
 
     log.progress.phase(f"running {program.label} to record its kernels")
     begin = time.monotonic()
-    captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
+    with log.progress.paused():  # the program writes to the terminal
+        captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
     recorded_s = time.monotonic() - begin
     if captured.interrupted:
         raise KeyboardInterrupt
@@ -264,11 +266,20 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
     """Everything of the run as one `Result`, but for the check of the whole."""
     from kcg.kernel.analysis import find_recompute
     from kcg.kernel.codec import ast_of
+    from kcg.kernel.origins import origins_of
 
     settings, workload, results = ended.settings, ended.captured.workload, ended.results
     complete = results is not None and not log.ended_early
     if results is None:
         results = as_searched(ended.works, ended.judged, why="the device was lost" if log.lost else "interrupted")
+    origins = origins_of(workload, [row.region for row in results.rows])
+
+    def with_origins(rows: tuple[RegionResult, ...]) -> tuple[RegionResult, ...]:
+        return tuple(replace(row, origins=origins.get(row.region.id, ())) for row in rows)
+
+    planning = results.planning
+    if planning is not None:
+        planning = replace(planning, inside=with_origins(planning.inside))
     target, toolchain = device.service.facts
     calls = (work.call for work in ended.works)
     recomputes = (find_recompute(ast_of(k), k.id, call.calls) for call in calls for k in call.region.kernels)
@@ -277,7 +288,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         preset=workload.preset,
         target=target,
         toolchain=toolchain,
-        regions=results.rows,
+        regions=with_origins(results.rows),
         search=settings.search,
         seed=settings.seed,
         measurements=budget.ledger.measurements,
@@ -298,7 +309,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
         left_out=workload.left_out,
         steps=workload.steps,
-        planning=results.planning,
+        planning=planning,
         allow_tf32=settings.allow_tf32,
         seen_as=seen_as_of(workload, target.device),
         **provenance(),

@@ -135,7 +135,8 @@ STYLE = (
     f":root{{{_variables(_LIGHT)}}}"
     f"@media (prefers-color-scheme:dark){{:root{{{_variables(_DARK)}}}}}"
     ".fig text{font-size:13px;fill:var(--text)}.fig .soft{fill:var(--soft)}.fig .small{font-size:12px}"
-    ".fig .b{font-weight:650}.fig .on{fill:var(--on);pointer-events:none}"
+    ".fig text{paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}"
+    ".fig .b{font-weight:650}.fig .on{fill:var(--on);stroke:none;pointer-events:none}"
     ".fig .good{fill:var(--after)}.fig .e{text-anchor:end}"
     ".fig .m{text-anchor:middle}.fig .grid{stroke:var(--line)}.fig .axis{stroke:var(--soft)}"
     ".fig .roof{stroke:var(--text);stroke-width:1.6;fill:none}.fig .dash{stroke-dasharray:5 4}"
@@ -270,7 +271,8 @@ class Axis:
                 step = max(1, math.ceil((last - first + 1) / most))
                 return [10.0**power for power in range(first, last + 1, step)]
             fine = [d * 10.0**power for power in range(first - 1, last + 1) for d in (1, 2, 5)]
-            return [value for value in fine if self.low <= value <= self.high]
+            if len(found := [value for value in fine if self.low <= value <= self.high]) > 1:
+                return found  # else so close together that both scales look alike
         rough = (self.high - self.low) / max(most, 1) or 1.0
         power = 10.0 ** math.floor(math.log10(rough))
         apart = next(power * d for d in (1, 2, 5, 10) if power * d >= rough * 0.999)
@@ -324,22 +326,6 @@ def number(value: float) -> str:
 
 # ---- The kernels of a result in the order in which the report shows them, with what each picture and table needs.
 
-SOURCE_CHARACTERS = 20_000
-"""A longer source is cut on the page; RESULT.json has all of it."""
-
-ALL_SOURCES_CHARACTERS = 900_000
-"""Together no more than this, so that a page of hundreds of kernels stays below 3 MB. The slowest come first."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One kernel's text on the page; `cut` says how much is missing."""
-
-    title: str
-    finalist: Finalist
-    text: str
-    cut: str = ""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -349,7 +335,15 @@ class Row:
     region: RegionResult
     label: str  # tinygrad's name of it
     share: float  # of the total before; NaN where there is none
-    sources: tuple[Source, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name; a region of several kernels by its form, which says more: `5 kernels as one: row group`."""
+        kernels = self.region.region.kernels
+        if len(kernels) == 1:
+            return self.label
+        form = self.region.chosen.legend.partition(";")[0]
+        return f"{len(kernels)} kernels as one" + f": {form}" * (self.changed and form != self.label)
 
     @property
     def words(self) -> str:
@@ -386,12 +380,13 @@ class Row:
 
     @property
     def sides(self) -> tuple[tuple[str, Finalist], ...]:
-        """What there is to describe: baseline and chosen, or the one that is both."""
+        """What there is to describe: baseline and chosen, or the one that is both; then the best not chosen."""
         if not self.changed:
             return (("Baseline, kept", self.region.baseline),)
         title = "Best of its parts" if self.region.region.args else "Best Opts"
-        best = () if self.region.opts is None else ((title, self.region.opts),)
-        return (("Baseline", self.region.baseline), *best, ("Chosen", self.region.chosen))
+        opts = self.region.opts
+        best = () if opts is None or opts.schedule == self.region.baseline.schedule else ((title, opts),)
+        return (("Baseline", self.region.baseline), ("Chosen", self.region.chosen), *best)
 
 
 def rows_of(result: Result) -> list[Row]:
@@ -400,19 +395,12 @@ def rows_of(result: Result) -> list[Row]:
         enumerate(result.regions), key=lambda r: -r[1].before_s if math.isfinite(r[1].before_s) else math.inf
     )
     total = result.total_before_s
-    left = ALL_SOURCES_CHARACTERS
-    rows = []
-    for number, region in numbered:
-        share = region.before_s / total if total > 0 else math.nan
-        row = Row(number, region, region.chosen.name or region.baseline.name or region.region.id[:12], share, ())
-        sources = []
-        for title, finalist in row.sides:
-            if not finalist.source:
-                continue
-            length = min(len(finalist.source), SOURCE_CHARACTERS, left)
-            missing = len(finalist.source) - length
-            left = max(left - len(escape(finalist.source[:length])), 0)  # as it is on the page
-            cut = f"{missing:,} more characters are in the result file" if missing else ""
-            sources.append(Source(title, finalist, finalist.source[:length], cut))
-        rows.append(Row(number, region, row.label, share, tuple(sources)))
-    return rows
+    return [
+        Row(
+            number,
+            region,
+            region.chosen.name or region.baseline.name or region.region.id[:12],
+            region.before_s / total if total > 0 else math.nan,
+        )
+        for number, region in numbered
+    ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
 from kcg.compat.sequences import recording_sequences
@@ -16,6 +16,9 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, LeftOut, Region, SeenAs, Workload, WorkloadCall
+
+if TYPE_CHECKING:
+    from tinygrad import Tensor
 
 Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its variables
 Refused = dict[str, Counter[tuple[str, str]]]  # reason -> executions of each kernel, by its key and name
@@ -89,16 +92,18 @@ def thinned(workload: Workload) -> Workload:
 
 def lazy_workload(name: str, preset: str, *outputs: Any) -> Workload:
     """The workload of realising `outputs`, without allocating anything; with the memory that a whole run would need."""
-    return step_workload(name, preset, lambda: outputs)
+    return step_workload(name, preset, lambda: (outputs, {}))
 
 
-def step_workload(name: str, preset: str, build: Callable[[], Sequence[Any]]) -> Workload:
-    """`lazy_workload` of the outputs that `build` makes, with the lines of the model that its kernels come from.
+def step_workload(name: str, preset: str, build: Callable[[], tuple[Sequence[Any], Mapping[str, Tensor]]]) -> Workload:
+    """`lazy_workload` of the outputs that `build` makes, with the lines of the model that its kernels come from, and
+    the layers of the parameters that it gives with them, by their paths.
 
     Its sequence counts as one that is replayed.
     """
-    with recording_sequences() as recorder:
-        outputs = build()
+    with recording_sequences(look=False) as recorder:
+        outputs, parameters = build()
+        recorder.parameters.name(parameters.items())
         calls, held, between = planned_calls(*outputs)
     step = [(replace(sequence, steady=True), seen) for sequence, seen in recorder.sequences()]
     return replace(

@@ -146,11 +146,12 @@ def capture(family: Family, name: str, preset: str) -> Workload:
     config = family.PRESETS[preset]
     empty = {k: Tensor.empty(*i.shape, dtype=getattr(dtypes, i.dtype)) for k, i in family.inputs(config).items()}
 
-    def outputs() -> tuple[Tensor, ...]:
-        made = family.run(Parameters(config.dtype), config, **empty)
-        return made if isinstance(made, tuple) else (made,)
+    def build() -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        parameters = Parameters(config.dtype)
+        made = family.run(parameters, config, **empty)
+        return made if isinstance(made, tuple) else (made,), parameters.tensors
 
-    return step_workload(name, preset, outputs)
+    return step_workload(name, preset, build)
 
 
 def runnable(family: Family, preset: str, seed: int) -> Step:

@@ -58,11 +58,11 @@ def _flux() -> WorkloadSpec:
 
     def capture(preset: str) -> Workload:
         def with_blocks(double: int, single: int) -> Workload:
-            def outputs() -> tuple[Tensor]:
+            def build() -> tuple[tuple[Tensor], dict[str, Tensor]]:
                 model, inputs = flux.build(preset, double_blocks=double, single_blocks=single)
-                return (flux.step(model, inputs),)
+                return (flux.step(model, inputs),), model.parameters
 
-            return step_workload("flux", preset, outputs)
+            return step_workload("flux", preset, build)
 
         config = flux.flux_config(preset)
         return of_repeated(with_blocks, config.double_blocks, config.single_blocks)

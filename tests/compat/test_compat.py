@@ -317,6 +317,19 @@ def test_what_the_memory_planner_is_given_names_its_buffers() -> None:
     assert tinygrad.uop.ops.buffers.get(whole) is whole.buffer
 
 
+def test_a_tensor_names_the_buffer_that_its_value_is_kept_in() -> None:
+    """Which parameter a kernel reads is known by that; what is stored or cast names what was computed."""
+    tensor = Tensor([[1.0, 2.0], [3.0, 4.0]]).reshape(4).clone().realize()
+    buffer = tensor.uop.base
+    assert buffer.op is Ops.BUFFER and tensor.uop.buf_uop is buffer
+    tensor.assign(tensor + 1)
+    assert tensor.uop.base.op is Ops.AFTER and tensor.uop.base.buf_uop is buffer
+    assert tensor.realize().uop.buf_uop is buffer
+    made = (tensor * 2).cast("float16")
+    stored = made.contiguous()
+    assert (stored.uop.op, made.uop.op) == (Ops.CONTIGUOUS, Ops.CAST) and stored.uop.src[0] is made.uop
+
+
 def test_the_cpu_opens_without_clang(tmp_path: Path) -> None:
     body = (
         "from kcg.compat.device import clang_path, prepare\n"

@@ -18,8 +18,19 @@ from tinygrad import Tensor
 
 from kcg.dataset.export import export, read_export
 from kcg.dataset.journal import Journal, Run
-from kcg.dataset.stats import Stats, WorkloadStats, duration, percent, quartiles, render, share, stats
-from kcg.dataset.stats_page import render_page
+from kcg.dataset.stats import (
+    MOST_REASONS,
+    Stats,
+    WorkloadStats,
+    _most_of_each,
+    duration,
+    percent,
+    quartiles,
+    render,
+    share,
+    stats,
+)
+from kcg.dataset.stats_page import _runtimes, _schedules, _walks, failures_of, render_page
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -282,6 +293,47 @@ def test_the_page_says_what_the_terminal_says_and_escapes_foreign_text(page_text
     names = figures["families"]["layout"]["yaxis"]["ticktext"]
     assert names == ['script:&lt;b&gt;"x"&lt;/b&gt;', "gpt2", "flux"]  # the greatest gain on top
     assert sum(figures["runtimes"]["data"][0]["y"]) == found.ok_rows
+
+
+def test_failures_are_shown_by_cause_and_what_cannot_be_judged_apart(found: Stats, page_text: str) -> None:
+    reasons = {**found.reasons, "unjudged: most outputs are not numbers": 3}
+    sampled = {**found.sampler_statuses, "raw": {"ok": 1, "unjudged": 3}}
+    statuses = {**found.statuses, "ok": 12, "unjudged": 3}
+    odd = replace(found, reasons=reasons, statuses=statuses, sampler_statuses=sampled, unjudged_rows=3, ok_rows=12)
+    assert failures_of(odd) == ["compile_error", "wrong"]
+    rendered = render_page(odd, title="x")
+    page = Page(rendered)
+    failed, _, judged = " ".join(" ".join(page.text).split()).partition("What cannot be judged")
+    assert "2 of 17 rows failed, 12%" in failed and "12 ok, 2 failed, 3 unjudged" in failed
+    assert "wrong 1 row 1 100% output # differs" in failed and "compile_error 1 row 1 100% no | registers" in failed
+    assert "most outputs are not numbers" not in failed and "3 100% most outputs are not numbers" in judged
+    figures = json.loads(page.scripts["figures"])
+    assert [trace["name"] for trace in figures["samplers"]["data"]] == ["compile_error", "wrong"]
+    assert [trace["name"] for trace in figures["unjudged"]["data"]] == ["unjudged"]
+    assert "<details" not in rendered.partition("What failed")[2].partition("</section>")[0], "unfolded"
+    assert "What cannot be judged" not in page_text
+
+
+def test_rare_causes_are_kept_beside_frequent_ones() -> None:
+    many = {f"resource: cause {chr(97 + i)}": 100 + i for i in range(20)}
+    kept = _most_of_each({**many, "wrong: once": 1})
+    assert list(kept.values()) == [*range(119, 119 - MOST_REASONS, -1), 1] and "wrong: once" in kept
+
+
+def test_axes_are_logarithmic_where_the_data_spans_decades(found: Stats) -> None:
+    drawn = (_runtimes, _walks, _schedules)
+    assert [draw(found).layout.yaxis.type for draw in drawn] == [None] * 3
+    (low, _), *rest = found.runtimes
+    wide = replace(
+        found,
+        runtimes=((low, 5000), *rest),
+        walk_lengths={0: 4, 1: 600, 2: 5},
+        schedule_counts={1: 3, 5: 400, 1919: 1},
+    )
+    assert [draw(wide).layout.yaxis.type for draw in drawn] == ["log"] * 3
+    (bars,) = _schedules(wide).data
+    assert list(bars.x) == [0, 2, 10] and list(bars.y) == [3, 400, 1], "bins that double: from 1, from 4, from 1,024"
+    assert bars.hovertext[2] == "1,024 to 2,047 schedules<br>1 kernels"
 
 
 def test_an_empty_journal_has_numbers_and_a_page_too(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pytest
 
 from kcg.kernel.kinds import describe
+from kcg.optimize.next_steps import next_steps
 from kcg.optimize.report import write_report
 from tests.browser import CHROMIUM, Browser
 from tests.sample_result import sample_plan, sample_result
@@ -17,7 +19,26 @@ from tests.sample_result import sample_plan, sample_result
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
 PICTURES = {"share": "rect", "roofline": "circle", "progress": "circle", "expected": "circle"}
-SECTIONS = ("time", "roofline", "search", "expected", "kernels", "sources", "kept", "verification", "failures", "run")
+SECTIONS = (
+    "next",
+    "time",
+    "roofline",
+    "search",
+    "expected",
+    "kernels",
+    "sources",
+    "kept",
+    "verification",
+    "failures",
+    "run",
+)
+COLLIDING = """
+(boxes => boxes.flatMap(([p, a], i) => boxes.slice(i + 1).filter(([q]) =>
+  Math.min(p.right, q.right) > Math.max(p.left, q.left) && Math.min(p.bottom, q.bottom) > Math.max(p.top, q.top) + 4
+).map(([, b]) => `${a} / ${b}`)))
+([...document.querySelectorAll('svg[data-figure=NAME] text:not([transform])')]
+  .map(t => [t.getBoundingClientRect(), t.textContent]).filter(([r]) => r.width))
+"""
 TIP = "(t => t.hidden ? '' : t.textContent)(document.getElementById('tip'))"
 
 
@@ -96,6 +117,7 @@ def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
         assert [kind for kind, *_ in boxes] == [shown], name
         assert boxes[0][1] >= 9.5, f"{name}: text of {boxes[0][1]:.1f} pixels"
         assert boxes[0][2] == 0, f"{name}: text beyond the picture"
+        assert browser.js(COLLIDING.replace("NAME", name)) == [], f"{name}: texts on each other"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -155,7 +177,7 @@ def test_a_picture_is_walked_through_by_key(browser: Browser, page: str, picture
 
 def test_everything_is_reached_by_tab(browser: Browser, page: str) -> None:
     ready(browser, page)
-    wanted = {*(f"#{name}" for name in SECTIONS), *PICTURES, "source-of", "summary", "pre"}
+    wanted = {*(f"#{name}" for name in SECTIONS), *PICTURES, "source-of", "summary", "kernel-filter", "button"}
     browser.js("document.body.focus()")
     seen: set[str] = set()
     for _ in range(90):
@@ -178,43 +200,115 @@ def test_every_section_has_its_link(browser: Browser, page: str) -> None:
         )
 
 
-def test_the_sources_of_a_kernel_are_chosen(browser: Browser, page: str) -> None:
+def test_the_sources_of_a_kernel_are_unpacked_when_it_is_chosen(browser: Browser, page: str) -> None:
     ready(browser, page)
     sample = sample_result()
-    opened = "[...document.querySelectorAll('.sources details')].filter(d => d.open).map(d => d.id)"
-    assert len(browser.js(opened)) == 1
-    assert browser.js("document.querySelectorAll('.sources details[open] pre').length") == 2, (
-        "one that changed is first"
-    )
+    assert browser.js("document.querySelectorAll('.sources pre').length") == 0, "none before one is opened"
     chosen = next(i for i, r in enumerate(sample.regions) if r.outcome == "improved" and r.calls == 57)
     browser.js(
         f"(s => {{ s.value = 'source-{chosen}'; s.dispatchEvent(new Event('change')) }})"
         "(document.getElementById('source-of'))"
     )
-    assert browser.js(opened) == [f"source-{chosen}"]
+    opened = "document.querySelector('.sources details[open]')"
+    browser.wait(f"{opened}.dataset.filled === 'done'")
     region = sample.regions[chosen]
-    shown = " ".join(browser.js("document.querySelector('.sources details[open]').innerText").split())
+    marked = {
+        tag: browser.js(f"[...{opened}.querySelectorAll('pre {tag}')].map(e => e.textContent).join('')")
+        for tag in ("del", "ins")
+    }
+    assert marked["del"] == f"- {region.baseline.source.splitlines()[2]}\n"
+    assert marked["ins"] == f"+ {region.chosen.source.splitlines()[2]}\n"
+    assert "lines are the same" in browser.js(f"{opened}.innerText")
+    colours = browser.js(f"['del', 'ins'].map(t => getComputedStyle({opened}.querySelector(t)).backgroundColor)")
+    assert len({*colours, "rgba(0, 0, 0, 0)"}) == 3
+    assert browser.js(f"{opened}.querySelector('.pair').hidden")
+    browser.js(f"{opened}.querySelectorAll('.views button')[1].focus()")
+    browser.key("Enter")
+    assert browser.js(f"[...{opened}.querySelectorAll('.views button')].map(b => b.ariaPressed)") == ["false", "true"]
+    texts = browser.js(f"[...{opened}.querySelectorAll('.pair pre')].map(p => p.textContent)")
+    assert texts == [region.baseline.source, region.chosen.source], "whole"
+    shown = " ".join(browser.js(f"{opened}.innerText").split())
     for finalist in (region.baseline, region.chosen):
         assert describe(finalist.schedule) in shown and "grid 40 × 2 × 8, group 16 × 4 × 1" in shown
-        assert " ".join(finalist.source.split()) in shown
-    left, right = browser.js("[...document.querySelectorAll('.sources details[open] pre')].map(p => p.offsetTop)")
+    left, right = browser.js(f"[...{opened}.querySelectorAll('.pair pre')].map(p => p.offsetTop)")
     assert left == right, "side by side"
     browser.click("#kernels summary")
     browser.click("#kernels details[open] a[href^='#source-']")
-    browser.wait(f"{opened}[0] !== 'source-{chosen}'")
-    assert browser.js(opened) == [browser.js("location.hash.slice(1)")]
+    browser.wait(f"{opened}.id !== 'source-{chosen}'")
+    assert browser.js(f"{opened}.id") == browser.js("location.hash.slice(1)")
     assert browser.js("document.getElementById('source-of').value") == browser.js("location.hash.slice(1)")
 
 
-def test_without_scripts_everything_is_there(browser: Browser, page: str) -> None:
+def test_the_table_of_kernels_is_sorted_and_filtered_by_key(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    calls = (
+        "[...document.querySelectorAll('#kernel-table tbody tr:not([hidden]) [data-l=calls]')].map(c => +c.dataset.v)"
+    )
+    sorted_by = "[...document.querySelectorAll('#kernel-table th[aria-sort]')].map(h => [h.textContent, h.ariaSort])"
+    as_written = browser.js(calls)
+    assert browser.js(sorted_by) == [["Before", "descending"]]
+    browser.js("[...document.querySelectorAll('th button')].find(b => b.textContent === 'Calls').focus()")
+    browser.key("Enter")
+    assert browser.js(calls) == sorted(as_written, reverse=True) and browser.js(sorted_by) == [["Calls", "descending"]]
+    browser.key("Enter")
+    assert browser.js(calls) == sorted(as_written) and browser.js(sorted_by) == [["Calls", "ascending"]]
+    browser.click("#kernel-table th button")
+    names = browser.js("[...document.querySelectorAll('#kernel-table td.name')].map(c => c.dataset.v)")
+    assert len(names) == 16 and browser.js(
+        f"(n => n.join() === n.slice().sort((a, b) => a.localeCompare(b)).join())({json.dumps(names)})"
+    )
+    browser.js("document.getElementById('kernel-filter').focus()")
+    browser.send("Input.insertText", text="Improved softmax")
+    assert browser.js("document.querySelector('.tools [role=status]').textContent") == "1 of 16 kernels"
+    assert browser.js(calls) == [57]
+    browser.js("(f => { f.value = ''; f.dispatchEvent(new Event('input')) })(document.getElementById('kernel-filter'))")
+    assert (
+        len(browser.js(calls)) == 16 and browser.js("document.querySelector('.tools [role=status]').textContent") == ""
+    )
+
+
+def test_a_command_is_copied(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    browser.js("navigator.clipboard.writeText = async text => { globalThis.copied = text }")
+    steps = next_steps(sample_result(), Path(unquote(urlparse(page).path)).with_name("RESULT.json"))
+    assert len(steps) > 1 and browser.js("document.querySelectorAll('#next button.copy').length") == len(steps)
+    for section, command in (("#run", sample_result().command), ("#next", steps[0].command)):
+        browser.click(f"{section} [data-copy] + button.copy")
+        browser.wait(f"document.querySelector('{section} button.copy').textContent === 'Copied'")
+        assert browser.js("copied") == command
+
+
+def test_what_is_not_allowed_to_be_copied_is_selected(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    browser.js(
+        "navigator.clipboard.writeText = async () => { throw new Error('no') }; document.execCommand = () => false"
+    )
+    browser.js("document.querySelector('#run button.copy').focus()")
+    browser.key("Enter")
+    browser.wait("document.querySelector('#run button.copy').textContent.startsWith('Selected')")
+    assert browser.js("getSelection().toString()") == sample_result().command
+
+
+def test_without_scripts_everything_but_the_sources_is_there(browser: Browser, page: str) -> None:
     browser.open(page, scripts=False)
     root = browser.send("DOM.getDocument")["root"]["nodeId"]
     counted = {
         name: len(browser.send("DOM.querySelectorAll", nodeId=root, selector=name)["nodeIds"])
-        for name in ("svg.wide", ".sources details pre", "label[hidden]", "#kernels tbody tr")
+        for name in (
+            "svg.wide",
+            ".sources noscript p",
+            "label[hidden], .tools[hidden]",
+            "#kernels tbody tr",
+            "th button",
+        )
     }
-    changed = sum(r.outcome == "improved" for r in sample_result().regions)
-    assert counted == {"svg.wide": 4, ".sources details pre": 16 + changed, "label[hidden]": 1, "#kernels tbody tr": 16}
+    assert counted == {
+        "svg.wide": 4,
+        ".sources noscript p": 1,
+        "label[hidden], .tools[hidden]": 2,
+        "#kernels tbody tr": 16,
+        "th button": 0,
+    }
 
 
 def test_a_large_result_is_drawn_too(browser: Browser, tmp_path: Path) -> None:

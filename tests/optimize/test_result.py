@@ -218,6 +218,23 @@ def without(value: Any, names: set[str]) -> Any:
     return [without(v, names) for v in value] if isinstance(value, list) else value
 
 
+def added_after(version: int) -> set[str]:
+    """The names of the fields that files of that version do not have."""
+    return {name for later, added in ADDED.items() if later > version for _, name in added}
+
+
+def without_origins(result: Result) -> Result:
+    """As before it was known where kernels come from."""
+
+    def before(rows: tuple[RegionResult, ...]) -> tuple[RegionResult, ...]:
+        return tuple(replace(row, origins=()) for row in rows)
+
+    planning = result.planning
+    if planning is not None:
+        planning = replace(planning, inside=before(planning.inside))
+    return replace(result, regions=before(result.regions), planning=planning)
+
+
 def without_unjudged(result: Result) -> Result:
     """As before verifications said it."""
 
@@ -230,16 +247,14 @@ def without_unjudged(result: Result) -> Result:
 
 def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_searched() -> None:
     why = "most outputs are not numbers (seed 1)"
-    sample = without_unjudged(sample_result())
+    sample = without_unjudged(without_origins(sample_result()))
     wrong = next(row for row in sample.regions if row.outcome == "quarantined")
     verification = Verification(False, reason=f"the kernel cannot be judged: {why}")
     base = replace(wrong.baseline, verification=verification)
     old = replace(wrong, baseline=base, chosen=base, note=verification.reason)
     idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
     older = replace(sample, regions=(old, wrong, idle), expectations=())
-    document = without(
-        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11, 12) for _, name in ADDED[version]}
-    )
+    document = without({**to_dict(older), "schema": 7}, added_after(7))
     unjudged, quarantined, idle = from_dict(document).regions
     assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
     assert unjudged.chosen.verification == unjudged.baseline.verification
@@ -250,7 +265,7 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
 
 def without_ends() -> tuple[RegionResult, ...]:
     """The regions of the sample as they were before a kernel with symbolic variables was one row with two ends."""
-    return tuple(replace(row, ends=()) for row in sample_result().regions)
+    return tuple(replace(row, ends=()) for row in without_origins(sample_result()).regions)
 
 
 def test_files_of_the_first_version_are_read() -> None:
@@ -275,10 +290,8 @@ def test_files_of_the_first_version_are_read() -> None:
 
 
 def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
-    sample = sample_result()
-    document = without(
-        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11, 12) for _, name in ADDED[version]}
-    )
+    sample = without_origins(sample_result())
+    document = without({**to_dict(sample), "schema": 8}, added_after(8))
     assert document["regions"][0]["region"].keys() == {"kernels", "wiring"}
     assert from_dict(document) == sample
     with pytest.raises(ResultError, match="wiring: an empty list is expected"):
@@ -288,8 +301,7 @@ def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
 def test_files_of_the_third_version_have_no_expectations() -> None:
     check = ModelCheck(True, "", 0.0031, 0.043, before_s=0.07, after_s=0.04)
     third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check, regions=without_ends())
-    later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
-    document = without({**to_dict(third), "schema": 3}, later)
+    document = without({**to_dict(third), "schema": 3}, added_after(3))
     assert from_dict(document) == without_unjudged(third)
     assert check.clock == "wall clock, the fastest of three", "as steps were timed then"
     with pytest.raises(ResultError, match="is missing"):
@@ -400,16 +412,17 @@ def test_a_plan_survives_and_counts_each_kernel_once(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tenth_version_have_no_plan() -> None:
-    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11] | ADDED[12]})
-    assert from_dict(document) == sample_result()
+    sample = without_origins(sample_result())
+    document = without({**to_dict(sample), "schema": 10}, added_after(10))
+    assert from_dict(document) == sample
     with pytest.raises(ResultError, match="'planning' is unknown"):
         from_dict({**without(to_dict(sample_plan()), {"allow_tf32"}), "schema": 10})
 
 
 def test_files_of_the_eleventh_version_have_no_savings_among_neighbours_and_compute_nothing_again() -> None:
-    result = sample_plan()
+    result = without_origins(sample_plan())
     assert result.planning is not None
-    document = without({**to_dict(result), "schema": 11}, {name for _, name in ADDED[12]})
+    document = without({**to_dict(result), "schema": 11}, added_after(11))
     bare = tuple(replace(one, nearby_s=None) for one in result.planning.regions)
     assert from_dict(document) == replace(result, planning=replace(result.planning, regions=bare))
     assert {one.nearby_s is None for one in result.planning.regions} == {True, False}, "the sample has both"
@@ -419,6 +432,17 @@ def test_files_of_the_eleventh_version_have_no_savings_among_neighbours_and_comp
         from_dict(turned)
     with pytest.raises(ResultError, match="is missing"):
         from_dict({**document, "schema": 12})
+
+
+def test_files_of_the_twelfth_version_have_no_origins() -> None:
+    result = sample_plan()
+    assert any(row.origins for row in result.regions)
+    assert from_dict(to_dict(result)) == result
+    document = without({**to_dict(result), "schema": 12}, added_after(12))
+    assert from_dict(document) == without_origins(result)
+    none = changed(to_dict(result), ("regions", 0, "origins"), [["flux.py:1", 0]])
+    with pytest.raises(ResultError, match=r"regions\[0\].origins: a count is not positive"):
+        from_dict(none)
 
 
 def test_what_is_computed_again_survives_and_agrees() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcg.errors import ExitCode
-from kcg.optimize.report_charts import roofline_file, share_file
+from kcg.optimize.report_charts import roofline_file, roofs_of, share_file
 from kcg.optimize.result import write_result
 from kcg.optimize.svg import rows_of
 from tests.sample_result import sample_result
@@ -30,7 +30,7 @@ def test_the_script_writes_both_pictures_of_a_result(tmp_path: Path) -> None:
     rows = rows_of(sample_result())
     written = [tmp_path / "docs" / f"flux-mini-{name}.svg" for name in ("share", "roofline")]
     assert done.stdout.splitlines() == [str(path) for path in written]
-    assert [p.read_text() for p in written] == [share_file(rows), roofline_file(rows, sample_result().target)]
+    assert [p.read_text() for p in written] == [share_file(rows), roofline_file(rows, roofs_of(sample_result()))]
     write_result(replace(sample_result(), regions=(), expectations=()), tmp_path / "RESULT.json")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == ExitCode.USAGE and "give the result of a run" in done.stderr

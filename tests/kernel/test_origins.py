@@ -1,0 +1,224 @@
+"""Kernels are named by the layers whose parameters they read, else by the lines that made what they store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinygrad import Tensor, TinyJit, nn
+
+from kcg.compat.sequences import recording_sequences
+from kcg.kernel.origins import KEPT, merged, origins_of
+from kcg.kernel.sequences import sequences_of_captured
+from kcg.types import Region, Workload, WorkloadCall
+from kcg.workloads.registry import spec_of
+from kcg.workloads.script import Form, Program, capture_program, workload_json, workload_of
+
+FILE = Path(__file__).name
+WIDTH = 8
+
+
+def recorded(run: Callable[[], Any]) -> Workload:
+    with recording_sequences() as recorder:
+        run()
+    sequences = sequences_of_captured(recorder.sequences())
+    kernels = dict.fromkeys(call.kernel for sequence in sequences for call in sequence.calls if call.kernel)
+    return Workload("here", "", tuple(WorkloadCall(Region((kernel,)), 1) for kernel in kernels), sequences=sequences)
+
+
+def labels(workload: Workload, *regions: Region) -> set[tuple[str, int]]:
+    return {one for origins in origins_of(workload, regions).values() for one in origins}
+
+
+def line_of(text: str) -> str:
+    return f"{FILE}:{1 + Path(__file__).read_text().split(text)[0].count(chr(10))}"
+
+
+class Block:
+    def __init__(self, value: float) -> None:
+        self.up, self.scale = nn.Linear(WIDTH, WIDTH), Tensor.full((WIDTH,), value).contiguous().realize()
+        self.up.weight = Tensor.full((WIDTH, WIDTH), value).contiguous().realize()
+        self.up.bias = Tensor.full((WIDTH,), value).contiguous().realize()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (self.up(x) * self.scale).contiguous()
+
+
+class Model:
+    """Holds itself, data that is large, and an attribute that must not be computed."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [Block(1.0 + number) for number in range(layers)]
+        self.me, self.data = self, list(range(100_000))
+
+    @property
+    def expensive(self) -> Tensor:
+        raise AssertionError("looking for parameters computes nothing")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x + 1).contiguous()  # the line of the sum
+
+
+class Awkward:
+    """Breaks whoever looks at it."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("nobody may ask")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise RuntimeError
+
+
+def ones() -> Tensor:
+    return Tensor.ones(2, WIDTH).contiguous().realize()
+
+
+def test_layers_are_named_by_the_parameters_that_kernels_read_whether_they_are_replayed_or_not() -> None:
+    model, x = Model(3), ones()
+    step = TinyJit(lambda x: model(x).realize())
+    replayed = recorded(lambda: [step(x) for _ in range(5)])
+    assert labels(replayed) == {("model.layers.*.up", 15), (line_of("# the line of the sum"), 5)}
+    one_by_one = recorded(lambda: [layer(x).realize() for layer in (*model.layers, model.layers[0])])
+    assert len(one_by_one.sequences) == 1, "the same calls of several layers are one sequence"
+    assert labels(one_by_one) == {("model.layers.*.up", 4)}
+    assert labels(recorded(lambda: model.layers[2](x).realize())) == {("model.layers.2.up", 1)}
+
+
+def test_a_tensor_that_is_no_part_of_something_names_no_layer() -> None:
+    weight, x = Tensor.ones(WIDTH, WIDTH).contiguous().realize(), ones()
+    alone = recorded(lambda: (x @ weight).realize())  # not of a layer
+    assert labels(alone) == {(line_of("# not of a layer"), 1)}
+    state = {"weight": weight}
+    assert state and labels(recorded(lambda: (x @ weight).realize())) == {("state", 1)}
+
+
+def test_a_look_keeps_nothing_alive() -> None:
+    """The variables of a running function are copied to be looked at, and what was in them goes with it."""
+    import weakref
+
+    model, x = Model(1), ones()
+    gone = weakref.ref(x)
+
+    def run() -> None:
+        nonlocal x
+        y = model(x).realize()
+        x = y
+
+    recorded(run)
+    assert gone() is None
+
+
+def test_objects_that_break_whoever_looks_do_not_break_the_program() -> None:
+    model, awkward, x = Model(1), Awkward(), ones()
+    workload = recorded(lambda: [awkward, model(x).realize()])
+    assert {count for _, count in labels(workload)} == {1}
+
+
+def test_layers_alike_are_named_together_and_of_others_that_of_the_largest_parameter() -> None:
+    class Norms:
+        def __init__(self) -> None:
+            self.txt, self.img = Block(1.0), Block(2.0)
+
+    norms, x = Norms(), ones()
+    both = recorded(lambda: (x * norms.txt.scale + x * norms.img.scale).realize())
+    assert labels(both) == {("norms.{txt,img}", 1)}
+    assert labels(recorded(lambda: (norms.txt(x) + norms.img.scale).realize())) >= {("norms.txt.up", 1)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"a.0.q": 1, "a.1.q": 2, "a.1.k": 1}, (("a.*.q", 3), ("a.1.k", 1))),
+        ({"a.0.mlp.0": 1, "a.1.mlp.0": 1}, (("a.*.mlp.0", 2),)),
+        ({"a.0.b.1": 1, "a.0.b.2": 1, "a.1.b.1": 1}, (("a.*.b.1", 2), ("a.0.b.2", 1))),
+        ({"a.0.q + a.0.norm": 1, "a.1.q + a.1.norm": 1}, (("a.*.q + a.*.norm", 2),)),
+        ({"model.py:3": 1, "model.py:4": 2}, (("model.py:4", 2), ("model.py:3", 1))),
+        ({"a": 0, "": 7}, ()),
+    ],
+)
+def test_layers_that_differ_in_a_number_count_together(
+    labels: dict[str, int], expected: tuple[tuple[str, int], ...]
+) -> None:
+    assert merged(labels) == expected
+
+
+def test_the_most_common_are_kept() -> None:
+    assert merged({f"layer_{number}": number for number in range(1, 30)}) == tuple(
+        (f"layer_{number}", number) for number in range(29, 29 - KEPT, -1)
+    )
+
+
+@pytest.fixture(scope="module")
+def flux() -> Workload:
+    return spec_of("flux").capture("1024")
+
+
+def test_flux_has_the_names_of_its_published_weights(flux: Workload) -> None:
+    """Of a capture with three blocks of each kind, counted as all 57."""
+    found = origins_of(flux)
+    for call in flux.calls:
+        assert sum(count for _, count in found[call.region.id]) == call.calls
+    named = {one for origins in found.values() for one in origins}
+    assert named >= {
+        ("double_blocks.*.img_attn.qkv", 19),
+        ("double_blocks.*.{txt_attn,img_attn}.norm.query_norm", 19),
+        ("double_blocks.*.txt_mlp.2", 19),
+        ("single_blocks.*.linear1", 38),
+        ("final_layer.linear", 1),
+    }
+    assert {label.partition(":")[0] for label, _ in named if ":" in label} == {"flux.py"}
+
+
+def test_origins_are_no_part_of_what_tells_kernels_and_sequences_apart(flux: Workload) -> None:
+    (sequence,) = flux.sequences
+    bare = replace(sequence, calls=tuple(replace(call, layers=(), origin="") for call in sequence.calls))
+    assert (bare, bare.id) == (sequence, sequence.id)
+    assert {call.origin for call in flux.calls} == {""}, "and exports of datasets are as before"
+
+
+def test_a_region_of_several_kernels_has_their_layers(flux: Workload) -> None:
+    (sequence,) = flux.sequences
+    place = next(
+        p for p, call in enumerate(sequence.calls) if call.layers[:1] == (("double_blocks.0.img_attn.qkv", 1),)
+    )
+    stores = {
+        view.buffer for slot, view in enumerate(sequence.calls[place].views) if slot in sequence.calls[place].writes
+    }
+    reader = next(p for p, call in enumerate(sequence.calls) if p > place and stores & {v.buffer for v in call.views})
+    region = sequence.region(place, reader)
+    ((label, count), *_) = origins_of(flux, [region])[region.id]
+    assert label.startswith("double_blocks.*.img_attn.qkv") and count > 1
+
+
+SCRIPT = """
+from tinygrad import Tensor, TinyJit, nn
+
+class Model:
+    def __init__(self): self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 8)
+    def __call__(self, x): return self.head(self.norm(x).contiguous())
+
+def main():
+    model = Model()
+    step = TinyJit(lambda x: model(x).realize())
+    for _ in range(5): step(Tensor.ones(2, 8).contiguous().realize())
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_the_parameters_of_a_script_are_found_where_it_keeps_them(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(SCRIPT)
+    workload = capture_program(Program(Form.SCRIPT, str(script)), dev=os.environ["DEV"]).workload
+    assert labels(workload) > {("model.norm", 5), ("model.head", 5)}
+    assert {label.rpartition(":")[0] for label, _ in labels(workload) if ":" in label} == {"s.py"}
+    assert origins_of(workload_of(workload_json(workload))) == origins_of(workload)
