@@ -22,7 +22,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, popen_forkserver, resource_tracker, util
-from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import RLock
 from pathlib import Path
@@ -80,8 +80,15 @@ class _KeptLocks(BaseContext):
         return lock
 
 
+class _SpawnedProcess(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:
+        with lifetime.without_main():
+            return SpawnProcess._Popen(process_obj)
+
+
 class _Spawning(_KeptLocks, SpawnContext):
-    pass
+    Process = _SpawnedProcess
 
 
 class _ForkedPopen(popen_forkserver.Popen):
@@ -126,7 +133,8 @@ class _ForkedPopen(popen_forkserver.Popen):
 class _ForkedProcess(ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
-        return _ForkedPopen(process_obj)
+        with lifetime.without_main():
+            return _ForkedPopen(process_obj)
 
 
 class _Forking(_KeptLocks, ForkServerContext):
