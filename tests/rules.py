@@ -28,7 +28,8 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"doctor", "run"},
+    {"doctor", "run", "predicting", "tuning"},
+    {"autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.observing import _buffers, _tensors
@@ -156,3 +156,35 @@ def watching() -> Iterator[Watched]:
         yield watched
     finally:
         Tensor._buffer, realize.track_stats = buffer_before, stats_before
+
+
+def is_captured_now() -> bool:
+    """Whether a `TinyJit` captures what is realised now."""
+    from tinygrad.engine.realize import capturing
+
+    return bool(capturing)
+
+
+def realized(value: Any) -> Any:
+    """A value with its tensors realised, those in its dictionaries, lists and tuples too."""
+    from tinygrad import Tensor
+
+    if lazy := [tensor for tensor in tensors_in(value) if is_lazy(tensor)]:
+        Tensor.realize(*lazy)
+    return value
+
+
+def kind_of(value: Any) -> Hashable:
+    """Equal for arguments of which a function is likely to make the same kernels: by shapes, data types and devices of
+    tensors, texts and truth values, and which objects others are; not by numbers."""
+    from tinygrad import Tensor, UOp
+
+    if isinstance(value, Tensor):
+        return "tensor", value.uop.max_shape, value.dtype.name, value.device
+    if isinstance(value, dict):
+        return tuple((name, kind_of(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(kind_of, value))
+    if isinstance(value, bool | str | None):
+        return value
+    return type(value).__name__ if isinstance(value, int | float | UOp) else id(value)

@@ -109,6 +109,22 @@ def scheduled_call(call: Call) -> Workload:
     return found.workload
 
 
+def scheduled_tensors(tensors: Sequence[Tensor]) -> Workload:
+    """The kernels of realising lazy tensors, with all that they are computed from; none of that runs, and they stay
+    lazy. Raises UsageError where there is nothing to compute."""
+    from kcg.compat.calling import Begun, is_lazy
+    from kcg.compat.sequences import recording_sequences
+    from kcg.workloads.capture import planned_workload
+
+    begun, outputs = Begun(), [tensor for tensor in tensors if is_lazy(tensor)]
+    if not outputs:
+        raise UsageError("these tensors are realised already: give lazy ones, or the function that makes them")
+    with recording_sequences() as sequences:
+        workload = planned_workload(f"{PREFIX}tensors", "", outputs, sequences)
+    begun.restore()
+    return workload
+
+
 def _captured(call: Call, *, device: str) -> tuple[CapturedCall | None, Sequence[Tensor]]:
     """What a call runs; or nothing yet, where tensors that it begins with are not realised: these. Without a `device`
     it is to run nothing, and lazy tensors of any device count."""
