@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from kcg.errors import KcgError, MismatchError, ResultError, UsageError, VerificationError
+from kcg.errors import MismatchError, ResultError, UsageError, VerificationError
 from kcg.files import locked
 from kcg.tuning import (
     Installed,
@@ -86,7 +86,8 @@ class Autotuned(Generic[P, R]):
                     if captured is not None and captured.ran:
                         returned: R = captured.returned
                         return returned
-        return realized(self._function(*args, **kwargs))
+        answer: R = realized(self._function(*args, **kwargs))
+        return answer
 
     def _first(self, kind: Hashable, args: Any, kwargs: Any) -> CapturedCall | None:
         """Have what a call of a new kind needs; what it ran, or None where another result is in use meanwhile."""

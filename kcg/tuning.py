@@ -144,9 +144,8 @@ class Tuned:
         for kernel in kernels[:ROWS]:
             before, after = format_seconds(kernel.before_s or None), format_seconds(kernel.after_s or None)
             ratio = format_speedup(kernel.before_s, kernel.after_s)
-            lines.append(
-                f"{_short(kernel.name):{width}}  {kernel.calls:>6}  {before:>8}  {after:>8}  {ratio:>8}  {kernel.outcome}"
-            )
+            figures = f"{kernel.calls:>6}  {before:>8}  {after:>8}  {ratio:>8}"
+            lines.append(f"{_short(kernel.name):{width}}  {figures}  {kernel.outcome}")
         if (rest := len(kernels) - ROWS) > 0:
             lines.append(f"... and {counted(rest, 'kernel')} more")
         return "\n".join([*lines, f"result: {self.path}", f"report: {self.path.with_name('report.html')}"])
@@ -174,7 +173,9 @@ class Tuned:
             for kernel in shown
         ]
         head = cells("th", "kernel", "calls", "before", "after", "speed-up", "outcome", "schedule")
-        texts = filter(None, [self._headline, self._counts, self._whole, f"report: {self.path.with_name('report.html')}"])
+        texts = filter(
+            None, [self._headline, self._counts, self._whole, f"report: {self.path.with_name('report.html')}"]
+        )
         rest = len(self.kernels) - len(shown)
         more = f"<p>and {counted(rest, 'kernel')} more</p>" if rest else ""
         text = "".join(f"<p>{html.escape(line)}</p>" for line in texts)
@@ -282,7 +283,7 @@ def settings_of(call: Call, *, budget: str | float, search: str, folder: Path | 
 
     check_search(search)
     chosen = Path("kcg-out") / _file_name(call.name) if folder is None else Path(folder)
-    check_writable(chosen)
+    check_writable(chosen, "folder=")
     return Settings(
         workload=PREFIX + bounded(call.name),
         search=search,

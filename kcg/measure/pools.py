@@ -80,7 +80,7 @@ class _KeptLocks(BaseContext):
         return lock
 
 
-class _SpawnedProcess(SpawnProcess):
+class _FreshProcess(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
         with lifetime.without_main():
@@ -88,7 +88,7 @@ class _SpawnedProcess(SpawnProcess):
 
 
 class _Spawning(_KeptLocks, SpawnContext):
-    Process = _SpawnedProcess
+    Process = _FreshProcess
 
 
 class _ForkedPopen(popen_forkserver.Popen):

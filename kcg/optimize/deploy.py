@@ -180,9 +180,7 @@ class HoldsResult(Protocol):
 
 
 @contextlib.contextmanager
-def tuned(
-    result: Path | str | HoldsResult, *, kernels: Path | str | Sequence[Path | str] = ()
-) -> Iterator[None]:
+def tuned(result: Path | str | HoldsResult, *, kernels: Path | str | Sequence[Path | str] = ()) -> Iterator[None]:
     """Inside the block, every kernel of the result that this process compiles takes its schedule; others are untouched.
     The result is the path of a RESULT.json, or what `kcg.tune` or `kcg.load` returned.
 

@@ -87,8 +87,9 @@ def _why_not_needed(settings: Settings, result: Result, estimates: Estimates | N
     if settings.in_memory:
         why_once = estimates.captured.why_once if estimates is not None else ""
         return whole_function.why_not_needed(why_once, result, ended_early=ended_early)
-    kind = whole_script if settings.is_script else whole_model
-    return kind.why_not_needed(settings, result, ended_early=ended_early)
+    if settings.is_script:
+        return whole_script.why_not_needed(settings, result, ended_early=ended_early)
+    return whole_model.why_not_needed(settings, result, ended_early=ended_early)
 
 
 def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, log: RunLog) -> None:
@@ -131,7 +132,9 @@ def _compared(
         return checks
     plans = f" of {len(results)} plans" if len(results) > 1 else ""
     if (call := estimates.captured.call) is not None:
-        log.progress.phase(f"calling {call.name} as tinygrad schedules it and with what was found{plans}, and comparing")
+        log.progress.phase(
+            f"calling {call.name} as tinygrad schedules it and with what was found{plans}, and comparing"
+        )
         return whole_function.check_function(call, results, seed=settings.seed)
     log.progress.phase(f"comparing the whole model's output{plans} with that of tinygrad's own schedules")
     return whole_model.check_models(

@@ -121,11 +121,11 @@ def check_folder(folder: str) -> Path:
     return Path(folder)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--report DIR") -> None:
     """Raises UsageError where a run could not write into `folder`, as far as can be told without making it."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise UsageError(f"cannot write to {folder}: {nearest} refuses; choose another folder with --report DIR")
+        raise UsageError(f"cannot write to {folder}: {nearest} refuses; choose another folder with {option}")
 
 
 def writable_folder(folder: Path) -> Path:

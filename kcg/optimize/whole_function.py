@@ -74,7 +74,10 @@ def step_of(call: Call) -> Step:
     from kcg.compat.calling import tensors_in
     from kcg.workloads.family import Step
 
-    named: dict[str, Any] = {**dict(zip(map(str, range(len(call.args))), call.args, strict=True)), **(call.kwargs or {})}
+    named: dict[str, Any] = {
+        **dict(zip(map(str, range(len(call.args))), call.args, strict=True)),
+        **(call.kwargs or {}),
+    }
     inputs: dict[str, Any] = {}
     names: dict[str, str] = {}  # of an argument -> of the input that it is: one tensor may be given twice
     for name, value in named.items():

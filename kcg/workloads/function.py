@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import UsageError
 from kcg.types import Workload
-from kcg.workloads.script import NAMES_KEPT, bounded, sequences_on, workload_and_notes
+from kcg.workloads.script import bounded, sequences_on, workload_and_notes
 
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
     from kcg.compat.calling import Begun
+    from kcg.compat.sequences import SequenceRecorder
 
 PREFIX = "function:"  # of the names of such workloads
 
@@ -69,9 +70,8 @@ class CapturedCall:
 
 
 def capture_call(call: Call, *, device: str) -> CapturedCall:
-    """What `call` runs on `device`, such as `CUDA`. Tensors that it is called with are realised first, and so are others
-    that were there before and are not realised yet, such as the weights of a new model: the function is called twice
-    then.
+    """What `call` runs on `device`, such as `CUDA`. Tensors that it is called with are realised first. So are others
+    that were there before and are not realised yet, as the weights of a new model: it is called twice then.
 
     Where it `ran` nothing, tensors are as they were before it was called.
 
@@ -112,17 +112,13 @@ def scheduled_call(call: Call) -> Workload:
 def scheduled_tensors(tensors: Sequence[Tensor]) -> Workload:
     """The kernels of realising lazy tensors, with all that they are computed from; none of that runs, and they stay
     lazy. Raises UsageError where there is nothing to compute."""
-    from kcg.compat.calling import Begun, is_lazy
+    from kcg.compat.calling import is_lazy
     from kcg.compat.sequences import recording_sequences
-    from kcg.workloads.capture import planned_workload
 
-    begun, outputs = Begun(), [tensor for tensor in tensors if is_lazy(tensor)]
-    if not outputs:
+    if not (outputs := [tensor for tensor in tensors if is_lazy(tensor)]):
         raise UsageError("these tensors are realised already: give lazy ones, or the function that makes them")
     with recording_sequences() as sequences:
-        workload = planned_workload(f"{PREFIX}tensors", "", outputs, sequences)
-    begun.restore()
-    return workload
+        return _scheduled(outputs, Workload(f"{PREFIX}tensors", "", ()), sequences)
 
 
 def _captured(call: Call, *, device: str) -> tuple[CapturedCall | None, Sequence[Tensor]]:
@@ -133,33 +129,42 @@ def _captured(call: Call, *, device: str) -> tuple[CapturedCall | None, Sequence
     from kcg.compat.calling import Begun, is_lazy, tensors_in, watching
     from kcg.compat.capture import recording
     from kcg.compat.sequences import recording_sequences
-    from kcg.workloads.capture import planned_workload
 
     begun, function, started = Begun(), call.plain(), time.monotonic()
     name, preset = PREFIX + bounded(call.name), bounded(call.shapes)
     with recording() as recorder, watching() as watched, recording_sequences() as sequences:
         returned = function()
         outputs = [tensor for tensor in tensors_in(returned) if is_lazy(tensor)]
-        if ran := not recorder.is_empty or watched.read:
-            if device and outputs:
-                Tensor.realize(*outputs)
-        else:
-            why_once = _why_once(begun, read=False, wrote=bool(begun.changed()))
-            outputs += [tensor for tensor in begun.changed() if is_lazy(tensor)]
-            missing = begun.lazy_in(outputs)
-            called = Begun()
-            workload = Workload(name, preset, ())
-            if outputs and not missing:
-                workload = planned_workload(name, preset, outputs, sequences, device=device)
-                called.restore()  # of what the function returned, which scheduling took for computed
-            begun.restore()
-            if missing:
+        if recorder.is_empty and not (device and watched.read):
+            changed = [tensor for tensor in begun.changed() if is_lazy(tensor)]
+            why_once = _why_once(begun, read=False, wrote=bool(changed))
+            if missing := begun.lazy_in([*outputs, *changed]):
+                begun.restore()
                 return None, missing
+            workload = _scheduled([*outputs, *changed], Workload(name, preset, ()), sequences, device=device)
+            begun.restore()
             return CapturedCall(workload, returned, False, (), why_once, time.monotonic() - started), ()
+        if device and outputs:
+            Tensor.realize(*outputs)
     workload, notes = workload_and_notes(recorder, name, preset, device=device)
     workload = replace(workload, sequences=sequences_on(device, sequences))
     why_once = _why_once(begun, read=watched.read, wrote=watched.wrote)
     return CapturedCall(workload, returned, True, tuple(notes), why_once, time.monotonic() - started), ()
+
+
+def _scheduled(
+    outputs: Sequence[Tensor], empty: Workload, sequences: SequenceRecorder, *, device: str = ""
+) -> Workload:
+    """The kernels of realising lazy tensors, which stay lazy, in a workload that is `empty` where there are none."""
+    from kcg.compat.calling import Begun
+    from kcg.workloads.capture import planned_workload
+
+    if not outputs:
+        return empty
+    called = Begun()
+    workload = planned_workload(empty.name, empty.preset, outputs, sequences, device=device)
+    called.restore()  # tinygrad takes for computed what it scheduled
+    return workload
 
 
 def _why_once(begun: Begun, *, read: bool, wrote: bool) -> str:
@@ -176,4 +181,5 @@ def _why_nothing(found: CapturedCall | None, device: str) -> str:
     advice = "does it return or realise tensors?"
     if found.ran:
         advice = "a TinyJit inside it that has captured already shows no kernels: .reset() it first"
-    return f"ran no kernel of {device} that can be searched: {'; '.join([*found.notes, *map(str, found.workload.left_out), advice])}"
+    why = "; ".join([*found.notes, *map(str, found.workload.left_out), advice])
+    return f"ran no kernel of {device} that can be searched: {why}"
