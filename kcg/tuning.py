@@ -51,8 +51,10 @@ class Installed:
 
     def remove(self) -> None:
         """Have this process compile kernels as tinygrad schedules them again."""
-        self._stack.close()
-        if self in _installed:
+        if self not in _installed:
+            return
+        with Installed._suspended(_installed[_installed.index(self) :]) as here:
+            here.remove(self)
             _installed.remove(self)
 
     def _put_in(self) -> None:
@@ -61,14 +63,18 @@ class Installed:
         self._stack.enter_context(using(self._tuned))
 
     @staticmethod
-    @contextlib.contextmanager
-    def suspended() -> Iterator[None]:
+    def suspended() -> contextlib.AbstractContextManager[list[Installed]]:
         """Inside the block nothing that was applied is in use."""
-        here = list(_installed)
-        for one in reversed(here):
+        return Installed._suspended(list(_installed))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _suspended(here: list[Installed]) -> Iterator[list[Installed]]:
+        """Inside the block the last ones that were applied, in this order, are not in use; after it what is `here`."""
+        for one in reversed(here):  # each stands in front of those before it
             one._stack.close()
         try:
-            yield
+            yield here
         finally:
             for one in here:
                 one._put_in()
