@@ -22,6 +22,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, spawn
+from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +64,16 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         _starting.without_main = False
+
+
+class FreshProcess(SpawnProcess):
+    """A process that begins afresh, `without_main`. It is here since a child imports its module first of all, before
+    `start`: that module may not import tinygrad."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:
+        with without_main():
+            return SpawnProcess._Popen(process_obj)
 
 
 def start(dev: str, parent_pid: int, cache_db: str) -> None:

@@ -22,7 +22,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, popen_forkserver, resource_tracker, util
-from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import RLock
 from pathlib import Path
@@ -80,15 +80,8 @@ class _KeptLocks(BaseContext):
         return lock
 
 
-class _FreshProcess(SpawnProcess):
-    @staticmethod
-    def _Popen(process_obj: BaseProcess) -> Any:
-        with lifetime.without_main():
-            return SpawnProcess._Popen(process_obj)
-
-
 class _Spawning(_KeptLocks, SpawnContext):
-    Process = _FreshProcess
+    Process = lifetime.FreshProcess
 
 
 class _ForkedPopen(popen_forkserver.Popen):
