@@ -266,9 +266,9 @@ def tune(
     started = time.monotonic()
     call = Call(check_callable(fn), args, kwargs)
     settings = settings_of(call, budget=budget, search=search, folder=folder)
-    check_not_inside()
-    dev = device_here(device)
-    with progress(quiet=quiet) as shown:
+    with Installed.suspended(), progress(quiet=quiet) as shown:
+        check_not_inside()
+        dev = device_here(device)
         captured = captured_call(call, shown, dev=dev)
         return optimized(call, captured, settings, shown, dev=dev, started=started)
 
@@ -324,7 +324,7 @@ def check_not_inside() -> None:
     from kcg.compat.capture import is_hooked
 
     if is_hooked():
-        raise UsageError("a result is in use in this process: tune outside of kcg.tuned, and .remove() what is applied")
+        raise UsageError("a result is in use here: tune outside of the block of kcg.tuned")
 
 
 def captured_call(call: Call, shown: Progress, *, dev: str) -> CapturedCall:

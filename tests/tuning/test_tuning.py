@@ -178,9 +178,13 @@ def test_a_result_that_failed_its_check_is_not_used(changed: Tuned) -> None:
         failed.apply()
 
 
-def test_tuning_inside_of_a_result_is_refused(changed: Tuned) -> None:
-    with kcg.tuned(changed), pytest.raises(UsageError, match="a result is in use in this process"):
-        kcg.tune(layer, X)
+def test_tuning_inside_of_a_block_is_refused_and_what_is_applied_is_left_out(changed: Tuned) -> None:
+    with kcg.tuned(changed), pytest.raises(UsageError, match=r"tune outside of the block of kcg\.tuned"):
+        kcg.tune(layer, X, quiet=True)
+    with changed.apply():
+        with pytest.raises(UsageError, match="ran no kernel"):
+            kcg.tune(lambda: None, quiet=True)
+        assert names_of(lambda: layer(X).realize()) == {kernel.name for kernel in changed.kernels}, "in use again"
 
 
 def test_what_the_function_raises_goes_through_with_a_note() -> None:
