@@ -144,7 +144,7 @@ class Tuned:
         from kcg.optimize.console import format_seconds, format_speedup
 
         kernels = self.kernels
-        lines = [self._headline, self._counts, *filter(None, [self._whole])]
+        lines = [self._headline, self._counts, *filter(None, [self._whole, self._missing])]
         width = max([6, *(len(_short(kernel.name)) for kernel in kernels[:ROWS])])
         lines.append(f"{'kernel':{width}}  {'calls':>6}  {'before':>8}  {'after':>8}  {'speed-up':>8}  outcome")
         for kernel in kernels[:ROWS]:
@@ -179,9 +179,8 @@ class Tuned:
             for kernel in shown
         ]
         head = cells("th", "kernel", "calls", "before", "after", "speed-up", "outcome", "schedule")
-        texts = filter(
-            None, [self._headline, self._counts, self._whole, f"report: {self.path.with_name('report.html')}"]
-        )
+        page = f"report: {self.path.with_name('report.html')}"
+        texts = filter(None, [self._headline, self._counts, self._whole, self._missing, page])
         rest = len(self.kernels) - len(shown)
         more = f"<p>and {counted(rest, 'kernel')} more</p>" if rest else ""
         text = "".join(f"<p>{html.escape(line)}</p>" for line in texts)
@@ -204,6 +203,15 @@ class Tuned:
         counts = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
         searched = f"{counted(self.result.measurements, 'measurement')} in {format_seconds(self.result.search_s)}"
         return f"{counted(len(outcomes), 'kernel')}: {counts or 'none'}; {searched}"
+
+    @property
+    def _missing(self) -> str:
+        """Why not all was done, and what to do; empty where it was."""
+        if self.result.complete:
+            return ""
+        nothing = (warning for warning in self.result.warnings if warning.startswith("nothing was searched"))
+        why = next(nothing, "incomplete: the budget ended before all was done")
+        return why.replace("--budget ", "budget=")
 
     @property
     def _whole(self) -> str:

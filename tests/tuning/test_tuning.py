@@ -98,6 +98,8 @@ def test_the_handle_prints_as_a_table_that_fits_a_terminal(real: Tuned) -> None:
     assert all(any(line.startswith(kernel.name[:20]) for line in lines) for kernel in real.kernels)
     many = replace(real, result=replace(real.result, regions=real.result.regions * 40))
     assert len(str(many).splitlines()) <= 24
+    too_short = ("nothing was searched: the budget of 2 s is too short to search in: try --budget 30s",)
+    assert "try budget=30s" in str(replace(many, result=replace(many.result, complete=False, warnings=too_short)))
     page = real._repr_html_()
     assert page.count("<tr>") == 1 + len(real.kernels) and "µs" in page
 
