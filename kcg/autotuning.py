@@ -43,7 +43,7 @@ KEY_LENGTH = 32  # characters of a hash, in the names of folders
 
 
 class Autotuned(Generic[P, R]):
-    """A function that is tuned by itself; call it as the function. What it returns is realised.
+    """A function that is tuned by itself; call it as the function. What it is given and what it returns is realised.
 
     A first call with new shapes, data types, devices, strings or booleans takes the budget where nothing is kept yet,
     and else a few seconds: for looking which kernels it runs, and at the device. Numbers do not count: a kernel with
@@ -78,6 +78,7 @@ class Autotuned(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         from kcg.compat.calling import is_captured_now, kind_of, realized
 
+        realized([args, kwargs])  # else they were a part of other kernels than were tuned
         kind = kind_of((args, kwargs))
         if kind not in self._results and not is_captured_now():
             with self._tuning:

@@ -98,6 +98,7 @@ def test_it_is_tuned_once_for_each_shape_and_runs_what_was_found(tuner: Tuner, t
     tuned(X, 3.0)
     assert len(tuner.calls) == 2 and len(tuned.results) == 2
     chosen = {kernel.name for result in tuned.results for kernel in result.kernels}
+    assert names_of(lambda: tuned(X * 1.5, 2.0)) & chosen, "what it is given is computed apart"
     jitted = TinyJit(tuned)
     assert names_of(lambda: [jitted(X, 2.0) for _ in range(3)]) <= chosen
     first, *_ = tuning._installed
