@@ -98,6 +98,7 @@ LONGEST = (
     "test_programs",
     "test_budget",
     "test_deploy",
+    "test_autotuned",
     "test_whole_model",
     "test_handwritten",
     "test_ppo_search",

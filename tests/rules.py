@@ -28,7 +28,8 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"compare", "doctor", "run", "ui"},
+    {"compare", "doctor", "predicting", "run", "tuning", "ui"},
+    {"autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 

@@ -121,7 +121,7 @@ def test_the_drawn_error_tree_reports_the_exit_codes() -> None:
 
 
 PUBLIC = {
-    "kcg": ["__version__", "tuned"],
+    "kcg": ["__version__", "autotuned", "load", "predict", "tune", "tuned"],
     "kcg.errors": [
         "CodecError", "DataError", "DeviceError", "ExitCode", "JournalError", "KcgError", "MismatchError",
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",

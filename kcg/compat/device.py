@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -198,6 +200,21 @@ def prepare(dev: str) -> None:
         from tinygrad.helpers import getenv
 
         getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
+
+
+@contextmanager
+def keeping_default() -> Iterator[None]:
+    """After the block tinygrad's device, here and in the environment, is what it was before."""
+    from kcg.compat.tiny import DEV
+
+    chosen, named = DEV.value, os.environ.get("DEV")
+    try:
+        yield
+    finally:
+        DEV.value = chosen
+        os.environ.pop("DEV", None)
+        if named is not None:
+            os.environ["DEV"] = named
 
 
 def import_runtime(device: str) -> None:

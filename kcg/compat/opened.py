@@ -26,6 +26,8 @@ def open_default(cpu_renderer: str = "") -> Opened:
     except RuntimeError:  # tinygrad's "no usable devices": nothing else than the CPU, and no clang
         prepare(choose_device(chosen_cpu).dev)
         name = Device.DEFAULT
+    if name == "CPU" and not asked.device and clang_of_tinygrad() is None:
+        prepare(choose_device(chosen_cpu).dev)  # it opened by what tinygrad's cache holds, and would compile nothing
     try:
         return opened_device(name)
     except Exception as error:

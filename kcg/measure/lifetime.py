@@ -20,8 +20,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver, spawn
+from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +36,44 @@ ORPHAN_POLL_S = 0.5
 PRELOADED: Final = "kcg.measure.preloaded"  # in the fork server, and in what it forked
 COMPILER_MEMORY_BYTES = 8 << 30
 """What a compiling child may map. A compiler that wants more gets a MemoryError, not the machine's last byte."""
+
+
+_starting = threading.local()
+_patching = threading.Lock()
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Inside the block, processes that this thread starts by multiprocessing do not import the program's main module.
+
+    Nothing that they are given is defined there, and a script that calls kcg would run again in each of them.
+    """
+    with _patching:
+        if getattr(prepared := spawn.get_preparation_data, "__module__", "") != __name__:
+
+            def get_preparation_data(name: str) -> dict[str, Any]:
+                data: dict[str, Any] = prepared(name)
+                if getattr(_starting, "without_main", False):
+                    for key in ("init_main_from_name", "init_main_from_path"):
+                        data.pop(key, None)
+                return data
+
+            spawn.get_preparation_data = get_preparation_data
+    _starting.without_main = True
+    try:
+        yield
+    finally:
+        _starting.without_main = False
+
+
+class FreshProcess(SpawnProcess):
+    """A process that begins afresh, `without_main`. It is here since a child imports its module first of all, before
+    `start`: that module may not import tinygrad."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:
+        with without_main():
+            return SpawnProcess._Popen(process_obj)
 
 
 def start(dev: str, parent_pid: int, cache_db: str) -> None:

@@ -81,7 +81,7 @@ class _KeptLocks(BaseContext):
 
 
 class _Spawning(_KeptLocks, SpawnContext):
-    pass
+    Process = lifetime.FreshProcess
 
 
 class _ForkedPopen(popen_forkserver.Popen):
@@ -126,7 +126,8 @@ class _ForkedPopen(popen_forkserver.Popen):
 class _ForkedProcess(ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
-        return _ForkedPopen(process_obj)
+        with lifetime.without_main():
+            return _ForkedPopen(process_obj)
 
 
 class _Forking(_KeptLocks, ForkServerContext):

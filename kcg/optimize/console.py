@@ -612,10 +612,11 @@ def _guide(result: Result) -> str:
 
 
 def checked_as(result: Result) -> str:
-    """What is checked as a whole: `model` or `script`."""
-    from kcg.workloads.script import PREFIX
+    """What is checked as a whole: `model`, `script` or `function`."""
+    from kcg.workloads import function, script
 
-    return "script" if result.workload.startswith(PREFIX) else "model"
+    kinds = {script.PREFIX: "script", function.PREFIX: "function"}
+    return next((kind for prefix, kind in kinds.items() if result.workload.startswith(prefix)), "model")
 
 
 def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:

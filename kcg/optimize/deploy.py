@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kcg.cli import counted
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
@@ -177,9 +177,17 @@ def undo(cache_db: Path | None = None) -> Undone:
     return restore_rows(cache_db)
 
 
+class HoldsResult(Protocol):
+    """Something that a result belongs to, such as what `kcg.tune` returns."""
+
+    @property
+    def result(self) -> Result: ...
+
+
 @contextlib.contextmanager
-def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str] = ()) -> Iterator[None]:
+def tuned(result: Path | str | HoldsResult, *, kernels: Path | str | Sequence[Path | str] = ()) -> Iterator[None]:
     """Inside the block, every kernel of the result that this process compiles takes its schedule; others are untouched.
+    The result is the path of a RESULT.json, or what `kcg.tune` or `kcg.load` returned.
 
     A kernel is recognised by what it computes, whatever the values of its variables. A program that `TinyJit` captured
     in the block keeps its schedules after it. The default device is opened.
@@ -198,12 +206,12 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
         MismatchError: it was made for other hardware, another device, another tinygrad or other kernels.
         DeviceError: the default device does not open.
     """
-    result = read_result(Path(result_path))
-    check_model_result(result)
+    found = read_result(Path(result)) if isinstance(result, Path | str) else result.result
+    check_model_result(found)
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
-    if line := left_by_hand(result, files):
+    if line := left_by_hand(found, files):
         warnings.warn(f"{line}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3)
-    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files) as place:
+    with putting_in_place(found, lambda line: warnings.warn(line, stacklevel=2), kernels=files) as place:
         yield
     for line in place.left_to_tinygrad:
         warnings.warn(line, stacklevel=3)

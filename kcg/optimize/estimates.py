@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
-from kcg.optimize import whole_model, whole_script
+from kcg.optimize import whole_function, whole_model, whole_script
 from kcg.optimize.settings import TINY_BEAM
 from kcg.types import Schedule, Status
 
@@ -162,7 +162,7 @@ class Estimates:
             return ""
         return (
             f"the budget of {self.budget.limit_s:g} s leaves no time to check the whole "
-            f"{'script' if self.settings.is_script else 'model'}, which takes about "
+            f"{self.settings.whole}, which takes about "
             f"{model_s:.0f} s: try --budget {self._advised_s():.0f}s"
         )
 
@@ -305,6 +305,14 @@ class Estimates:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service
         compile_s = service.spent_s["compile"] / service.compilations if service.compilations else 0.0
+        if self.settings.in_memory:
+            return whole_function.expected_cost_s(
+                self.captured,
+                step_s=sum(work.before_s for work in self.works if not work.proposed),
+                changed=changed,
+                compile_s=compile_s,
+                plans=plans,
+            )
         return whole_model.expected_cost_s(
             self.settings,
             self.captured.workload,

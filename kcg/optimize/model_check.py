@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcg.errors import DeviceError
-from kcg.optimize import whole_model, whole_script
+from kcg.optimize import whole_function, whole_model, whole_script
 from kcg.optimize.budget import OVERTIME
 from kcg.types import ModelCheck, Result
 
@@ -35,8 +35,8 @@ def check_models(
     `planning` may be planning the model already; a run that has no `estimates` ended before. Never raises for a lost
     device or an interruption: the log knows of it.
     """
-    kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
-    reasons = [kind.why_not_needed(settings, result, ended_early=not result.complete) for result in results]
+    what = settings.whole
+    reasons = [_why_not_needed(settings, result, estimates) for result in results]
     if settings.is_script:  # each plan runs it twice
         reasons[1:-1] = ["not run: of the plans of a script the best and every kernel alone are"] * (len(results) - 2)
     due = [place for place, reason in enumerate(reasons) if not reason]
@@ -81,6 +81,17 @@ def check_models(
     return checks
 
 
+def _why_not_needed(settings: Settings, result: Result, estimates: Estimates | None) -> str:
+    """Why there is nothing to check, or no way to; empty where the check is due."""
+    ended_early = not result.complete
+    if settings.in_memory:
+        why_once = estimates.captured.why_once if estimates is not None else ""
+        return whole_function.why_not_needed(why_once, result, ended_early=ended_early)
+    if settings.is_script:
+        return whole_script.why_not_needed(settings, result, ended_early=ended_early)
+    return whole_model.why_not_needed(settings, result, ended_early=ended_early)
+
+
 def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, log: RunLog) -> None:
     """Say what is wrong with the whole, of the last of several plans if none is right."""
     is_right = any(check.passed for check in checks)
@@ -120,6 +131,11 @@ def _compared(
                 checks.append(whole_script.check_script(result, settings, timeout_s=left_s, check_device=check_device))
         return checks
     plans = f" of {len(results)} plans" if len(results) > 1 else ""
+    if (call := estimates.captured.call) is not None:
+        log.progress.phase(
+            f"calling {call.name} as tinygrad schedules it and with what was found{plans}, and comparing"
+        )
+        return whole_function.check_function(call, results, seed=settings.seed)
     log.progress.phase(f"comparing the whole model's output{plans} with that of tinygrad's own schedules")
     return whole_model.check_models(
         results,

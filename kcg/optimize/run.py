@@ -57,11 +57,17 @@ class Finished:
 
 
 def optimize(
-    settings: Settings, progress: Progress, *, started: float | None = None, regions: Sequence[Region] = ()
+    settings: Settings,
+    progress: Progress,
+    *,
+    started: float | None = None,
+    regions: Sequence[Region] = (),
+    captured: Captured | None = None,
 ) -> Finished:
     """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
 
-    `regions` of several kernels are planned as one wherever they occur (`kcg.optimize.planning`).
+    `regions` of several kernels are planned as one wherever they occur (`kcg.optimize.planning`). A workload that is
+    `in_memory` comes as `captured`.
 
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
@@ -79,7 +85,8 @@ def optimize(
         guide = Guide(settings, device)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
-        captured = capture(settings, device, budget=budget, log=log)
+        if captured is None:
+            captured = capture(settings, device, budget=budget, log=log)
         if regions:
             captured = replace(captured, workload=planned(captured.workload, regions))
         shown.name(captured.workload.name, captured.workload.preset)

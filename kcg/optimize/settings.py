@@ -55,10 +55,13 @@ class Settings:
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     allow_tf32: bool = False  # whether products of tile programs may round float32 operands to tf32
     command: str = ""
+    in_memory: bool = False  # whether the workload is of this process, and comes with it: `workload` is but its name
 
     @property
     def program(self) -> Program | None:
         """The program whose kernels are the workload, which may be absent or no program; None for a named workload."""
+        if self.in_memory:
+            return None
         is_path = "/" in self.workload and Path(self.workload).exists()
         if self.form is None and not is_path and not self.workload.endswith((".py", ".ipynb")):
             return None
@@ -67,6 +70,11 @@ class Settings:
     @property
     def is_script(self) -> bool:
         return self.program is not None
+
+    @property
+    def whole(self) -> str:
+        """What is checked as a whole at the end, in a word."""
+        return "script" if self.is_script else "function" if self.in_memory else "model"
 
     @property
     def least_saving(self) -> float:
@@ -82,13 +90,13 @@ class Settings:
         return ", ".join(parts)
 
 
-def parse_budget(text: str) -> float:
+def parse_budget(text: str, option: str = "--budget") -> float:
     """Seconds of `120`, `120s`, `2m`, `1.5h`. Raises UsageError unless positive, and not more than a year."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(s|m|min|h)?\s*", text.lower())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--budget {text!r} is not a positive time: write for example 120s, 2m or 1h")
+        raise UsageError(f"{option} {text!r} is not a positive time: write for example 120s, 2m or 1h")
     if (seconds := float(match[1]) * _UNITS[match[2] or ""]) > LONGEST_S:
-        raise UsageError(f"--budget {text!r} is more than a year: write for example 120s, 2m or 1h")
+        raise UsageError(f"{option} {text!r} is more than a year: write for example 120s, 2m or 1h")
     return seconds
 
 
@@ -113,11 +121,11 @@ def check_folder(folder: str) -> Path:
     return Path(folder)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--report DIR") -> None:
     """Raises UsageError where a run could not write into `folder`, as far as can be told without making it."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise UsageError(f"cannot write to {folder}: {nearest} refuses; choose another folder with --report DIR")
+        raise UsageError(f"cannot write to {folder}: {nearest} refuses; choose another folder with {option}")
 
 
 def writable_folder(folder: Path) -> Path:
@@ -164,19 +172,11 @@ def strategy_of(name: str) -> Strategy:
 
 def check_names(settings: Settings, device: str) -> None:
     """Raises UnknownName or UsageError for what does not exist."""
-    from kcg.search.strategies import WIDEST
     from kcg.workloads.registry import find
 
-    name = settings.search
-    if name.partition(":")[0] == TINY_BEAM:
-        width = name.partition(":")[2] or "2"
-        if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
-            raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
-    else:
-        try:
-            strategy_of(name)
-        except UnknownName:
-            raise UnknownName("search strategy", name, [*strategies(), f"{TINY_BEAM}:2"]) from None
+    check_search(settings.search)
+    if settings.in_memory:
+        return
     if settings.program is None:
         find(settings.workload, settings.preset, device)
     else:
@@ -188,6 +188,21 @@ def check_names(settings: Settings, device: str) -> None:
     for path in settings.kernels:
         if not path.is_file():
             raise UsageError(f"there is no file of kernels {path}")
+
+
+def check_search(name: str) -> None:
+    """Raises UnknownName or UsageError for a search that does not exist."""
+    from kcg.search.strategies import WIDEST
+
+    if name.partition(":")[0] == TINY_BEAM:
+        width = name.partition(":")[2] or "2"
+        if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
+            raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
+    else:
+        try:
+            strategy_of(name)
+        except UnknownName:
+            raise UnknownName("search strategy", name, [*strategies(), f"{TINY_BEAM}:2"]) from None
 
 
 def check_weights(settings: Settings, device: str, *, fetch: bool) -> None:

@@ -475,6 +475,13 @@ def run_own(step: Step) -> None:
         _replay([(Stage(OWN), _Program(step))], [[step.inputs] * READ])
 
 
+def leave_others(step: Step) -> None:
+    """Have the memory that is freed last hold what `step` makes of other inputs: in a process that ran it before, a
+    kernel that fails to write something may find there what is right."""
+    program = _Program(step)
+    program.release(different(step.inputs))
+
+
 @dataclass(frozen=True)
 class _Chosen:
     """A step as it was captured with the schedules of a result: which kernels have another one there, and what was put

@@ -31,6 +31,7 @@ from kcg.types import (
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
     from kcg.kernel.kinds import Space
+    from kcg.workloads.function import Call
 
 NEAR = 1.03  # so many times as long as a program in Gluon: a comparison in turns decides
 TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
@@ -305,10 +306,12 @@ def total_s(works: Sequence[RegionWork]) -> float | None:
 
 @dataclass(frozen=True)
 class Captured:
-    """The workload, and what recording the kernels of a script took; 0 of a named one."""
+    """The workload, and what recording the kernels of a script or function took, in seconds; 0 of a named one."""
 
     workload: Workload
     recorded_s: float = 0.0
+    call: Call | None = None  # of a function of this process
+    why_once: str = ""  # why that is not called again, in words; empty where it is
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def shipped_path(target: Target) -> Path | None:
     The renderer counts: what is fast in clang's code says little about that of tinygrad's own assembler.
     """
     alike = [path for path in sorted(SHIPPED.glob("*.safetensors")) if _on_kind(path, target)]
-    return next((path for path in alike if _on_it(path, target)), alike[0] if alike else None)
+    return next((path for path in alike if is_trained_on(path, target)), alike[0] if alike else None)
 
 
 def _on_kind(path: Path, target: Target) -> bool:
@@ -34,7 +34,8 @@ def _on(path: Path, device: str, renderer: str) -> bool:
     return any((t["device"], t["renderer"]) == (device, renderer) for t in _trained_on(path))
 
 
-def _on_it(path: Path, target: Target) -> bool:
+def is_trained_on(path: Path, target: Target) -> bool:
+    """Whether a checkpoint of the package was trained on this very target."""
     return any(t["fingerprint"] == target.fingerprint for t in _trained_on(path))
 
 

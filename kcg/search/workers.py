@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg.kernel.kinds import SeeksStart, own_kind, space_of
+from kcg.measure.lifetime import without_main
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
@@ -146,7 +147,7 @@ class _Worker:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=[theirs, initargs], name="kcg-search", daemon=True)
-        with _environment(ONE_CORE):
+        with _environment(ONE_CORE), without_main():
             self._process.start()
         theirs.close()
         self._sending = threading.Lock()

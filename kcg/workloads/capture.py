@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
-from kcg.compat.sequences import recording_sequences
+from kcg.compat.sequences import SequenceRecorder, recording_sequences
 from kcg.errors import CodecError
 from kcg.kernel import symbolic
 from kcg.kernel.codec import kernel_of
@@ -104,7 +104,16 @@ def step_workload(name: str, preset: str, build: Callable[[], tuple[Sequence[Any
     with recording_sequences(look=False) as recorder:
         outputs, parameters = build()
         recorder.parameters.name(parameters.items())
-        calls, held, between = planned_calls(*outputs)
+        return planned_workload(name, preset, outputs, recorder)
+
+
+def planned_workload(
+    name: str, preset: str, outputs: Sequence[Any], recorder: SequenceRecorder, *, device: str = ""
+) -> Workload:
+    """`step_workload` of outputs that are there, made while `recorder` records, which it still does. With a `device`
+    of the kernels those that run on it."""
+    calls, held, between = planned_calls(*outputs)
+    calls = [call for call in calls if not device or call.device.split(":")[0] == device]
     step = [(replace(sequence, steady=True), seen) for sequence, seen in recorder.sequences()]
     return replace(
         to_workload(name, preset, calls),

@@ -587,9 +587,10 @@ class _Recording:
             return {"error": self.error}
         assert self._recorder is not None
         device = self.dev.split(":")[0]
-        workload, notes = _workload_and_notes(self._recorder, self.program, device)
+        name, preset = workload_name(self.program), bounded(shlex.join(self.program.arguments))
+        workload, notes = workload_and_notes(self._recorder, name, preset, device=device)
         if workload.calls and self._sequences is not None:
-            workload = replace(workload, sequences=_sequences_on(device, self._sequences))
+            workload = replace(workload, sequences=sequences_on(device, self._sequences))
         if self.processes:
             what = counted(self.processes, "process", "processes")
             notes.append(f"{what} that the program started: what runs there is not recorded")
@@ -610,9 +611,8 @@ class _Recording:
 _kept: list[contextlib.ExitStack] = []  # closed by the end of the process
 
 
-def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tuple[Workload, list[str]]:
+def workload_and_notes(recorder: Recorder, name: str, preset: str, *, device: str) -> tuple[Workload, list[str]]:
     """What a program ran on `device`, with what is left out of it, and a line for all else that is to be said."""
-    name, preset = workload_name(program), bounded(shlex.join(program.arguments))
     if recorder.is_empty:
         return Workload(name, preset, ()), []  # without importing tinygrad
     from kcg.kernel.symbolic import VALUES_KEPT
@@ -636,7 +636,7 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
     return few, notes
 
 
-def _sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence, ...]:
+def sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence, ...]:
     """What a program ran on `device`, in the order of the first run; of many different ones those that ran the most."""
 
     def runs_there(captured: CapturedSequence) -> bool:

@@ -99,6 +99,23 @@ if __name__ == "__main__":
     assert (done.stdout.split(), done.stderr) == (["theirs", "False"], "")
 
 
+def test_a_script_that_guards_nothing_is_not_run_again_by_its_children(tmp_path: Path) -> None:
+    """A function of a library may start children, whoever calls it; processes of the program's own import it."""
+    program = f"""
+print("begun")
+import multiprocessing
+from multiprocessing import spawn
+from pathlib import Path
+from tests.measure.test_pools import seen_in_a_child
+for fork in (False, True):
+    seen_in_a_child(Path({str(tmp_path)!r}), fork=fork)
+print("init_main_from_path" in spawn.get_preparation_data("theirs"))
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = python(tmp_path / "program.py")
+    assert (done.stdout.split(), done.stderr) == (["begun", "True"], "")
+
+
 @pytest.mark.parametrize("dies_first", [False, True])
 @pytest.mark.parametrize("fork", [False, pytest.param(True, marks=linux)])
 def test_a_process_that_begins_while_its_pool_ends_prints_nothing(

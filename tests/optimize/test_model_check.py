@@ -12,7 +12,9 @@ import pytest
 
 from kcg.optimize import model_check, whole_model, whole_script
 from kcg.optimize.model_check import check_models
-from kcg.types import ModelCheck, Result
+from kcg.optimize.settings import Settings
+from kcg.optimize.work import Captured
+from kcg.types import ModelCheck, Result, Workload
 from tests.sample_result import sample_result
 
 ONE_S, FURTHER_S = 40.0, 10.0
@@ -27,11 +29,17 @@ class Run:
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         kept = SimpleNamespace(forget=lambda: 0)
-        settings = SimpleNamespace(is_script=False, seed=0, kernels=(), weights="")
+        settings = Settings("flux")
         self.log: Any = SimpleNamespace(
             warn=self.warnings.append, progress=SimpleNamespace(phase=lambda words: None), lose=None, interrupt=None
         )
-        self.estimates: Any = SimpleNamespace(budget=budget, kept=kept, settings=settings, whole_s=self.whole_s)
+        self.estimates: Any = SimpleNamespace(
+            budget=budget,
+            kept=kept,
+            settings=settings,
+            whole_s=self.whole_s,
+            captured=Captured(Workload("flux", "mini", ())),
+        )
         self.settings: Any = settings
         self.device: Any = SimpleNamespace(service=SimpleNamespace(check_device=lambda: None))
 
@@ -125,7 +133,7 @@ def test_a_script_runs_with_the_best_plan_and_where_that_is_wrong_with_every_ker
     monkeypatch.setattr(whole_script, "check_script", check)
     monkeypatch.setattr(whole_script, "why_not_needed", lambda *args, **options: "")
     plans, run = [replace(sample_result(), seed=number) for number in range(3)], Run(None)
-    run.settings.is_script, run.settings.workload = True, "script.py"
+    run.settings = run.estimates.settings = Settings("script.py")
     checks = check_models(plans, run.settings, estimates=run.estimates, planning=None, device=run.device, log=run.log)
     assert seen == ran and [one.passed for one in checks] == seen_of
     assert checks[1].reason.startswith("not run: of the plans of a script")
