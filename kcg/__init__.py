@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+
+def _check_python(version: tuple[int, ...], arguments: list[str]) -> None:
+    """Raises ImportError for a Python that is too old for kcg; of `python -m kcg…` that is one line and exit code 2.
+
+    This file is all of kcg that such a Python reads, so its syntax is one that Python 3.7 knows.
+    """
+    if version >= (3, 11):
+        return
+    line = "kcg needs Python 3.11 or later, and this is %d.%d: make an environment with a newer one" % version[:2]  # noqa: UP031
+    if arguments[:1] == ["-m"]:  # as long as Python looks for the module
+        sys.stderr.write("kcg: " + line + "\n")
+        raise SystemExit(2)
+    raise ImportError(line)
+
+
+_check_python(tuple(sys.version_info[:2]), sys.argv)
 
 if TYPE_CHECKING:
     from kcg.optimize.deploy import tuned

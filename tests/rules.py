@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"files", "provenance"},
+    {"commands", "files", "provenance"},
     {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},
@@ -28,7 +28,8 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"doctor", "run"},
+    {"doctor", "listing", "run"},
+    {"__main__"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 
