@@ -54,7 +54,7 @@ def show(
         f"to optimise one: {command_name('optimize')} {first}; without a preset it takes what fits the device",
         f"presets for a CPU are faster with a clang ({pip_install('clang')}), those for a GPU need one, and an NVIDIA "
         f"GPU is faster with Triton ({pip_install('gpu')})",
-        f"memory that is not shown is known once the kernels are: {command_name('optimize')} NAME/PRESET --dry-run",
+        f"sizes are of weights; all else that is needed says {command_name('optimize')} NAME/PRESET --dry-run",
     ]
     if name is None:
         presets = sum(len(one["presets"]) for one in found)
@@ -101,7 +101,7 @@ def presets_of(one: dict[str, Any]) -> Any:
 
 def _shown(preset: dict[str, Any]) -> str:
     size = _size(preset["weights_bytes"])
-    return f"{preset['name']} ({size} of weights)" if size else str(preset["name"])
+    return f"{preset['name']} ({size})" if size else str(preset["name"])
 
 
 def _size(weights_bytes: int | None) -> str:

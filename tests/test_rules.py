@@ -70,7 +70,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["kcg.optimize", "kcg.optimize apply", "kcg.optimize export", "kcg.run", "kcg.dataset", "kcg.doctor"],
+    ["kcg", "kcg.optimize", "kcg.optimize apply", "kcg.optimize export", "kcg.run", "kcg.dataset", "kcg.doctor"],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     module, *rest = command.split()

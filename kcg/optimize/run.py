@@ -69,7 +69,7 @@ def optimize(
     log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
-    with Device(settings, log, budget) as device, device.alone(), contextlib.ExitStack() as children:
+    with Device(settings, log, budget) as device, contextlib.ExitStack() as children:
         guide = Guide(settings, device)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
