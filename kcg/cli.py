@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kcg.commands import command_name
+from kcg.commands import COMMANDS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import locked, write_whole
 from kcg.provenance import provenance
@@ -31,9 +31,10 @@ SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
 
 def command_text(name: str) -> str:
-    """The command as it can be typed again; what of it is no text is replaced, since files are to hold it."""
-    words = [*command_name(name).split(), *sys.argv[1:]]
-    return shlex.join(words).encode("utf-8", "replace").decode()
+    """A command as it can be typed again: one of kcg's, or a module that `python -m` runs. What of it is no text is
+    replaced, since files are to hold it."""
+    words = command_name(name).split() if name in COMMANDS else ["python", "-m", name]
+    return shlex.join([*words, *sys.argv[1:]]).encode("utf-8", "replace").decode()
 
 
 def run_app(app: typer.Typer, program: str) -> ExitCode:
