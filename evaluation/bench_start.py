@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -44,8 +45,8 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Measure and write the results."""
-    samples = start_times(rounds)
-    medians = {name: statistics.median(seconds) for name, seconds in samples.items()}
+    started = start_times(rounds)
+    medians = {name: statistics.median(one.wall_s for one in starts) for name, starts in started.items()}
     headline: dict[str, Any] = {f"{name}_s": round(medians[name], 4) for name in COMMANDS if name != NOTHING}
     headline["import_s"] = round(medians["import"] - medians[NOTHING], 4)
     headline["core_wheel_bytes"] = wheel_bytes()
@@ -58,7 +59,8 @@ def main(
         "load": os.getloadavg()[0],
         "rounds": rounds,
         "median_s": medians,
-        "least_s": {name: min(seconds) for name, seconds in samples.items()},
+        "least_s": {name: min(one.wall_s for one in starts) for name, starts in started.items()},
+        "median_cpu_s": {name: statistics.median(one.cpu_s for one in starts) for name, starts in started.items()},
         "installed_bytes": weights,
         **headline,
     }
@@ -66,16 +68,28 @@ def main(
     typer.echo(json.dumps(headline, indent=1))
 
 
-def start_times(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each command from start to end, in turns, after one round that compiles."""
-    samples: dict[str, list[float]] = {name: [] for name in COMMANDS}
+class Start(NamedTuple):
+    """One process from its start to its end. On a busy machine the processor's time says more."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def start_times(rounds: int) -> dict[str, list[Start]]:
+    """The processes of each command, in turns, after one round that compiles."""
+    started: dict[str, list[Start]] = {name: [] for name in COMMANDS}
     for turn in range(rounds + 1):
         for name, arguments in COMMANDS.items():
-            begin = time.perf_counter()
+            begin_s, used_s = time.perf_counter(), _cpu_of_children_s()
             subprocess.run([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
             if turn:
-                samples[name].append(time.perf_counter() - begin)
-    return samples
+                started[name].append(Start(time.perf_counter() - begin_s, _cpu_of_children_s() - used_s))
+    return started
+
+
+def _cpu_of_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def wheel_bytes() -> int:
