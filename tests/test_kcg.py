@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,6 +190,16 @@ def test_a_shell_completes_commands_options_and_workloads(line: str, monkeypatch
 def test_a_shell_gets_its_script(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPLETE, f"source_{shell}")
     assert COMPLETE in kcg("").stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_by_that_script(tmp_path: Path) -> None:
+    (tmp_path / "kcg").write_text(f'#!/bin/sh\nexec {sys.executable} -c "from kcg.__main__ import main; main()" "$@"\n')
+    (tmp_path / "kcg").chmod(0o755)
+    script = f'''PATH={tmp_path}:$PATH; eval "$({COMPLETE}=source_bash kcg)"
+COMP_WORDS=(kcg optimize fl); COMP_CWORD=2; _kcg_completion kcg; echo "${{COMPREPLY[@]}}"'''
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "flux flux/mini flux/768 flux/1024\n", done.stderr
 
 
 def test_names_are_completed_without_anything_heavy() -> None:
