@@ -4,7 +4,7 @@
 #
 # `make optimize` also installs a clang, as the wheel ziglang, where there is none: CPU kernels are 3 times faster by it.
 # Both install into .venv at the pinned versions of constraints.txt, once: a second `make` goes straight to the work.
-# Variables: PYTHON (an interpreter, 3.11 or newer), ARGS (for kcg.optimize, e.g. ARGS="--budget 60s", or for pytest).
+# Variables: PYTHON (an interpreter, 3.11 or newer, which makes .venv; one that is there keeps its own), ARGS (for kcg.optimize, e.g. ARGS="--budget 60s", or for pytest).
 
 SHELL := /bin/sh
 VENV := .venv
@@ -17,6 +17,19 @@ unexport PYTHON
 # nor this one, which some shells and containers set: what is installed is not compiled ahead, and hundreds of processes
 # would each compile torch and tinygrad anew (8.0 s of CPU time to import the predictor, 3.3 s once it is compiled)
 unexport PYTHONDONTWRITEBYTECODE
+
+# an environment keeps the Python that made it: whoever names another is told, once
+PLACE := -c 'import sys; print("%d.%d.%d of %s" % (*sys.version_info[:3], sys.base_prefix))'
+ifeq ($(MAKELEVEL),0)
+ifneq ($(strip $(PYTHON)),)
+ifneq ($(wildcard $(VENV)/.created),)
+MADE_BY := $(shell $(BIN)/python $(PLACE) 2>/dev/null)
+ifneq ($(MADE_BY),$(shell $(PYTHON) $(PLACE) 2>/dev/null))
+$(info kcg: $(VENV) keeps its Python, $(MADE_BY), whatever PYTHON says; to take $(PYTHON): make clean, then again)
+endif
+endif
+endif
+endif
 
 .PHONY: help optimize test test-evaluation checks lint types tests clean
 .DELETE_ON_ERROR:
@@ -45,6 +58,7 @@ types: $(VENV)/.installed-dev
 
 ifeq ($(strip $(ARGS)),)
 checks:
+	@:
 else
 checks: lint types
 endif
@@ -58,7 +72,8 @@ LATER := nice -n 5
 
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
-	@status=0; set -x; \
+	@echo 'kcg: ruff, mypy, the tests of faults, which are shown last, and all other tests, at once'; \
+	status=0; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
 	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal >$(VENV)/faults.log 2>&1 & faults=$$!; \
 	$(LATER) $(PYTEST) -q --ignore tests/faults --ignore tests/evaluation --collect-only >/dev/null; \
@@ -89,6 +104,8 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created
 # the first of these interpreters that is 3.11 or newer makes the environment; an older one is never used silently. The pip
 # that comes with Python 3.11 takes half as long again to install all of this
 $(VENV)/.created:
+	@[ -z "$(PYTHON)" ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  echo 'kcg: PYTHON=$(PYTHON) is no Python 3.11 or newer, so another one is looked for' >&2
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    $$python -m venv $(VENV) && { $(PIP) install -c constraints.txt --upgrade pip || \

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+
+def _check_python(version: tuple[int, ...], arguments: list[str]) -> None:
+    """Raises ImportError for a Python that is too old for kcg; of `python -m kcg…` that is one line and exit code 2.
+
+    This file is all of kcg that such a Python reads, so its syntax is one that Python 3.7 knows.
+    """
+    if version >= (3, 11):
+        return
+    line = "kcg needs Python 3.11 or later, and this is %d.%d: make an environment with a newer one" % version[:2]  # noqa: UP031
+    if arguments[:1] == ["-m"]:  # as long as Python looks for the module
+        sys.stderr.write("kcg: " + line + "\n")
+        raise SystemExit(2)
+    raise ImportError(line)
+
+
+_check_python(tuple(sys.version_info[:2]), sys.argv)
 
 if TYPE_CHECKING:
     from kcg.autotuning import autotuned
@@ -14,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "autotuned", "load", "predict", "tune", "tuned"]
 
-_MODULES: Final = {
+_MODULES = {
     "autotuned": "kcg.autotuning",
     "load": "kcg.tuning",
     "predict": "kcg.predicting",

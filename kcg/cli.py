@@ -17,23 +17,46 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from kcg.commands import COMMANDS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import locked, write_whole
 from kcg.provenance import provenance
 
+if TYPE_CHECKING:
+    import typer
+
 SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
 
-def command_text(module: str) -> str:
-    """The command as it can be typed again; what of it is no text is replaced, since files are to hold it."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]]).encode("utf-8", "replace").decode()
+def command_text(name: str) -> str:
+    """A command as it can be typed again: one of kcg's, or a module that `python -m` runs. What of it is no text is
+    replaced, since files are to hold it."""
+    words = command_name(name).split() if name in COMMANDS else ["python", "-m", name]
+    return shlex.join([*words, *sys.argv[1:]]).encode("utf-8", "replace").decode()
+
+
+def run_app(app: typer.Typer, program: str) -> ExitCode:
+    """Run a command-line application on this process's arguments, called `program` in what it says."""
+    code = app(args=sys.argv[1:], prog_name=program, standalone_mode=False)
+    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help, a command a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def counted(number: int, noun: str, many: str = "") -> str:
     """`1 kernel`, `2 kernels`; `many` where it is not the noun with an s."""
     return f"{number} {noun if number == 1 else many or noun + 's'}"
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra of kcg: in a checkout at its pinned versions."""
+    in_checkout = (Path(__file__).parent.parent / "constraints.txt").is_file()
+    return f"pip install -c constraints.txt -e '.[{extra}]'" if in_checkout else f"pip install 'kcg[{extra}]'"
 
 
 AGAIN_S = 0.25
@@ -49,6 +72,7 @@ NO_MEMORY = ("can't start new thread", "cannot allocate memory", "failed to map 
 _last_acts: list[Callable[[], None]] = []
 _lost_output: list[str] = []  # why standard output could not be written, if so
 _reported: list[str] = []  # how to go on after an interrupt, where a command has said it itself
+_goes_on: list[str] = []  # what an interrupted command has kept and how to go on, as it said when it began
 
 
 def at_once(act: Callable[[], None]) -> None:
@@ -57,12 +81,17 @@ def at_once(act: Callable[[], None]) -> None:
     _last_acts.append(act)
 
 
-def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn:
+def goes_on(line: str) -> None:
+    """Say what this command keeps where it is interrupted, and how to go on, before it begins."""
+    _goes_on[:] = [line]
+
+
+def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
     """Run a command and leave the process with its exit code.
 
     Anything kcg raises on purpose is one line on stderr. Anything else is a bug of kcg: one line that says so, and the
-    traceback only with `KCG_TRACEBACK=1`. SIGTERM and SIGHUP end a command as Ctrl-C does; a second Ctrl-C ends it at
-    once. `go_on` says after that what was kept and how to go on.
+    traceback only with `KCG_TRACEBACK=1`. SIGTERM and SIGHUP end a command as Ctrl-C does, with the line of `goes_on`;
+    a second Ctrl-C ends it at once.
     """
     if {*Path(sys.argv[0]).parts[-3:-1]} & {*SCRIPTS}:
         provenance()  # of what runs, not of what is committed by the time there are results
@@ -70,7 +99,7 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
         sys.warnoptions.append(QUIET_TRACKER)  # processes that are started take it over
     _open_streams()
     with _ended_by_signals():
-        code = _code_of(body, go_on)
+        code = _code_of(body)
         with showing():
             pass  # what is still in the buffer
         if _lost_output and code == ExitCode.OK:
@@ -79,17 +108,18 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
     raise SystemExit(int(code))
 
 
-def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
+def _code_of(body: Callable[[], ExitCode | None]) -> ExitCode:
     _reported.clear()
+    _goes_on.clear()
     try:
         code = body() or ExitCode.OK
         # the command-line library makes an exit code of an interrupt, without a word
-        return _interrupted(go_on) if code == ExitCode.INTERRUPTED and not _reported else code
+        return _interrupted() if code == ExitCode.INTERRUPTED and not _reported else code
     except KcgError as error:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED if _reported else _interrupted(go_on)
+        return ExitCode.INTERRUPTED if _reported else _interrupted()
     except BrokenPipeError:
         _drop_output()
         return ExitCode.OK  # the reader of a pipe has seen enough
@@ -100,12 +130,12 @@ def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
         raise
     except Exception as error:
         if type(error).__name__ == "Abort" and isinstance(error.__context__, KeyboardInterrupt):
-            return _interrupted(go_on)
+            return _interrupted()
         return _failed(error)
 
 
-def _interrupted(go_on: str) -> ExitCode:
-    _complain(f"interrupted; {go_on}" if go_on else "interrupted")
+def _interrupted() -> ExitCode:
+    _complain("; ".join(["interrupted", *_goes_on]))
     return ExitCode.INTERRUPTED
 
 
@@ -117,6 +147,9 @@ def interrupted(line: str) -> None:
 
 def _failed(error: Exception) -> ExitCode:
     """One line on an error that nobody foresaw, and its exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{error}\n")
+        return ExitCode.USAGE
     if (usage := getattr(error, "format_message", None)) is not None:  # the command-line library's own errors
         _complain(f"{usage()}; --help lists what there is")
         return ExitCode.USAGE

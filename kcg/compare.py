@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kcg.cli import counted, guarded, showing
+from kcg.cli import counted, examples, guarded, run_app, showing
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ def render(found: Comparison) -> str:
 # ---- the command
 
 
-@app.command()
+@app.command(context_settings=SETTINGS, epilog=examples("kcg compare kcg-out/flux-before kcg-out/flux"))
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="RESULT.json of a run, or its folder")],
     b: Annotated[Path, typer.Argument(metavar="B", help="that of another run of the same workload")],
@@ -414,8 +415,7 @@ def compare(
 
 
 def main() -> ExitCode:
-    code = app(prog_name="python -m kcg.compare", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+    return run_app(app, command_name("compare"))
 
 
 if __name__ == "__main__":

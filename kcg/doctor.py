@@ -1,4 +1,4 @@
-"""python -m kcg.doctor: which device and compiler will be used, what is missing, and how to get it."""
+"""kcg doctor: which device and compiler will be used, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import examples, guarded, pip_install, run_app
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _packages() -> list[Finding]:
             "packages",
             f"missing: {', '.join(missing)}" if missing else "all of the core",
             not missing,
-            "pip install -c constraints.txt -e ." if missing else "",
+            f"pip install {' '.join(missing)}" if missing else "",
         )
     )
     if "tinygrad" not in missing:
@@ -106,7 +107,7 @@ def _packages() -> list[Finding]:
     for extra, names in EXTRAS.items():
         absent = [name for name in names if importlib.util.find_spec(name) is None]
         text = f"not installed: {', '.join(absent)}" if absent else "installed"
-        found.append(Finding(f"extra {extra}", text, True, f"pip install -e '.[{extra}]'" if absent else ""))
+        found.append(Finding(f"extra {extra}", text, True, pip_install(extra) if absent else ""))
     return found
 
 
@@ -149,9 +150,9 @@ def _tile_programs(target: Target) -> list[Finding]:
     return [Finding("tile programs", f"Triton {triton_version()}, {using.name} ({using.path})", True, advice)]
 
 
-@app.command()
+@app.command(context_settings=SETTINGS, epilog=examples("kcg doctor", "kcg doctor --device CUDA"))
 def doctor(
-    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
 ) -> None:
     """Say what device and compiler kcg will use here, what is missing, and how to get it."""
     found = examine(device)
@@ -166,8 +167,7 @@ def doctor(
 
 
 def main() -> ExitCode:
-    code = app(prog_name="python -m kcg.doctor", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+    return run_app(app, command_name("doctor"))
 
 
 if __name__ == "__main__":

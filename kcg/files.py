@@ -83,3 +83,16 @@ def locked(file: IO[Any] | int, *, wait: bool = False, shared: bool = False) -> 
     except BlockingIOError:
         return False
     return True
+
+
+def meant_by(path: Path, otherwise: str) -> str:
+    """What to do about a file that is not there: the nearest that is, under the same path seen from a folder above, of
+    a like name in its own folder, or in a run's; `otherwise` where there is none."""
+    import difflib  # only for an error
+
+    above = [Path(*[".."] * level) / path for level in (1, 2, 3) if not path.is_absolute()]
+    found = [one for one in above if one.is_file()]
+    beside = {one.name: one for one in path.parent.glob(f"*{path.suffix}") if one.is_file()}
+    found += [beside[name] for name in difflib.get_close_matches(path.name, beside, 1)]
+    found += sorted(Path("kcg-out").glob(f"*/{path.name}"))
+    return f"did you mean {found[0]}?" if found else otherwise

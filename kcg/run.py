@@ -1,4 +1,4 @@
-"""python -m kcg.run --result RESULT.json script.py args | -m module args | -c code args: with all that was found."""
+"""kcg run --result RESULT.json script.py args | -m module args | -c code args: with all that was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import counted, guarded
+from kcg.cli import counted, examples, guarded, run_app
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import KcgError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Program
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-AS_PYTHON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+AS_PYTHON = {**SETTINGS, "allow_interspersed_args": False, "ignore_unknown_options": True}
 """What comes after the program's name is its own, and `-m` and `-c` are Python's."""
 
 _runs: list[ProgramRun] = []  # what was asked for; its hooks stay until the process ends
@@ -118,12 +119,21 @@ def _end(error: BaseException) -> None:
     guarded(fail)
 
 
-@app.command(context_settings=AS_PYTHON)
+@app.command(
+    context_settings=AS_PYTHON,
+    epilog=examples(
+        "kcg run --result kcg-out/train/RESULT.json train.py --its-own arguments",
+        "kcg run --result RESULT.json -m package.module",
+    ),
+)
 def run(
-    result: Annotated[Path, typer.Option(help="RESULT.json of python -m kcg.optimize")],
-    program: Annotated[list[str], typer.Argument(help="script.py args, -m module args, or -c code args")],
+    result: Annotated[Path, typer.Option(metavar="FILE", help="the RESULT.json of kcg optimize")],
+    program: Annotated[
+        list[str], typer.Argument(metavar="PROGRAM", help="script.py args, -m module args, or -c code args")
+    ],
     kernels: Annotated[
-        list[Path] | None, typer.Option(help="a file of hand-written kernels that the search had; may be repeated")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="a file of hand-written kernels that the search had; may be repeated"),
     ] = None,
 ) -> None:
     """Run a program unchanged with everything of a result in place. Its exit status is the program's."""
@@ -144,7 +154,7 @@ def run(
 def main() -> None:
     """Read the command line, then become the program."""
     try:
-        app(prog_name="python -m kcg.run", standalone_mode=False)
+        run_app(app, command_name("run"))
     except Exception as error:
         _end(error)
     for one in _runs:

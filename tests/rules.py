@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"files", "provenance"},
+    {"commands", "files", "provenance"},
     {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},
@@ -28,8 +28,8 @@ LEVELS = (
     {"search"},
     {"rl"},
     {"campaign", "optimize"},
-    {"compare", "doctor", "predicting", "run", "tuning", "ui"},
-    {"autotuning"},
+    {"compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
+    {"__main__", "autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 

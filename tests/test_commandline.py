@@ -111,9 +111,10 @@ WAITS = """
 import sys, time
 import kcg.cli
 def main():
+    kcg.cli.goes_on("to go on: it")
     print("ready", flush=True)
     time.sleep(600)
-kcg.cli.guarded(main, go_on="to go on: it")
+kcg.cli.guarded(main)
 """
 
 
@@ -128,11 +129,9 @@ def test_a_signal_to_end_says_how_to_go_on(number: signal.Signals) -> None:
 
 def test_an_interrupt_that_typer_took_is_reported_too() -> None:
     """It makes an exit code of it."""
-    waits = (
-        WAITS.replace("guarded(main,", "guarded(app,")
-        .replace("kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.cli.guarded")
-        .replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")
-    )
+    waits = WAITS.replace(
+        "kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.cli.guarded"
+    ).replace("guarded(main)", "guarded(lambda: app(standalone_mode=False))")
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kcg.cli import pip_install
 from kcg.doctor import Finding, _tile_programs
 from tests.commands import python
 from tests.fake_triton import fake_triton
@@ -39,7 +40,7 @@ def test_triton_and_its_assembler_are_named_and_an_old_one_is_warned_of(
 def test_without_triton_it_says_what_is_missed_and_how_to_get_it() -> None:
     (finding,) = _tile_programs(KNOWN_TARGETS["sm_90"])
     assert finding.found == "none, Opts only: Triton is not installed" and finding.ok
-    assert "faster matmuls" in finding.advice and finding.advice.endswith("pip install 'kcg[gpu]'")
+    assert "faster matmuls" in finding.advice and finding.advice.endswith(pip_install("gpu"))
 
 
 def test_a_target_that_triton_does_not_know_has_opts_only() -> None:

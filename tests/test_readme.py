@@ -95,7 +95,7 @@ def inline_commands(text: str) -> list[list[str]]:
     """Commands between single backticks, outside of blocks, that name modules or scripts of this repository or make."""
     outside = re.sub(r"(?ms)^\s*(`{3,}).*?^\s*\1\s*$", "", text)
     spans = re.findall(
-        r"`((?:python -m (?:kcg|evaluation|training)\b|python (?:evaluation|training)/|make )[^`]*)`", outside
+        r"`((?:python -m (?:kcg|evaluation|training)\b|python (?:evaluation|training)/|make |kcg )[^`]*)`", outside
     )
     return [words for span in spans for words in commands(Block("bash", " ".join(span.split()), 0, False))]
 
@@ -108,6 +108,8 @@ def problem(words: list[str]) -> str:
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
         unknown = [w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in targets]
         return f"{shown}: no such target in the Makefile" if unknown else ""
+    if words[0] == "kcg":
+        return module_problem("kcg", words[1:])
     if not re.fullmatch(r"python[\d.]*", program) or len(words) < 2:
         return ""
     if words[1] == "-m" and len(words) > 2 and words[2].split(".")[0] == "kcg":
@@ -153,9 +155,9 @@ def run_block(block: Block, folder: Path) -> None:
     """Run one block in `folder`. Raises AssertionError with its output where the exit code is another one."""
     bin_folder = folder.parent / f"{folder.name}-bin"
     bin_folder.mkdir(exist_ok=True)
-    if not (python := bin_folder / "python").exists():
-        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
-        python.chmod(0o755)
+    for name, module in (("python", ""), ("kcg", "-m kcg ")):
+        (program := bin_folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module}"$@"\n')
+        program.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -367,6 +369,8 @@ def test_a_block_that_fails_is_noticed(block: Block, tmp_path: Path) -> None:
         "python -m kcg.optimize apply RESULT.json --no-such-option",
         "python -m kcg.dataset no-such-command",
         "python -m kcg.doctor --no-such-option",
+        "kcg optimize flux --no-such-option",
+        "kcg no-such-command",
         "python evaluation/no_such_script.py",
         "python -m evaluation.no_such_subject.no_such_script --anything",
     ],
@@ -385,6 +389,8 @@ def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
         "python -m kcg.optimize apply RESULT.json --beam 2",
         "python -m kcg.optimize flux [options]",
         "python -m kcg.dataset --help",
+        "kcg dataset stats FILE",
+        "kcg run --result RESULT.json script.py ...",
         "python train.py --anything",
         "git clone https://example.org/kcg",
     ],

@@ -71,6 +71,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        "kcg",
         "kcg.optimize",
         "kcg.optimize apply",
         "kcg.optimize export",

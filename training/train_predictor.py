@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import goes_on, guarded
 
 Seed = Annotated[int | None, typer.Option(help="of the first network; the others have the next ones; 0 by default")]
 
@@ -44,6 +44,7 @@ def main(
     values = read_settings(settings) if settings is not None else {}
     values |= parsed(set_ or []) | {key: value for key, value in options.items() if value is not None}
     chosen, devices = with_values(TrainingSettings(), values), devices_of(device)
+    goes_on("the same command goes on from the last epoch")
     typer.echo(train(data, out, chosen, devices=devices, wandb=mode, name=name).line())
 
 
@@ -52,4 +53,4 @@ if __name__ == "__main__":
     logging.getLogger("kcg").setLevel(logging.INFO)
     application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     application.command()(main)
-    guarded(lambda: application(standalone_mode=False), go_on="the same command goes on from the last epoch")
+    guarded(lambda: application(standalone_mode=False))

@@ -1,4 +1,4 @@
-"""python -m kcg.dataset generate | retime | capture | stats | export | card | verify | merge | push | pull"""
+"""kcg dataset generate | retime | capture | stats | export | card | verify | merge | push | pull"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import command_text, counted, guarded
+from kcg.cli import command_text, counted, examples, goes_on, guarded, run_app
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, JournalError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,22 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+    epilog=examples("kcg dataset stats FILE", "kcg dataset COMMAND --help"),
+)
+
+
+def complete_workload(incomplete: str) -> list[str]:
+    """Names for the last of those that were typed."""
+    from kcg.workloads.registry import completions
+
+    typed, comma, last = incomplete.rpartition(",")
+    return [f"{typed}{comma}{name}" for name in completions(last)]
 
 
 @app.callback()
@@ -26,25 +42,44 @@ def commands() -> None:
     """Kernels, schedules and their measured runtimes: generate, look at, export, verify, share."""
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "kcg dataset generate --workloads rope/mini --out rope.sqlite --budget 2m",
+        "kcg dataset generate --from captured.sqlite --out measured.sqlite",
+    )
+)
 def generate(
-    out: Annotated[Path, typer.Option(help="the journal to write; an existing one is resumed")],
-    workloads: Annotated[str, typer.Option(help="NAME, NAME/PRESET, NAME/all or zoo, separated by commas")] = "",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the journal to write; an existing one is resumed")],
+    workloads: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="NAME, NAME/PRESET, NAME/all or zoo, separated by commas",
+            autocompletion=complete_workload,
+        ),
+    ] = "",
     source: Annotated[
-        Path | None, typer.Option("--from", help="a journal whose kernels are measured too, e.g. of capture")
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="a journal whose kernels are measured too, e.g. of capture"),
     ] = None,
-    preset: Annotated[str, typer.Option(help="preset of the workloads that name none")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
-    schedules_per_kernel: Annotated[int, typer.Option(help="distinct schedules of each kernel")] = 20,
-    kernels_per_family: Annotated[int | None, typer.Option(min=1, help="of each workload, over its presets")] = None,
-    tables: Annotated[int, typer.Option(min=0, help="kernels that get a replay table, too")] = 0,
-    table_schedules: Annotated[int, typer.Option(min=1, help="of each table, at most")] = 1000,
-    budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
-    mix: Annotated[str | None, typer.Option(help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")] = None,
-    shard: Annotated[str, typer.Option(help="this part of the kernels, e.g. 2/4")] = "1/1",
-    gpus: Annotated[int | None, typer.Option(min=1, help="how many GPUs; all by default")] = None,
-    predictor: Annotated[str, typer.Option(help="of greedy samplers: auto, roofline, or a checkpoint")] = "auto",
-    seed: Annotated[int, typer.Option(help="seed of the random walks")] = 0,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="preset of the workloads that name none")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
+    schedules_per_kernel: Annotated[int, typer.Option(metavar="N", help="distinct schedules of each kernel")] = 20,
+    kernels_per_family: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="of each workload, over its presets")
+    ] = None,
+    tables: Annotated[int, typer.Option(min=0, metavar="N", help="kernels that get a replay table, too")] = 0,
+    table_schedules: Annotated[int, typer.Option(min=1, metavar="N", help="of each table, at most")] = 1000,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,
+    mix: Annotated[
+        str | None, typer.Option(metavar="SHARES", help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")
+    ] = None,
+    shard: Annotated[str, typer.Option(metavar="N/OF", help="this part of the kernels, e.g. 2/4")] = "1/1",
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="how many GPUs; all by default")] = None,
+    predictor: Annotated[
+        str, typer.Option(metavar="NAME", help="of greedy samplers: auto, roofline, or a checkpoint")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(metavar="N", help="seed of the random walks")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Measure schedules of the kernels of workloads, into a journal that can be resumed."""
@@ -76,7 +111,7 @@ def generate(
         tables=tables,
         table_schedules=table_schedules,
         predictor=check_choice(predictor),
-        command=command_text("kcg.dataset"),
+        command=command_text("dataset"),
     )
     from kcg.campaign.workers import generate as generate_now
     from kcg.measure.lock import lock_journal
@@ -98,12 +133,14 @@ def generate(
         raise typer.Exit(ExitCode.BUDGET_HIT)
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset retime measured.sqlite --share 0.01"))
 def retime(
-    journal: Annotated[Path, typer.Argument(help="a journal that has rows of this device")],
-    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of its binaries: 0.01 is 1 %")] = 0.01,
-    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
-    budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
+    journal: Annotated[Path, typer.Argument(metavar="FILE", help="a journal that has rows of this device")],
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="of its binaries: 0.01 is 1 %")
+    ] = 0.01,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Time a part of a journal once more, on another day or machine: `stats` then tells the drift."""
@@ -114,7 +151,7 @@ def retime(
     from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress
 
-    command = command_text("kcg.dataset")
+    command = command_text("dataset")
     with lock_journal(journal), progress(quiet=quiet) as shown:
         shown.phase(f"timing {share:.1%} of {journal} again")
         summary = retime_now(
@@ -125,16 +162,33 @@ def retime(
     typer.echo(f"{summary.measured} schedules timed again in {summary.elapsed_s:.0f} s ({counts}); {end}")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "kcg dataset capture --out captured.sqlite -- train.py --its-own arguments",
+        "kcg dataset capture --workloads flux/mini",
+    )
+)
 def capture(
     program: Annotated[
-        list[str] | None, typer.Argument(help="after --: SCRIPT args…, -m MODULE args… or -c CODE args…")
+        list[str] | None,
+        typer.Argument(metavar="PROGRAM", help="after --: SCRIPT args…, -m MODULE args… or -c CODE args…"),
     ] = None,
-    module: Annotated[str | None, typer.Option("-m", help="a module or package to run, as of python")] = None,
-    code: Annotated[str | None, typer.Option("-c", help="code to run, as of python")] = None,
-    out: Annotated[Path, typer.Option(help="the journal that gets the kernels")] = Path("captured.sqlite"),
-    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
-    workloads: Annotated[str, typer.Option(help="instead of a program: NAME, NAME/PRESET, NAME/all or zoo")] = "",
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="a module or package to run, as of python")
+    ] = None,
+    code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="code to run, as of python")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the journal that gets the kernels")] = Path(
+        "captured.sqlite"
+    ),
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
+    workloads: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="instead of a program: NAME, NAME/PRESET, NAME/all or zoo",
+            autocompletion=complete_workload,
+        ),
+    ] = "",
 ) -> ExitCode:
     """Record every kernel of a program, run unchanged, with how often it was executed; or those of named workloads.
 
@@ -185,10 +239,12 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
     typer.echo(f"{counted(count, 'workload')} captured, {kernels} in {out}")
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset stats measured.sqlite", "kcg dataset stats FOLDER --html page.html"))
 def stats(
-    source: Annotated[Path, typer.Argument(help="a journal, or a folder written by export")],
-    html: Annotated[Path | None, typer.Option(help="also write one page with plots, for any browser")] = None,
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="a journal, or a folder written by export")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write one page with plots, for any browser")
+    ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
@@ -218,10 +274,10 @@ def stats(
             typer.echo(f"page: {html}")
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset export measured.sqlite FOLDER"))
 def export(
-    source: Annotated[Path, typer.Argument(help="a journal, or an export, which gets today's columns")],
-    folder: Annotated[Path, typer.Argument(help="where the Parquet files go")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="a journal, or an export, which gets today's columns")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where the Parquet files go")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier export")] = False,
 ) -> None:
     """Write a journal as immutable Parquet with checksums, its replay tables if it has some, and a card."""
@@ -246,18 +302,20 @@ def export(
     typer.echo(f"{folder}: {', '.join(sorted([*files, CARD]))}")
 
 
-@app.command()
-def card(folder: Annotated[Path, typer.Argument(help="the folder of an export")]) -> None:
+@app.command(epilog=examples("kcg dataset card FOLDER"))
+def card(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="that of an export")]) -> None:
     """Write the data card of an export, its README.md, again."""
     from kcg.dataset.publish import write_card
 
     typer.echo(str(write_card(folder)))
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset verify FOLDER --workers 8"))
 def verify(
-    folder: Annotated[Path, typer.Argument(help="the folder of an export")],
-    workers: Annotated[int, typer.Option(min=1, help="processes that decode kernels and apply schedules")] = 2,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="that of an export")],
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="processes that decode kernels and apply schedules")
+    ] = 2,
     quiet: Annotated[bool, typer.Option("--quiet", help="only what was found")] = False,
 ) -> ExitCode:
     """Read a whole export again: files, ids, kernels, schedules. Exit code 4 where something is wrong."""
@@ -280,10 +338,10 @@ def verify(
     return ExitCode.OK if report.ok else ExitCode.VERIFICATION_FAILED
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset merge one.sqlite two.sqlite --out both.sqlite"))
 def merge(
-    journals: Annotated[list[Path], typer.Argument(help="journals to join")],
-    out: Annotated[Path, typer.Option(help="the new journal")],
+    journals: Annotated[list[Path], typer.Argument(metavar="FILE", help="journals to join")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the new journal")],
     same_target: Annotated[
         bool, typer.Option("--same-target", help="refuse a journal of another target than the first")
     ] = False,
@@ -296,11 +354,11 @@ def merge(
     typer.echo(f"{out}: {merge_now(journals, out, same_target=same_target)} rows")
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset push FOLDER OWNER/NAME --private"))
 def push(
-    folder: Annotated[Path, typer.Argument(help="an export, or a folder of exports")],
-    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a dataset on the Hugging Face Hub")],
-    message: Annotated[str, typer.Option(help="of the commit")] = "",
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="an export, or a folder of exports")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
     private: Annotated[
         bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
     ] = False,
@@ -310,14 +368,14 @@ def push(
 
     commit = push_now(folder, repo, message=message, private=private)
     typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"python -m kcg.dataset pull {repo} FOLDER --revision {commit}")
+    typer.echo(f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
 
 
-@app.command()
+@app.command(epilog=examples("kcg dataset pull OWNER/NAME FOLDER --revision COMMIT"))
 def pull(
-    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a dataset on the Hugging Face Hub")],
-    folder: Annotated[Path, typer.Argument(help="a new or empty folder")],
-    revision: Annotated[str, typer.Option(help="the commit: 40 hex digits")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new or empty one")],
+    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
 ) -> None:
     """Download one commit from the Hugging Face Hub, whole and with its checksums compared."""
     from kcg.dataset.publish import pull as pull_now
@@ -338,16 +396,10 @@ def _progress_lines(shown: Progress) -> Callable[[str, float | None], None]:
 
 
 def main() -> ExitCode:
-    code = app(prog_name="python -m kcg.dataset", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
-
-
-def after_interrupt(command: str) -> str:
-    """What a command that was interrupted has kept, and how to go on."""
-    if command in ("generate", "retime"):
-        return f"what was measured is kept; to go on: {command_text('kcg.dataset')}"
-    return ""
+    if sys.argv[1:2] in (["generate"], ["retime"]):
+        goes_on(f"what was measured is kept; to go on: {command_text('dataset')}")
+    return run_app(app, command_name("dataset"))
 
 
 if __name__ == "__main__":
-    guarded(main, go_on=after_interrupt("".join(sys.argv[1:2])))
+    guarded(main)

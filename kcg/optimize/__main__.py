@@ -1,4 +1,4 @@
-"""python -m kcg.optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo |
+"""kcg optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo |
 export RESULT.json --python FILE"""
 
 from __future__ import annotations
@@ -13,51 +13,97 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
-from kcg.cli import command_text, guarded, interrupted, showing  # noqa: E402
+from kcg.cli import command_text, examples, guarded, interrupted, run_app, showing  # noqa: E402
+from kcg.commands import SETTINGS, command_name, program_name  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from kcg.types import Result
     from kcg.workloads.script import Form
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 export_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def complete_workload(incomplete: str) -> list[str]:
+    """Names of workloads; where there are none the shell completes files."""
+    from kcg.workloads.registry import completions
+
+    return completions(incomplete)
+
+
+@app.command(
+    context_settings={**SETTINGS, "allow_extra_args": True},
+    epilog=examples(
+        "kcg optimize flux/mini --budget 60s",
+        "kcg optimize train.py --budget 5m -- --its-own arguments",
+        "kcg optimize -m package.module",
+        "kcg list                                # the workloads that are known by name",
+        "kcg apply kcg-out/train/RESULT.json     # hand the result over to plain tinygrad",
+        "kcg export kcg-out/train/RESULT.json --python FILE",
+    ),
+)
 def optimize(
     context: typer.Context,
-    workload: Annotated[str | None, typer.Argument(help="flux, or the path of a tinygrad script")] = None,
-    script_args: Annotated[list[str] | None, typer.Argument(help="after --: the program's own arguments")] = None,
-    module: Annotated[str | None, typer.Option("-m", help="instead: a module or package to run, as of python")] = None,
-    code: Annotated[str | None, typer.Option("-c", help="instead: code to run, as of python")] = None,
-    preset: Annotated[str, typer.Option(help="mini, 768, 1024; auto takes what fits the device")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, CPU, CPU:X86, CPU:CLANG, CUDA, AMD, METAL …")] = "auto",
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="a name such as flux or flux/mini, or the path of a tinygrad script",
+            autocompletion=complete_workload,
+        ),
+    ] = None,
+    script_args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="after --: the program's own arguments")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="instead: a module or package to run, as of python")
+    ] = None,
+    code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="instead: code to run, as of python")] = None,
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="a preset of the workload; auto takes what fits the device")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, CPU, CPU:X86, CPU:CLANG, CUDA, AMD, METAL …")
+    ] = "auto",
     search: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="mcts, predicted-beam, evolution, greedy, epsilon-greedy, annealing, beam, beam:8, full-beam:4, "
-            "ppo, random, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest"
+            "ppo, random, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest",
         ),
     ] = "mcts",
     predictor: Annotated[
-        str, typer.Option(help="auto: the one shipped for the device; roofline: the analytic one; or a checkpoint")
+        str,
+        typer.Option(
+            metavar="NAME", help="auto: the one shipped for the device; roofline: the analytic one; or a checkpoint"
+        ),
     ] = "auto",
-    effort: Annotated[str, typer.Option(help="how long to search: quick, normal or thorough")] = "normal",
+    effort: Annotated[
+        str, typer.Option(metavar="NAME", help="how long to search: quick, normal or thorough")
+    ] = "normal",
     budget: Annotated[
-        str | None, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h, instead of the effort's")
+        str | None,
+        typer.Option(metavar="TIME", help="from start to result, e.g. 120s, 2m, 1h, instead of the effort's"),
     ] = None,
     measurements: Annotated[
-        int | None, typer.Option(help="the search stops at so many binaries timed; 0 predicts only, then verifies")
+        int | None,
+        typer.Option(metavar="N", help="the search stops at so many binaries timed; 0 predicts only, then verifies"),
     ] = None,
     kernels: Annotated[
         list[Path] | None,
-        typer.Option(help="a Python file of hand-written kernels, which is imported in workers; may be repeated"),
+        typer.Option(
+            metavar="FILE", help="a Python file of hand-written kernels, which is imported in workers; may be repeated"
+        ),
     ] = None,
     weights: Annotated[
         str,
-        typer.Option(help="published ones for the last check, the whole model: a safetensors file or a repository"),
+        typer.Option(
+            metavar="FILE",
+            help="published ones for the last check, the whole model: a safetensors file or a repository",
+        ),
     ] = "",
     no_script_check: Annotated[
         bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
@@ -74,16 +120,18 @@ def optimize(
         bool,
         typer.Option("--allow-tf32", help="products may round float32 operands to 10 bits of mantissa"),
     ] = False,
-    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")] = False,
     report: Annotated[
-        str | None, typer.Option(help="folder for RESULT.json, report.html and the journal; else kcg-out/WORKLOAD")
+        str | None,
+        typer.Option(metavar="FOLDER", help="for RESULT.json, report.html and the journal; else kcg-out/WORKLOAD"),
     ] = None,
     wandb: Annotated[
-        str, typer.Option(help="keep the finished run at Weights & Biases: online, offline or disabled")
+        str,
+        typer.Option(metavar="MODE", help="keep the finished run at Weights & Biases: online, offline or disabled"),
     ] = "disabled",
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
@@ -91,9 +139,12 @@ def optimize(
     from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, parse_budget
     from kcg.predictor.choice import check_choice
     from kcg.predictor.tracking import wanted_mode
+    from kcg.workloads.registry import named_preset
 
     wandb_mode = wanted_mode(wandb)
     what, form, own_args = _workload(workload, tuple(script_args or ()), module, code)
+    if form is None:
+        what, preset = named_preset(what, preset)
     settings = Settings(
         workload=what,
         form=form,
@@ -114,7 +165,7 @@ def optimize(
         regions=regions,
         kernels=tuple(path.absolute() for path in kernels or ()),
         allow_tf32=allow_tf32,
-        command=command_text("kcg.optimize"),
+        command=command_text("optimize"),
     )
     if own_args and not settings.is_script:
         raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
@@ -131,7 +182,10 @@ def _workload(
 
     if module is None and code is None:
         if workload is None:
-            raise UsageError("what is to be optimised? flux, the path of a script, -m MODULE, or -c CODE")
+            raise UsageError(
+                f"what is to be optimised? The name of a workload ({program_name()} list), the path of a script, "
+                "-m MODULE, or -c CODE"
+            )
         if workload in ("-m", "-c"):  # after --, as of python
             program = program_of([workload, *script_args])
             return program.what, program.form, program.arguments
@@ -157,7 +211,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.next_steps import resumed
-    from kcg.optimize.settings import Settings
+    from kcg.optimize.settings import Settings, check_names
 
     assert isinstance(settings, Settings)
     with progress(quiet=quiet, json_mode=json_mode) as shown:
@@ -165,6 +219,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         from kcg.compat.device import choose_device
 
         choice = choose_device(settings.device)
+        check_names(settings, choice.device)  # before anything is opened, and before anything else is said
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
             from kcg.optimize.run import preview
@@ -246,12 +301,17 @@ def incomplete(result: Result) -> str:
     )
 
 
-@apply_app.command()
+@apply_app.command(
+    context_settings=SETTINGS,
+    epilog=examples("kcg apply kcg-out/train/RESULT.json --beam 2", "kcg apply --undo"),
+)
 def apply(
-    result: Annotated[Path | None, typer.Argument(help="RESULT.json; not needed with --undo")] = None,
-    beam: Annotated[list[int] | None, typer.Option(help="the BEAM widths to serve; may be repeated")] = None,
+    result: Annotated[Path | None, typer.Argument(metavar="FILE", help="a RESULT.json; not needed with --undo")] = None,
+    beam: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="the BEAM widths to serve; may be repeated")
+    ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="put back what the cache held before")] = False,
-    cachedb: Annotated[Path | None, typer.Option(help="tinygrad's cache file; its own by default")] = None,
+    cachedb: Annotated[Path | None, typer.Option(metavar="FILE", help="tinygrad's cache; its own by default")] = None,
 ) -> None:
     """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
     from kcg.optimize import deploy
@@ -263,16 +323,19 @@ def apply(
         typer.echo(str(restored))
         return
     if result is None:
-        raise UsageError("which result? write: python -m kcg.optimize apply RESULT.json --beam 2")
+        raise UsageError(f"which result? write: {command_name('apply')} RESULT.json --beam 2")
     typer.echo(str(deploy.apply(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
 
 
-@export_app.command()
+@export_app.command(
+    context_settings=SETTINGS, epilog=examples("kcg export kcg-out/train/RESULT.json --python tuned_model.py")
+)
 def export(
-    result: Annotated[Path, typer.Argument(help="RESULT.json")],
-    python: Annotated[Path, typer.Option(help="the module to write, such as tuned_model.py")],
+    result: Annotated[Path, typer.Argument(metavar="FILE", help="a RESULT.json")],
+    python: Annotated[Path, typer.Option(metavar="FILE", help="the module to write, such as tuned_model.py")],
     kernels: Annotated[
-        list[Path] | None, typer.Option(help="a file of hand-written kernels that the search had; may be repeated")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="a file of hand-written kernels that the search had; may be repeated"),
     ] = None,
 ) -> None:
     """Write a result as one Python module that needs tinygrad only and installs itself when it is imported."""
@@ -283,12 +346,11 @@ def export(
 
 def main() -> ExitCode:
     """Dispatch: `apply` and `export` are commands of their own, everything else names a workload."""
-    arguments = sys.argv[1:]
-    command = arguments[0] if arguments[:1] in (["apply"], ["export"]) else ""
-    chosen = {"apply": apply_app, "export": export_app}.get(command, app)
-    name = f"kcg.optimize {command}".strip()
-    code = chosen(args=arguments[bool(command) :], prog_name=f"python -m {name}", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+    applications = {"apply": apply_app, "export": export_app}
+    if "".join(sys.argv[1:2]) in applications:
+        name = sys.argv.pop(1)
+        return run_app(applications[name], command_name(name))
+    return run_app(app, command_name("optimize"))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kcg.cli import counted
+from kcg.commands import command_name
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
 from kcg.kernel.opts.schedule import opts_of
 from kcg.optimize.result import read_result
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kcg.optimize.cache_rows import Undone
     from kcg.optimize.tile_programs import Remade
 
-COMMAND = "python -m kcg.optimize apply"
 MAX_WIDTH = 1000
 
 
@@ -66,7 +66,7 @@ class Applied:
     def undo_command(self) -> str:
         """The command that takes it back."""
         where = "" if self.own_cache else f" --cachedb {shlex.quote(str(self.cache_db))}"
-        return f"{COMMAND} --undo{where}"
+        return f"{command_name('apply')} --undo{where}"
 
     @property
     def use_command(self) -> str:
@@ -532,8 +532,10 @@ def _detect(wanted: Target) -> tuple[Target, Toolchain]:
         with MeasureService(dev, run_id=uuid.uuid4().hex) as service:
             return service.facts
     except DeviceError as error:
+        reason = str(error).rpartition(";")[0] or str(error)  # without what else could be searched on
         raise MismatchError(
-            f"device: the result was made for {dev} ({wanted.model}), which cannot be used here: {error}"
+            f"device: the result was made for {dev} ({wanted.model}), which cannot be used here ({reason}): use it "
+            "where it was made, or run the search on this machine"
         ) from error
 
 

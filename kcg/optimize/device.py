@@ -9,7 +9,6 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
@@ -47,9 +46,10 @@ class Device:
     """
 
     def __init__(self, settings: Settings, log: RunLog, budget: Budget, *, writes: bool = True) -> None:
-        """Without `writes` the folder is left alone.
+        """Without `writes` the folder is left alone, and others may use the device.
 
-        Raises UnknownName or UsageError for what the settings name and does not exist, DeviceError.
+        Raises UnknownName or UsageError for what the settings name and does not exist, DeviceError where it cannot be
+        used, or another optimisation uses it that is not waited for.
         """
         self._settings, self._log, self._budget = settings, log, budget
         self._created = datetime.now(UTC)
@@ -72,8 +72,10 @@ class Device:
         self._is_new = writes and not settings.folder.exists()
         self.folder = writable_folder(settings.folder) if writes else settings.folder
         with contextlib.ExitStack() as held:
-            if writes:
+            held.callback(self._remove_new_folder)
+            if writes:  # before the device is opened
                 held.enter_context(lock_folder(self.folder, wait=settings.wait, log=log.progress.line))
+                held.enter_context(lock_device(self.choice.dev, wait=settings.wait, log=log.progress.line))
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
             self._held = held.pop_all()  # until the journal is closed
         self._children: list[Callable[[], None]] = [self.service.close]
@@ -86,6 +88,8 @@ class Device:
         if self.journal is not None:
             self.journal.close()
         self._held.close()
+
+    def _remove_new_folder(self) -> None:
         if self._is_new:
             with contextlib.suppress(OSError):  # there is something in it
                 self.folder.rmdir()
@@ -94,10 +98,6 @@ class Device:
     def is_cpu(self) -> bool:
         """Whether what compiles or searches would disturb the samples."""
         return self.choice.device == "CPU"
-
-    def alone(self) -> AbstractContextManager[None]:
-        """No other optimisation uses the device inside. Raises DeviceError where one does, and it is not waited for."""
-        return lock_device(self.choice.dev, wait=self._settings.wait, log=self._log.progress.line)
 
     def close_children(self) -> None:
         """Kill every process that measures, compiles or searches."""

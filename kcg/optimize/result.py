@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcg.errors import ResultError, ScheduleError
-from kcg.files import write_whole
+from kcg.files import meant_by, write_whole
 from kcg.kernel.kinds import parse
 from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
@@ -138,6 +138,11 @@ def read_result(path: Path) -> Result:
                 f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run"
             )
         data = path.read_bytes()
+    except FileNotFoundError:
+        what_to_do = meant_by(path, "give the RESULT.json of a run, as seen from this folder")
+        raise ResultError(f"there is no {path}: {what_to_do}") from None
+    except IsADirectoryError:
+        raise ResultError(f"{path} is a folder: give the file of a run, such as {path / 'RESULT.json'}") from None
     except OSError as error:
         raise ResultError(f"cannot read {path}: {error.strerror}: give the RESULT.json of a run") from error
     try:

@@ -78,7 +78,6 @@ def optimize(
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
     with (
         Device(settings, log, budget) as device,
-        device.alone(),
         log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,
     ):

@@ -62,9 +62,12 @@ class Settings:
         """The program whose kernels are the workload, which may be absent or no program; None for a named workload."""
         if self.in_memory:
             return None
-        is_path = "/" in self.workload and Path(self.workload).exists()
-        if self.form is None and not is_path and not self.workload.endswith((".py", ".ipynb")):
-            return None
+        from kcg.workloads.registry import WORKLOADS
+
+        if self.form is None and not self.workload.endswith((".py", ".ipynb")):
+            is_path = self.workload.startswith(("/", ".")) or Path(self.workload).exists()
+            if self.workload in WORKLOADS or not is_path:
+                return None
         return Program(self.form or Form.SCRIPT, self.workload, self.script_args)
 
     @property

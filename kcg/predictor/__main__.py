@@ -1,4 +1,4 @@
-"""python -m kcg.predictor show | push | pull"""
+"""kcg predictor show | push | pull"""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import examples, guarded, run_app
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+    epilog=examples("kcg predictor show", "kcg predictor COMMAND --help"),
+)
 
 
 @app.callback()
@@ -21,10 +29,11 @@ def commands() -> None:
     """Trained predictors of runtimes: look at, share."""
 
 
-@app.command()
+@app.command(epilog=examples("kcg predictor show", "kcg predictor show predictor.safetensors --json"))
 def show(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="a checkpoint, or a folder of some; those that come with kcg by default")
+        Path | None,
+        typer.Argument(metavar="FILE", help="a checkpoint, or a folder of some; those that come with kcg by default"),
     ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
 ) -> None:
@@ -43,7 +52,9 @@ def show(
     paths = sorted(source.glob("*.safetensors")) if checkpoint is None or source.is_dir() else [source]
     if not paths:
         where = f"{source} holds" if checkpoint is not None else "this kcg comes with"
-        raise UsageError(f"{where} no checkpoint: train one with python training/train_predictor.py, or pull one")
+        raise UsageError(
+            f"{where} no checkpoint: train one with training/train_predictor.py of a checkout, or pull one"
+        )
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPED_WIDTH)
@@ -56,12 +67,14 @@ def show(
             console.print(table(str(path), found, size))
 
 
-@app.command()
+@app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))
 def push(
-    checkpoint: Annotated[Path, typer.Argument(help="a checkpoint, a .safetensors file")],
-    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a model on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(help="the branch that gets the commit; made where it is missing")] = "main",
-    message: Annotated[str, typer.Option(help="of the commit")] = "",
+    checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="a checkpoint, a .safetensors file")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
+    revision: Annotated[
+        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
+    ] = "main",
+    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
     private: Annotated[bool, typer.Option("--private", help="a new model is private; a public one is refused")] = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
@@ -69,14 +82,14 @@ def push(
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
     typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"python -m kcg.predictor pull {repo} --revision {commit} --out FOLDER")
+    typer.echo(f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
 
 
-@app.command()
+@app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))
 def pull(
-    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a model on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(help="the commit: 40 hex digits")],
-    out: Annotated[Path, typer.Option(help="a new or empty folder")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
+    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
 ) -> None:
     """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
     from kcg.predictor.publish import pull as pull_now
@@ -86,8 +99,7 @@ def pull(
 
 
 def main() -> ExitCode:
-    code = app(prog_name="python -m kcg.predictor", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+    return run_app(app, command_name("predictor"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kcg.cli import pip_install
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.types import canonical_json, content_id
 
@@ -49,8 +50,9 @@ def wanted_mode(mode: str | None) -> str:
     if mode == DISABLED or find_spec("wandb") is not None:
         return mode or OFFLINE
     if mode is not None:
-        raise UsageError(f"--wandb {mode} needs Weights & Biases, which is not installed: pip install kcg[train]")
-    log.warning("Weights & Biases is not installed (pip install kcg[train]): the metrics go to %s only", METRICS)
+        raise UsageError(f"--wandb {mode} needs Weights & Biases, which is not installed: {pip_install('train')}")
+    how = pip_install("train")
+    log.warning("Weights & Biases is not installed (%s): the metrics go to %s only", how, METRICS)
     return DISABLED
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kcg.cli import pip_install
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.files import write_whole
@@ -89,7 +90,7 @@ def tune(
     try:
         import optuna
     except ImportError as error:
-        raise UsageError("tuning needs optuna, which is not installed: pip install kcg[train]") from error
+        raise UsageError(f"tuning needs optuna, which is not installed: {pip_install('train')}") from error
     end = time.time() + (math.inf if budget_s is None else budget_s)
     export, rows = read_export(data), load(data, log=log.info)
     if not len(validation_rows(rows, settings.fit.split)):

@@ -1,4 +1,4 @@
-"""python -m kcg.ui [FOLDER] [--port 0] [--no-browser]"""
+"""kcg ui [FOLDER] [--port 0] [--no-browser]"""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import examples, guarded, run_app
+from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS, epilog=examples("kcg ui", "kcg ui runs --port 8080 --no-browser"))
 def ui(
-    folder: Annotated[Path, typer.Argument(help="where runs wrote their results")] = Path("kcg-out"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine's own address; 0: a free one")] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where runs wrote their results")] = Path("kcg-out"),
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="of this machine's own address; 0: a free one")
+    ] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="print the address, and open nothing")] = False,
 ) -> None:
     """Show all runs below a folder as a page in the browser, those that go on as well, until Ctrl-C."""
@@ -47,8 +50,7 @@ def _has_screen() -> bool:
 
 def main() -> ExitCode:
     """The command."""
-    code = app(prog_name="python -m kcg.ui", standalone_mode=False)
-    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+    return run_app(app, command_name("ui"))
 
 
 if __name__ == "__main__":

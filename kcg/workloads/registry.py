@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import UnknownName
+from kcg.errors import UnknownName, UsageError
 from kcg.types import Workload
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class WorkloadSpec:
     runnable: Callable[[str, int], Step] | None = None  # preset, seed -> the same program, ready to run
     plan: Callable[[str], None] | None = None  # schedules it as a whole, on nothing: tinygrad knows it afterwards
     published: Published | None = None
+    weights_bytes: Callable[[str], int] | None = None  # preset -> what its parameters take, where that is known
 
     def presets_for(self, device: str) -> tuple[str, ...]:
         """All presets that suit a device."""
@@ -90,9 +91,18 @@ def _flux() -> WorkloadSpec:
         varied = {name: inputs.pop(name) for name in ("img", "txt", "y")}
         return Step(varied, functools.partial(model, **inputs))
 
+    def weights_bytes(preset: str) -> int:
+        from math import prod
+
+        from tinygrad import dtypes
+
+        config = flux.flux_config(preset)
+        itemsize: int = getattr(dtypes, config.dtype).itemsize
+        return itemsize * sum(map(prod, flux.parameter_shapes(config).values()))
+
     about, presets = "one denoising step of Flux.1-dev", tuple(flux.PRESETS)
     loaded = Published(check, step)
-    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan, loaded)
+    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan, loaded, weights_bytes)
 
 
 def _of_the_zoo(name: str) -> WorkloadSpec:
@@ -137,3 +147,25 @@ def find(name: str, preset: str, device: str) -> tuple[WorkloadSpec, str]:
     if chosen not in spec.presets:
         raise UnknownName(f"preset of {name}", chosen, [*spec.presets, "auto"])
     return spec, chosen
+
+
+def named_preset(text: str, preset: str = "auto") -> tuple[str, str]:
+    """Name and preset of what a user calls `flux/mini`, or `flux` with `preset`; the path of a program stays whole.
+
+    Raises UsageError where both name a preset, and not the same.
+    """
+    name, slash, own = text.partition("/")
+    is_path = text.startswith(("/", ".")) or Path(text).suffix or Path(text).exists()
+    if not slash or (name not in WORKLOADS and is_path):
+        return text, preset
+    if preset not in ("auto", own):
+        raise UsageError(f"{text} and --preset {preset}: name one preset")
+    return name, own
+
+
+def completions(typed: str) -> list[str]:
+    """What a workload's name may be that begins so; presets where the workload is clear, since that imports it."""
+    name, slash, _ = typed.partition("/")
+    names = [name] if slash and name in WORKLOADS else [one for one in WORKLOADS if one.startswith(typed)]
+    presets = [f"{one}/{preset}" for one in names for preset in spec_of(one).presets] if len(names) == 1 else []
+    return [one for one in (*names, *presets) if one.startswith(typed)]

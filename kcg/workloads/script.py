@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kcg.cli import counted
 from kcg.cli import interrupted as report_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
-from kcg.files import write_whole
+from kcg.files import meant_by, write_whole
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
 from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
@@ -126,11 +126,15 @@ def check_program(program: Program) -> None:
     path = Path(program.what)
     if path.suffix.lower() == ".ipynb":
         export = f"jupyter nbconvert --to script {shlex.quote(str(path))}"
-        raise UsageError(f"{path} is a notebook: export it with `{export}` and give {path.with_suffix('.py')} instead")
+        raise UsageError(
+            f"{path} is a notebook: call kcg.tune in it, or export it with `{export}` and give "
+            f"{path.with_suffix('.py')} instead"
+        )
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give a script in it, or run it as a package with -m")
     if not path.is_file():
-        raise UsageError(f"there is no script {path}")
+        what_to_do = meant_by(path, "give its path, as seen from this folder")
+        raise UsageError(f"there is no script {path}: {what_to_do}")
 
 
 # ---- in the process that becomes the program ----

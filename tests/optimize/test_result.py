@@ -170,8 +170,8 @@ def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
-    refuse(tmp_path / "none.json", "No such file")
-    refuse(tmp_path, "directory")
+    refuse(tmp_path / "none.json", "there is no .*none.json: give the RESULT.json of a run")
+    refuse(tmp_path, "is a folder: give the file of a run, such as .*/RESULT.json")
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

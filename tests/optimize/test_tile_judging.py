@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from kcg.cli import pip_install
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import Refusal, kind_named
@@ -422,5 +423,5 @@ def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pyte
         run.device.notice_missing_tiles()
         monkeypatch.setattr(run.device, "service", own)
         assert run.log.warnings == [
-            "Opts alone are searched, and no tile programs: Triton is not installed: pip install 'kcg[gpu]'"
+            f"Opts alone are searched, and no tile programs: Triton is not installed: {pip_install('gpu')}"
         ]

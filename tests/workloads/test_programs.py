@@ -159,7 +159,8 @@ def test_an_optimisation_knows_a_program_by_its_form(tmp_path: Path) -> None:
     assert Settings("pkg.mod", form=Form.MODULE).program == Program(Form.MODULE, "pkg.mod")
     (tmp_path / "train").touch()
     assert Settings(str(tmp_path / "train")).program == Program(Form.SCRIPT, str(tmp_path / "train"))
-    assert Settings(str(tmp_path / "absent")).program is None
+    assert Settings(str(tmp_path / "absent")).program == Program(Form.SCRIPT, str(tmp_path / "absent"))
+    assert Settings("absent").program is None
 
 
 def test_optimize_takes_a_module_and_code_as_python_does() -> None:

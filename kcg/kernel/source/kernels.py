@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kcg.cli import pip_install
 from kcg.compat.assembler import assembler
 from kcg.compat.renderers import compiling_renderer
 from kcg.compat.standalone import CORE_ID
@@ -77,7 +78,7 @@ def compiled_ptx(
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
     except ImportError:
-        raise ScheduleError("Triton is not installed: pip install 'kcg[gpu]'") from None
+        raise ScheduleError(f"Triton is not installed: {pip_install('gpu')}") from None
     jitted = function if hasattr(function, "arg_names") else triton.jit(function)
     names = list(jitted.arg_names)
     pointers = [name for name in names if name not in constants]
@@ -184,7 +185,7 @@ def read_kernels(path: Path, digest: str) -> tuple[HandwrittenKernel, ...]:
 
 def _advice(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "triton":
-        return ": Triton is not installed: pip install 'kcg[gpu]', or leave that file out"
+        return f": Triton is not installed: {pip_install('gpu')}, or leave that file out"
     return ""
 
 

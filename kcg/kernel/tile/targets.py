@@ -7,6 +7,7 @@ import importlib.util
 import re
 from importlib import metadata
 
+from kcg.cli import pip_install
 from kcg.compat.assembler import assembler
 from kcg.types import Target
 
@@ -31,8 +32,8 @@ def cannot_compile(target: Target) -> str:
     if not supported(target):
         return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
     if not triton_version():
-        return "Triton is not installed: pip install 'kcg[gpu]'"
-    return "" if assembler() is not None or not is_nvidia(target) else "there is no ptxas: pip install 'kcg[gpu]'"
+        return f"Triton is not installed: {pip_install('gpu')}"
+    return "" if assembler() is not None or not is_nvidia(target) else f"there is no ptxas: {pip_install('gpu')}"
 
 
 def supported(target: Target) -> bool:

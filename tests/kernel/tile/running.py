@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kcg.cli import pip_install
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
 from kcg.kernel.reference import StoreValues, error_ratio
@@ -30,7 +31,7 @@ from kcg.types import Region, Target, Variables
 
 CHILD = Path(__file__).with_name("interpreter_child.py")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-WITHOUT = "Triton is not installed: pip install 'kcg[gpu]'"
+WITHOUT = f"Triton is not installed: {pip_install('gpu')}"
 POINTS = 512
 MOST_PROGRAMS = 64  # of a random case: the interpreter takes one after another
 POISON = 0x7E

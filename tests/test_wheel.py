@@ -1,0 +1,89 @@
+"""The wheel holds all of kcg, and works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kcg import __version__
+from kcg.errors import ExitCode
+from tests.commands import python
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("kcg", "pyproject.toml", "README.md", "LICENSE")
+DATA = {path.relative_to(ROOT / "kcg") for path in (ROOT / "kcg").rglob("*") if path.is_file()}
+DATA = {path for path in DATA if path.suffix not in (".py", ".pyc")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built of a copy, since building leaves folders beside the sources."""
+    copy, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    done = python("-m", "pip", "wheel", *options, "--wheel-dir", out, copy)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("kcg-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile")
+    done = python("-m", "pip", "install", *options, "--target", folder, wheel)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def kcg(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The console script as it was installed, from a folder that is no checkout."""
+    command = [sys.executable, str(installed / "bin" / "kcg"), *arguments]
+    settings = {**os.environ, "PYTHONPATH": str(installed)}
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_every_file_that_is_no_python_is_named_as_package_data() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+    named = {path.relative_to(ROOT / "kcg") for pattern in data["kcg"] for path in (ROOT / "kcg").glob(pattern)}
+    assert named == DATA
+    assert {path.suffix for path in DATA} >= {".jinja", ".safetensors"}
+
+
+def test_the_wheel_has_every_module_and_all_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {Path(name) for name in archive.namelist()}
+        (entries,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "kcg = kcg.__main__:main" in archive.read(entries).decode()
+    modules = {path.relative_to(ROOT) for path in (ROOT / "kcg").rglob("*.py")}
+    assert modules | {"kcg" / path for path in DATA} <= held
+    assert {path.parts[0] for path in held} == {"kcg", f"kcg-{__version__}.dist-info"}
+
+
+def test_what_is_installed_has_its_commands_and_says_how_to_get_more(installed: Path, tmp_path: Path) -> None:
+    assert kcg(installed, tmp_path, "--version").stdout == f"kcg {__version__}\n"
+    listed = kcg(installed, tmp_path, "list")
+    assert listed.returncode == ExitCode.OK and "pip install 'kcg[clang]'" in listed.stdout, listed.stderr
+    assert "constraints.txt" not in listed.stdout
+
+
+@pytest.mark.slow
+def test_what_is_installed_works_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+    doctor = kcg(installed, tmp_path, "doctor", "--device", "CPU:X86")
+    assert doctor.returncode == ExitCode.OK and "opens" in doctor.stdout, doctor.stderr
+    assert "constraints.txt" not in doctor.stdout
+    planned = kcg(installed, tmp_path, "optimize", "flux/mini", "--dry-run", "--device", "CPU:X86")
+    assert planned.returncode == ExitCode.OK, planned.stderr
+    assert planned.stdout.startswith("would optimise flux mini on ")
+    assert list(tmp_path.iterdir()) == []
