@@ -59,8 +59,20 @@ def clang_path() -> str | None:
 
 def clang_of_tinygrad() -> str | None:
     """The clang that plain tinygrad finds by itself: `CC` if it is set, even to nothing, else `clang`."""
-    path = shutil.which(os.environ.get("CC", "clang"))
+    return _clang_named(os.environ.get("CC", "clang"))
+
+
+def clang_of_others() -> str | None:
+    """The clang that plain tinygrad finds in another process that the user starts: without what `prepare` set here."""
+    return _clang_named(_replaced_cc[0]) if _replaced_cc else clang_of_tinygrad()
+
+
+def _clang_named(name: str) -> str | None:
+    path = shutil.which(name)
     return path if path is not None and _is_clang(path) else None
+
+
+_replaced_cc: list[str] = []  # what the user's `CC` said before `prepare` replaced it, once that did
 
 
 @cache
@@ -196,6 +208,7 @@ def prepare(dev: str) -> None:
     elif clang is None:
         raise DeviceError("HCQ2=1 needs clang on the CPU: install clang or unset HCQ2")
     if clang is not None and clang != clang_of_tinygrad():
+        _replaced_cc.append(os.environ.get("CC", "clang"))
         os.environ["CC"] = clang  # tinygrad itself would find none, or another compiler
         from tinygrad.helpers import getenv
 

@@ -586,6 +586,6 @@ def kept_as_they_are(result: Result) -> list[str]:
 
 def missing_clang(target: Target) -> str | None:
     """Where plain tinygrad would not find the clang that it needs on a CPU: one that is here, or "" without any."""
-    from kcg.compat.device import clang_of_tinygrad, clang_path
+    from kcg.compat.device import clang_of_others, clang_path
 
-    return (clang_path() or "") if target.device == "CPU" and clang_of_tinygrad() is None else None
+    return (clang_path() or "") if target.device == "CPU" and clang_of_others() is None else None

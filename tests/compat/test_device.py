@@ -11,6 +11,7 @@ import pytest
 
 from kcg.compat import device
 from kcg.errors import DeviceError
+from tests.commands import python
 
 
 def _executable(path: Path, says: str) -> Path:
@@ -58,6 +59,19 @@ def test_a_cc_that_is_another_compiler_is_not_taken_for_clang(bare: Path, monkey
     monkeypatch.setenv("CC", str(gcc))
     assert device.clang_path() is None
     assert device.choose_device("CPU").dev == "CPU:X86"
+
+
+def test_what_the_users_programs_find_is_known_after_this_process_was_given_another(tmp_path: Path) -> None:
+    """`kcg apply` and the end of a run name a `CC` that is needed, also where this process has it already."""
+    clang = _executable(tmp_path / "kept" / "clang", "clang version 22")
+    script = (
+        "from kcg.compat import device\n"
+        f"device.clang_path = lambda: {str(clang)!r}\n"
+        "device.prepare('CPU:CLANG')\n"
+        "print(device.clang_of_others(), device.clang_of_tinygrad())"
+    )
+    done = python("-c", script, PATH=str(tmp_path), CC="")
+    assert done.stdout.split() == ["None", str(clang)], done.stderr
 
 
 def test_the_wheel_ziglang_serves_as_clang_where_there_is_none(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

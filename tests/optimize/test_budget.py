@@ -23,7 +23,7 @@ from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary, progress
 from kcg.optimize.device import Device
-from kcg.optimize.estimates import Estimates, Pace
+from kcg.optimize.estimates import FRESH_CHILD_S, Estimates, Pace
 from kcg.optimize.finals import Judge
 from kcg.optimize.paired import Comparisons
 from kcg.optimize.result import read_result
@@ -413,6 +413,24 @@ def test_the_first_judgement_may_take_what_still_counts_as_in_time(
         with pace.judging(work):
             pass
         assert not pace.allows(work, improved=False), "the second has the budget itself"
+
+
+def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown as left; it does not end while something is to be judged."""
+    for name in ("comparing_s", "timing_s"):
+        monkeypatch.setattr(Estimates, name, lambda expected, work: 10.0)
+    monkeypatch.setattr(Estimates, "compiling_s", lambda expected: 0.0)
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected: 100.0)
+    now_s = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    pace, work = Pace(expected), opened.works[0]
+    assert pace.left_s([work] * 3) == FRESH_CHILD_S + 3 * 10 + 100
+    for took_s in (20.0, 40.0):  # the first starts the process, and says nothing of the others
+        with pace.judging(work):
+            now_s[0] += took_s
+    assert (pace.left_s([work]), pace.left_s([])) == (4 * 10 + 100, 100)
 
 
 def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
