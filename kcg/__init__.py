@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kcg import data
     from kcg.optimize.deploy import tuned
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "tuned"]
+__all__ = ["__version__", "data", "tuned"]
 
 
 def __getattr__(name: str) -> Any:
-    """`kcg.tuned`, loaded when it is first asked for: importing kcg loads nothing else."""
+    """`kcg.tuned` and `kcg.data`, loaded when first asked for: importing kcg loads nothing else."""
+    if name == "data":
+        import importlib
+
+        return importlib.import_module("kcg.data")
     if name == "tuned":
         from kcg.optimize.deploy import tuned
 

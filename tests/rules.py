@@ -25,7 +25,7 @@ LEVELS = (
     {"workloads", "measure"},
     {"dataset"},
     {"predictor"},
-    {"search"},
+    {"search", "data"},
     {"rl"},
     {"campaign", "optimize"},
     {"doctor", "run"},
@@ -72,6 +72,8 @@ HEAVY = {
     "networkx",
     "huggingface_hub",
     "safetensors",
+    "pandas",
+    "datasets",
 }
 
 

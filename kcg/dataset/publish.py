@@ -20,7 +20,7 @@ from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, 
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
 from kcg.files import is_disk_full, whole
-from kcg.hub import LIMITS, Cargo, Limits, pull_folder, push_folder
+from kcg.hub import LIMITS, Cargo, Limits, cached_folder, pull_folder, push_folder
 from kcg.measure import protocol
 from kcg.types import Status
 
@@ -587,6 +587,18 @@ def pull(
     Everything else, errors included, as `kcg.hub.pull_folder` says.
     """
     return pull_folder(repo, folder, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
+
+
+def cached(
+    repo: str,
+    *,
+    revision: str,
+    token: str | None = None,
+    endpoint: str | None = None,
+    limits: Limits = LIMITS,
+) -> Path:
+    """The folder of one commit of the dataset `repo` in the cache of the Hub's client, as `kcg.hub.cached_folder`."""
+    return cached_folder(repo, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
 
 
 def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""python -m kcg.predictor show | push | pull"""
+"""python -m kcg.predictor show | score | push | pull"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kcg.cli import guarded
-from kcg.errors import ExitCode, UsageError
+from kcg.errors import ExitCode, UnknownName, UsageError
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @app.callback()
 def commands() -> None:
-    """Trained predictors of runtimes: look at, share."""
+    """Trained predictors of runtimes: look at, compare, share."""
 
 
 @app.command()
@@ -54,6 +54,46 @@ def show(
             sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         else:
             console.print(table(str(path), found, size))
+
+
+@app.command()
+def score(
+    predictions: Annotated[
+        Path, typer.Argument(help="Parquet or CSV: region_id, schedule_body as in the dataset, and predicted_us")
+    ],
+    dataset: Annotated[
+        str, typer.Option(help="a name in a checkout, a path, or OWNER/NAME@REVISION of the Hub")
+    ] = "h200",
+    split: Annotated[str, typer.Option(help="whose test part: workload, kernel or twin")] = "workload",
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Score predictions on the test part of a dataset, beside the predictor that comes with kcg."""
+    import json
+
+    from rich.console import Console
+
+    from kcg.dataset.sources import place_of
+    from kcg.dataset.splits import SPLITS
+    from kcg.predictor.scoring import finite, match, pool_of, read_predictions, shipped_scores, table
+
+    if split not in SPLITS:
+        raise UnknownName("split", split, list(SPLITS))
+    given = read_predictions(predictions)  # what is wrong with it is told before the dataset is read
+    pool = pool_of(place_of(dataset), split)
+    matched = match(pool, given, predictions)
+    found = {predictions.name: pool.scored(matched.log_s)}
+    shipped, reached = shipped_scores(pool, split)
+    if reached is not None:
+        found[shipped] = reached
+    for note in (*matched.notes, *(() if reached else (shipped,))):
+        typer.echo(f"kcg: {note}", err=True)
+    title = f"{dataset}, test part of the split by {split}: {len(pool.rows):,} schedules"
+    if json_mode:
+        report = {"dataset": dataset, "split": split, "schedules": len(pool.rows), "scores": finite(found)}
+        sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
+        return
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)).print(table(title, found))
 
 
 @app.command()

@@ -14,7 +14,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kcg.dataset.journal import Journal
 from kcg.dataset.reading import CHECKSUMS, read_export
@@ -65,7 +65,8 @@ class ScheduleEnv(KernelScheduleEnv):
             raise UnknownName("reward", reward, list(REWARDS))
         if reward == "predicted":
             aim = target_of(target)
-            tasks = predicted_tasks(calls_of(workload, aim), kernel, aim, _predictor(predictor, aim))
+            chosen: Any = _predictor(predictor, aim)  # mypy takes a protocol for unhashable
+            tasks = predicted_tasks(calls_of(workload, aim), kernel, aim, chosen)
         else:
             with contextlib.ExitStack() as held:
                 service = held.enter_context(_service(device))
