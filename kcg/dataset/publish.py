@@ -120,6 +120,7 @@ COLUMNS = {
 CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
 HUB_SPLIT = "unsplit"
+TASKS = ("tabular-regression", "graph-ml")  # as the Hub names them
 BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
@@ -188,6 +189,8 @@ def _header(export: Export, stats: Stats, title: str) -> str:
         "---",
         f"license: {LICENSE}",
         f"pretty_name: {json.dumps(title)}",
+        "task_categories:",
+        *(f"- {task}" for task in TASKS),
         "tags:",
         *(f"- {tag}" for tag in ("tinygrad", "kernels", "compilers", "autotuning", "cost-model", "performance")),
         "size_categories:",

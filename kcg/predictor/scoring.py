@@ -106,7 +106,8 @@ def _parquet(path: Path) -> dict[str, Any]:
     with parquet.ParquetFile(path, read_dictionary=how.dictionaries) as file:
         texts, batches = Texts(path.stat().st_size), file.iter_batches(columns=wanted, batch_size=how.rows)
         plain = [texts.plain(batch) for batch in batches]
-    return {name: pa.chunked_array([batch[name] for batch in plain], plain[0][name].type) for name in wanted if plain}
+    types = {name: plain[0][name].type if plain else pa.string() for name in wanted}
+    return {name: pa.chunked_array([batch[name] for batch in plain], types[name]) for name in wanted}
 
 
 def _csv(path: Path) -> dict[str, Any]:
@@ -208,8 +209,8 @@ def table(title: str, by: dict[str, dict[str, dict[str, float]]]) -> Table:
     from rich.text import Text
 
     made = Table(title=Text(title), title_justify="left")
-    for name in ("workload (kernels)", "predictor"):
-        made.add_column(name, overflow="fold")
+    made.add_column("workload (kernels)", overflow="fold")
+    made.add_column("predictor", no_wrap=True)
     for words in METRICS.values():
         made.add_column(words, justify="right")
     first = next(iter(by.values()))
