@@ -137,7 +137,7 @@ def _header(about: About) -> str:
         EvalResult(
             task_type=TASK,
             dataset_type="kcg-export",  # the Hub wants the id of a dataset, and an export that lies here has none
-            dataset_name=f"measured schedules, split by {plain(about.split)}",
+            dataset_name=f"measured schedules, split by {_safe(about.split)}",
             dataset_split="validation",
             metric_type=name,
             metric_name=words,
@@ -151,7 +151,7 @@ def _header(about: About) -> str:
         library_name="kcg",
         pipeline_tag=TASK,
         tags=["tinygrad", "cost-model", "autotuning"],
-        model_name=plain(about.name) if measured else None,
+        model_name=_safe(about.name) if measured else None,
         eval_results=measured or None,
     )
     return data.to_yaml().strip()

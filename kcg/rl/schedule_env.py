@@ -54,7 +54,8 @@ class ScheduleEnv(KernelScheduleEnv):
         render_mode: str | None = None,
     ) -> None:
         """`workload` is `NAME`, `NAME/PRESET`, or the path of a journal or an export, such as `kcg.dataset capture`
-        writes of any script. Of its kernels those are tasks whose name contains `kernel` (`tasks[i].name`).
+        writes of any script. Of its kernels those are tasks whose id begins with `kernel`, or else whose name contains
+        it (`tasks[i].name`).
 
         `reward="predicted"` asks the `predictor` (as of `--predictor`) about `target` (`kcg.predictor.targets`);
         `"measured"` measures on `device` (as of `--device`), which one environment does at a time. Close it afterwards.
@@ -164,17 +165,20 @@ def calls_of(text: str, target: Target) -> tuple[WorkloadCall, ...]:
 def _tasks(
     calls: Iterable[WorkloadCall], kernel: str, target: Target, cost_of: Callable[[WorkloadCall, Observer], Cost]
 ) -> tuple[Task, ...]:
-    """A task for each kernel, and for each end of what its variables were; those whose name contains `kernel`."""
+    """A task for each kernel, and for each end of what its variables were; those whose id begins with `kernel`, or
+    whose name contains it."""
+    ends = [end for one in calls for end in at_ends(one) if len(one.region.kernels) == 1]
+    if not ends:
+        raise UsageError("the workload has no kernels: name one that has, such as llama/mini")
+    named = [call for call in ends if call.region.id.startswith(kernel)] or ends
     names: list[str] = []
     tasks: list[Task] = []
-    for call in (end for one in calls for end in at_ends(one) if len(one.region.kernels) == 1):
+    for call in named:
         space = KernelSpace(call.region, target)
         names.append(f"{space.name(space.start())} {call.region.id[:ID_DIGITS]}")
-        if kernel in names[-1]:
+        if named is not ends or kernel in names[-1]:
             observer = Observer(space)
             tasks.append(Task(names[-1], space, observer, cost_of(call, observer), weight=call.calls))
-    if not names:
-        raise UsageError("the workload has no kernels: name one that has, such as llama/mini")
     if not tasks:
-        raise UnknownName("kernel", kernel, names)
+        raise UsageError(f"no kernel has {kernel!r} in its name or id: there are {', '.join(names[:3])} …")
     return tuple(tasks)
