@@ -486,11 +486,12 @@ def _loading(export: Export, stats: Stats) -> Iterator[str]:
     yield "With kcg, which checks sums and ids first:"
     yield ""
     yield from _code(
-        "from kcg.dataset.export import read_export",
+        "import kcg",
         "",
-        'data = read_export(".")',
-        f'table = data.table({version}, ["region_id", "schedule_body", "status", "median_s"])',
-        f"for record in data.records({version}):",
+        'data = kcg.data.load(".")  # or "OWNER/NAME@REVISION" of the Hub, with all 40 hex digits of the commit',
+        'table = data.to_arrow(["region_id", "schedule_body", "status", "median_s"])',
+        "# to_pandas(), to_datasets(): train, validation and test; to_pyg(): graphs for torch-geometric",
+        f"for record in data.export.records({version}):",
         "    print(record.measurement.schedule, record.measurement.median_s)",
         "    break",
     )
