@@ -157,14 +157,11 @@ def match(pool: Pool, found: dict[str, list[Any]], path: Path) -> Matched:
 
 
 def _check_names(pool: Pool, names: Sequence[str], path: Path) -> None:
-    """Raises DataError where rows to be judged differ in a column that the file does not have."""
-    for name in IDENTITY:
-        rest = [other for other in IDENTITY if other != name]
-        differing = len({tuple(row.values()) for row in pool.rows}) > len(
-            {tuple(row[n] for n in rest) for row in pool.rows}
-        )
-        if name not in names and differing:
-            raise DataError(f"{path} has no column {name}, in which rows of {pool.export.folder.name} differ: add it")
+    """Raises DataError where rows to be judged differ in columns alone that the file does not have."""
+    absent = [name for name in IDENTITY if name not in names]
+    distinct = {tuple(row[name] for name in names) for row in pool.rows}
+    if len(distinct) < len({tuple(row[name] for name in IDENTITY) for row in pool.rows}):
+        raise DataError(f"{path} has no column {' or '.join(absent)}, in which alone rows to be judged differ: add it")
 
 
 def _wrong(what: str, keys: Sequence[Key]) -> Iterator[str]:

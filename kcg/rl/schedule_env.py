@@ -21,8 +21,8 @@ from kcg.dataset.reading import CHECKSUMS, read_export
 from kcg.errors import UnknownName, UsageError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_ends
+from kcg.kernel.targets import target_named
 from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor
-from kcg.predictor.targets import target_of
 from kcg.rl.env import Cost, KernelScheduleEnv, Reading, Task, learned, predicted
 from kcg.rl.observation import Observer
 from kcg.types import Schedule, Status, Target, Workload, WorkloadCall
@@ -57,7 +57,7 @@ class ScheduleEnv(KernelScheduleEnv):
         writes of any script. Of its kernels those are tasks whose id begins with `kernel`, or else whose name contains
         it (`tasks[i].name`).
 
-        `reward="predicted"` asks the `predictor` (as of `--predictor`) about `target` (`kcg.predictor.targets`);
+        `reward="predicted"` asks the `predictor` (as of `--predictor`) about `target` (`kcg.kernel.targets`);
         `"measured"` measures on `device` (as of `--device`), which one environment does at a time. Close it afterwards.
         `start` and `max_steps` are those of `KernelScheduleEnv`. Raises UsageError, DataError, DeviceError.
         """
@@ -65,7 +65,7 @@ class ScheduleEnv(KernelScheduleEnv):
         if reward not in REWARDS:
             raise UnknownName("reward", reward, list(REWARDS))
         if reward == "predicted":
-            aim = target_of(target)
+            aim = target_named(target)
             chosen: Any = _predictor(predictor, aim)  # mypy takes a protocol for unhashable
             tasks = predicted_tasks(calls_of(workload, aim), kernel, aim, chosen)
         else:

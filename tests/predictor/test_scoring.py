@@ -149,7 +149,9 @@ def test_a_column_in_which_rows_differ_is_asked_for(rows: Rows, pool: Pool, tmp_
     """One kernel at two values of a variable: two rows of one schedule."""
     first = dict(pool.rows[0])
     two = Pool(pool.export, pool.data, pool.floors, (first | {"variables": '[["n",5]]'}, first, *pool.rows[2:]))
-    with pytest.raises(DataError, match="has no column variables, in which rows of export differ: add it"):
+    with pytest.raises(
+        DataError, match="no column variables or target, in which alone rows to be judged differ: add it"
+    ):
         scored(rows, tmp_path / "a.parquet", two)
 
 
