@@ -38,7 +38,8 @@ ID_DIGITS: Final = 12  # of a kernel's id in the name of its task
 
 
 class ScheduleEnv(KernelScheduleEnv):
-    """One task for each kernel of a workload, drawn as often as the workload calls it."""
+    """One task for each kernel of a workload, drawn as often as the workload calls it. Regions of several kernels are
+    left out."""
 
     def __init__(
         self,
@@ -61,20 +62,19 @@ class ScheduleEnv(KernelScheduleEnv):
         `"measured"` measures on `device` (as of `--device`), which one environment does at a time. Close it afterwards.
         `start` and `max_steps` are those of `KernelScheduleEnv`. Raises UsageError, DataError, DeviceError.
         """
-        self._held = contextlib.ExitStack()
         if reward not in REWARDS:
             raise UnknownName("reward", reward, list(REWARDS))
-        if reward == "predicted":
-            aim = target_named(target)
-            chosen: Any = _predictor(predictor, aim)  # mypy takes a protocol for unhashable
-            tasks = predicted_tasks(calls_of(workload, aim), kernel, aim, chosen)
-        else:
-            with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as held:
+            if reward == "predicted":
+                aim = target_named(target)
+                chosen: Any = _predictor(predictor, aim)  # mypy takes a protocol for unhashable
+                tasks = predicted_tasks(calls_of(workload, aim), kernel, aim, chosen)
+            else:
                 service = held.enter_context(_service(device))
                 calls = calls_of(workload, service.target)
                 tasks = _tasks(calls, kernel, service.target, lambda call, observer: measured(service, call))
-                self._held = held.pop_all()
-        super().__init__(tasks, start=start, max_steps=max_steps, render_mode=render_mode)
+            super().__init__(tasks, start=start, max_steps=max_steps, render_mode=render_mode)
+            self._held = held.pop_all()
 
     def close(self) -> None:
         """End the processes that measure, if there are some."""
@@ -98,11 +98,9 @@ def predicted_tasks(
 
 def _predictor(choice: str, target: Target) -> Predictor:
     """Raises UsageError, DataError."""
-    return (
-        _named_predictor(choice, target)
-        if choice in (AUTO, ROOFLINE)
-        else choose_predictor(check_choice(choice), target)
-    )
+    if choice in (AUTO, ROOFLINE):
+        return _named_predictor(choice, target)
+    return choose_predictor(check_choice(choice), target)
 
 
 _named_predictor = functools.lru_cache(maxsize=4)(choose_predictor)  # a file may change
