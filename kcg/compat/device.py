@@ -8,6 +8,7 @@ the time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -198,6 +200,24 @@ def prepare(dev: str) -> None:
         from tinygrad.helpers import getenv
 
         getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
+
+
+@contextlib.contextmanager
+def prepared(dev: str) -> Iterator[None]:
+    """`prepare` inside the block only, for whoever captures in a process of a user: tinygrad's device is afterwards the
+    one that it was."""
+    from kcg.compat.tiny import DEV
+
+    chosen, asked = DEV.value, os.environ.get("DEV")
+    prepare(dev)
+    try:
+        yield
+    finally:
+        DEV.value = chosen
+        if asked is None:
+            os.environ.pop("DEV", None)
+        else:
+            os.environ["DEV"] = asked
 
 
 def import_runtime(device: str) -> None:

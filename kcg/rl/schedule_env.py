@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kcg.compat.device import choose_cpu, choose_device, prepared
 from kcg.dataset.journal import Journal
 from kcg.dataset.reading import CHECKSUMS, read_export
 from kcg.errors import UnknownName, UsageError
@@ -130,7 +131,6 @@ def measured(service: MeasureService, call: WorkloadCall) -> Cost:
 @contextlib.contextmanager
 def _service(device: str) -> Iterator[MeasureService]:
     """A service on a device of this machine that nobody else times on. Raises DeviceError."""
-    from kcg.compat.device import choose_device
     from kcg.measure.lock import lock_device
     from kcg.measure.service import MeasureService
 
@@ -142,7 +142,8 @@ def _service(device: str) -> Iterator[MeasureService]:
 @functools.lru_cache(maxsize=16)
 def _captured(name: str, preset: str, device: str) -> Workload:
     spec, chosen = find(name, preset, device)
-    return spec.capture(chosen)
+    with prepared(choose_cpu().dev):  # to schedule without allocating, any device does that opens here
+        return spec.capture(chosen)
 
 
 def calls_of(text: str, target: Target) -> tuple[WorkloadCall, ...]:

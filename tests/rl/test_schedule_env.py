@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +23,11 @@ from kcg.kernel.targets import TARGETS
 from kcg.predictor.choice import shipped_path
 from kcg.rl.schedule_env import ScheduleEnv
 from kcg.types import Workload, WorkloadCall
-from tests.commands import python
 from tests.env_tasks import check_episodes, region_of
 from tests.rules import HEAVY, loaded_by
 from tests.small_dataset import H200
 
+ROOT = Path(__file__).parents[2]
 ID = "kcg.rl:kcg/Schedule-v0"
 QUICK = {"workload": "softmax/mini", "predictor": "roofline"}
 
@@ -45,17 +48,6 @@ def test_without_arguments_it_needs_no_device_and_passes_gymnasiums_checker(defa
     check_env(default.unwrapped)  # makes it again for each way to render, too
     check_episodes(inner(default))
     assert len(inner(default).tasks) == 21 and len({task.name for task in inner(default).tasks}) == 21
-
-
-def test_a_module_before_the_id_is_all_that_is_imported() -> None:
-    """Gymnasium 1.0 has no plugins: this is its own way to make what it does not know yet."""
-    code = f"""
-import gymnasium
-env = gymnasium.make({ID!r}, **{QUICK!r})
-print(env.spec.id, len(env.unwrapped.tasks))
-"""
-    done = python("-W", "error", "-c", code)
-    assert (done.returncode, done.stdout) == (0, "kcg/Schedule-v0 16\n"), done.stderr
 
 
 def test_registering_loads_no_torch_and_no_tinygrad() -> None:
@@ -148,3 +140,22 @@ def test_a_measured_reward_is_the_devices_own_and_measured_once() -> None:
         assert inner(env).tasks[0].observer.space.target.device == "CPU"
     finally:
         env.close()
+
+
+def test_a_module_before_the_id_is_all_that_is_imported_and_no_device_is_needed(tmp_path: Path) -> None:
+    """Gymnasium 1.0 has no plugins: this is its own way to make what it does not know yet. Here as a user has it who
+    has no compiler: plain tinygrad would find no device."""
+    code = f"""
+import os, gymnasium
+from tinygrad.helpers import DEV
+before = repr(DEV.value)
+env = gymnasium.make({ID!r}, **{QUICK!r})
+print(len(env.unwrapped.tasks), "DEV" in os.environ, repr(DEV.value) == before)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("DEV", "CC")}
+    folders = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "CACHEDB": str(tmp_path / "cache.db")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment | folders, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "16 False True\n"), done.stderr
