@@ -24,13 +24,14 @@ def _check_python(version: tuple[int, ...], arguments: list[str]) -> None:
 _check_python(tuple(sys.version_info[:2]), sys.argv)
 
 if TYPE_CHECKING:
+    from kcg import data
     from kcg.autotuning import autotuned
     from kcg.optimize.deploy import tuned
     from kcg.predicting import predict
     from kcg.tuning import load, tune
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "autotuned", "load", "predict", "tune", "tuned"]
+__all__ = ["__version__", "autotuned", "data", "load", "predict", "tune", "tuned"]
 
 _MODULES = {
     "autotuned": "kcg.autotuning",
@@ -43,6 +44,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """What `kcg` offers, loaded when it is first asked for: importing kcg loads nothing else."""
+    if name == "data":
+        return import_module("kcg.data")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -151,7 +151,7 @@ def _failed(error: Exception) -> ExitCode:
         sys.stderr.write(f"{error}\n")
         return ExitCode.USAGE
     if (usage := getattr(error, "format_message", None)) is not None:  # the command-line library's own errors
-        _complain(f"{usage()}; --help lists what there is")
+        _complain(f"{usage().rstrip('.')}; --help lists what there is")
         return ExitCode.USAGE
     line = (str(error).strip().splitlines() or ["no message"])[0]
     if _is_about_memory(error):

@@ -27,7 +27,16 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, DatasetInfo, HfApi, ModelInfo, constants, get_token, set_client_factory
+from huggingface_hub import (
+    CommitOperationAdd,
+    DatasetInfo,
+    HfApi,
+    ModelInfo,
+    constants,
+    get_token,
+    set_client_factory,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -174,12 +183,7 @@ def pull_folder(
     Raises DataError where the data cannot be trusted or the Hub cannot be reached, UsageError where the name, the
     revision, the folder or the rights are wrong. `folder` is then as it was before.
     """
-    transfer = transfer_of(repo, endpoint, revision, limits, kind=cargo.kind)
-    if not COMMIT.fullmatch(revision):
-        raise UsageError(
-            f"revision {revision!r} is no pinned commit: give the 40 hex digits that push printed, or one from "
-            f"{transfer.page}/commits/main"
-        )
+    transfer = _pinned(repo, endpoint, revision, limits, cargo)
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - the last part must not be followed if it is a link
     try:
         _refuse_occupied(folder)
@@ -201,11 +205,7 @@ def pull_folder(
                 if (data / name).is_symlink() or not (data / name).is_file():
                     raise DataError(f"{repo} holds {name}, which is no plain file: it is not pulled")
             shutil.rmtree(data / ".cache", ignore_errors=True)  # the client's notes on what it downloaded
-            try:
-                digests = cargo.digests(data, names)
-            except DataError as error:
-                message = str(error).replace(f"{data}{os.sep}", "").replace(str(data), repo)
-                raise DataError(f"{repo} at {revision[:12]}: {message}") from error
+            digests = _trusted(data, names, cargo, transfer)
             folder.parent.mkdir(parents=True, exist_ok=True)
             _refuse_occupied(folder)
             data.rename(folder)
@@ -214,6 +214,71 @@ def pull_folder(
     except FOREIGN as error:
         raise explained(error, transfer) from error
     return digests
+
+
+def cached_folder(
+    repo: str,
+    *,
+    cargo: Cargo,
+    revision: str,
+    token: str | None = None,
+    endpoint: str | None = None,
+    limits: Limits = LIMITS,
+) -> Path:
+    """The folder of one commit of `repo` in the cache of the Hub's client (HF_HUB_CACHE), downloaded where it is not
+    there yet: nobody may change it, and `hf cache` removes it.
+
+    What is asked for again needs no network. The cargo is checked each time. Everything else, errors included, as
+    `pull_folder` says; the marker of the cargo must lie at the root of the repository.
+    """
+    transfer = _pinned(repo, endpoint, revision, limits, cargo)
+    try:
+        if (folder := _in_cache(transfer, cargo)) is None:
+            cache = Path(constants.HF_HUB_CACHE)
+            cache.mkdir(parents=True, exist_ok=True)
+            with session(transfer):
+                api = HfApi(endpoint=transfer.endpoint, token=token_of(token))
+                names = _remote_names(api, transfer, cargo, cache)
+                if cargo.marker not in names:
+                    raise DataError(f"{repo} holds several of its kind: pull it, and load a folder of it")
+                for name in sorted(names, key=lambda name: name == cargo.marker):  # last: then all others are there
+                    api.hf_hub_download(repo, name, repo_type=cargo.kind, revision=revision, cache_dir=cache)
+            folder = _in_cache(transfer, cargo)
+        if folder is None:
+            raise DataError(f"{repo} was downloaded and is not in {constants.HF_HUB_CACHE}: load it again")
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        _trusted(folder, [name for name in names if cargo.travels(name)], cargo, transfer)
+    except KcgError:
+        raise
+    except FOREIGN as error:
+        raise explained(error, transfer) from error
+    return folder
+
+
+def _in_cache(transfer: Transfer, cargo: Cargo) -> Path | None:
+    """The folder of a commit that the client's cache has whole."""
+    kept = try_to_load_from_cache(transfer.repo, cargo.marker, revision=transfer.revision, repo_type=cargo.kind)
+    return Path(kept).parent if isinstance(kept, str) else None
+
+
+def _pinned(repo: str, endpoint: str | None, revision: str, limits: Limits, cargo: Cargo) -> Transfer:
+    """The transfer of one commit. Raises UsageError where the revision is none."""
+    transfer = transfer_of(repo, endpoint, revision, limits, kind=cargo.kind)
+    if not COMMIT.fullmatch(revision):
+        raise UsageError(
+            f"revision {revision!r} is no pinned commit: give the 40 hex digits that push printed, or one from "
+            f"{transfer.page}/commits/main"
+        )
+    return transfer
+
+
+def _trusted(folder: Path, names: Sequence[str], cargo: Cargo, transfer: Transfer) -> dict[str, str]:
+    """The SHA-256 of each file of the cargo that arrived, once all that it promises holds; DataError otherwise."""
+    try:
+        return cargo.digests(folder, names)
+    except DataError as error:
+        message = str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), transfer.repo)
+        raise DataError(f"{transfer.repo} at {(transfer.revision or '')[:12]}: {message}") from error
 
 
 def _local_names(folder: Path, cargo: Cargo) -> list[str]:

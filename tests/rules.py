@@ -25,7 +25,7 @@ LEVELS = (
     {"workloads", "measure"},
     {"dataset"},
     {"predictor"},
-    {"search"},
+    {"search", "data"},
     {"rl"},
     {"campaign", "optimize"},
     {"compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
@@ -73,6 +73,8 @@ HEAVY = {
     "networkx",
     "huggingface_hub",
     "safetensors",
+    "pandas",
+    "datasets",
 }
 
 

@@ -8,6 +8,7 @@ the time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -215,7 +215,7 @@ def prepare(dev: str) -> None:
         getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
 
 
-@contextmanager
+@contextlib.contextmanager
 def keeping_default() -> Iterator[None]:
     """After the block tinygrad's device, here and in the environment, is what it was before."""
     from kcg.compat.tiny import DEV
@@ -228,6 +228,14 @@ def keeping_default() -> Iterator[None]:
         os.environ.pop("DEV", None)
         if named is not None:
             os.environ["DEV"] = named
+
+
+@contextlib.contextmanager
+def prepared(dev: str) -> Iterator[None]:
+    """`prepare` inside the block only, for whoever captures in a process of a user."""
+    with keeping_default():
+        prepare(dev)
+        yield
 
 
 def import_runtime(device: str) -> None:

@@ -20,7 +20,7 @@ from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, 
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
 from kcg.files import is_disk_full, whole
-from kcg.hub import LIMITS, Cargo, Limits, pull_folder, push_folder
+from kcg.hub import LIMITS, Cargo, Limits, cached_folder, pull_folder, push_folder
 from kcg.measure import protocol
 from kcg.types import Status
 
@@ -120,6 +120,7 @@ COLUMNS = {
 CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
 HUB_SPLIT = "unsplit"
+TASKS = ("tabular-regression", "graph-ml")  # as the Hub names them
 BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
@@ -188,6 +189,8 @@ def _header(export: Export, stats: Stats, title: str) -> str:
         "---",
         f"license: {LICENSE}",
         f"pretty_name: {json.dumps(title)}",
+        "task_categories:",
+        *(f"- {task}" for task in TASKS),
         "tags:",
         *(f"- {tag}" for tag in ("tinygrad", "kernels", "compilers", "autotuning", "cost-model", "performance")),
         "size_categories:",
@@ -483,11 +486,12 @@ def _loading(export: Export, stats: Stats) -> Iterator[str]:
     yield "With kcg, which checks sums and ids first:"
     yield ""
     yield from _code(
-        "from kcg.dataset.export import read_export",
+        "import kcg",
         "",
-        'data = read_export(".")',
-        f'table = data.table({version}, ["region_id", "schedule_body", "status", "median_s"])',
-        f"for record in data.records({version}):",
+        'data = kcg.data.load(".")  # or "OWNER/NAME@REVISION" of the Hub, with all 40 hex digits of the commit',
+        'table = data.to_arrow(["region_id", "schedule_body", "status", "median_s"])',
+        "# to_pandas(), to_datasets(): train, validation and test; to_pyg(): graphs for torch-geometric",
+        f"for record in data.export.records({version}):",
         "    print(record.measurement.schedule, record.measurement.median_s)",
         "    break",
     )
@@ -587,6 +591,18 @@ def pull(
     Everything else, errors included, as `kcg.hub.pull_folder` says.
     """
     return pull_folder(repo, folder, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
+
+
+def cached(
+    repo: str,
+    *,
+    revision: str,
+    token: str | None = None,
+    endpoint: str | None = None,
+    limits: Limits = LIMITS,
+) -> Path:
+    """The folder of one commit of the dataset `repo` in the cache of the Hub's client, as `kcg.hub.cached_folder`."""
+    return cached_folder(repo, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
 
 
 def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""kcg predictor show | push | pull"""
+"""kcg predictor show | score | push | pull"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from kcg.cli import examples, guarded, run_app
 from kcg.commands import SETTINGS, command_name
-from kcg.errors import ExitCode, UsageError
+from kcg.errors import ExitCode, UnknownName, UsageError
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 @app.callback()
 def commands() -> None:
-    """Trained predictors of runtimes: look at, share."""
+    """Trained predictors of runtimes: look at, compare, share."""
 
 
 @app.command(epilog=examples("kcg predictor show", "kcg predictor show predictor.safetensors --json"))
@@ -65,6 +65,49 @@ def show(
             sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         else:
             console.print(table(str(path), found, size))
+
+
+@app.command(
+    epilog=examples("kcg predictor score mine.parquet", "kcg predictor score mine.csv --dataset cpu --json"),
+)
+def score(
+    predictions: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Parquet or CSV: region_id, schedule_body as there, and predicted_us"),
+    ],
+    dataset: Annotated[
+        str, typer.Option(metavar="NAME", help="in a checkout, a path, or OWNER/NAME@REVISION of the Hub")
+    ] = "h200",
+    split: Annotated[str, typer.Option(metavar="NAME", help="whose test part: workload, kernel or twin")] = "workload",
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Score predictions on the test part of a dataset, beside the predictor that comes with kcg."""
+    import json
+
+    from rich.console import Console
+
+    from kcg.dataset.sources import place_of
+    from kcg.dataset.splits import SPLITS
+    from kcg.predictor.scoring import finite, match, pool_of, read_predictions, shipped_scores, table
+
+    if split not in SPLITS:
+        raise UnknownName("split", split, list(SPLITS))
+    given = read_predictions(predictions)  # what is wrong with it is told before the dataset is read
+    pool = pool_of(place_of(dataset), split)
+    matched = match(pool, given, predictions)
+    found = {predictions.name: pool.scored(matched.log_s)}
+    shipped, reached = shipped_scores(pool, split)
+    if reached is not None:
+        found[shipped] = reached
+    for note in (*matched.notes, *(() if reached else (shipped,))):
+        typer.echo(f"kcg: {note}", err=True)
+    title = f"{dataset}, test part of the split by {split}: {len(pool.rows):,} schedules"
+    if json_mode:
+        report = {"dataset": dataset, "split": split, "schedules": len(pool.rows), "scores": finite(found)}
+        sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
+        return
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)).print(table(title, found))
 
 
 @app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))

@@ -24,9 +24,9 @@ from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
 from kcg.predictor.features import Array
-from kcg.predictor.metrics import Floors, auc, calibration, score_of, scores, summary
+from kcg.predictor.metrics import Floors, auc, calibration, log_error, score_of, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
-from kcg.predictor.training_data import TrainingData
+from kcg.predictor.training_data import POOL, TrainingData
 
 STATE = "state.safetensors"
 SCALE_ROWS = 8192  # rows from which the features' means and spreads are taken
@@ -82,10 +82,8 @@ def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
 
 
 def evaluation_pool(data: TrainingData) -> Array:
-    """(n,) bool: the rows on which rankings are judged. No predictor picked them, and no search that was run for a
-    replay table, so that every kernel's pool was drawn alike."""
-    names = ("raw", "hand-coded", "walk:", "near:", "beam:2/8")
-    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(names)]
+    """(n,) bool: the rows on which rankings are judged."""
+    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
     return np.isin(data.sampler, wanted)
 
 
@@ -101,7 +99,7 @@ def judge(data: TrainingData, found: dict[str, Array], index: Array, floors: Flo
     timed = np.isfinite(log_s)
     error = found["rank"][timed] - log_s[timed]
     values["failure_auc"] = auc(found["failure"], ~timed)
-    values["log_error"] = float(np.sqrt((error**2).mean())) if timed.any() else math.nan
+    values["log_error"] = log_error(error)
     within = calibration(error * np.exp(-found["log_sigma"][timed]))
     return values | {f"within_{name}": value for name, value in within.items()}
 

@@ -136,6 +136,16 @@ def _mean(values: Array) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
+def log_error(error: Array) -> float:
+    """Root mean square of errors in log-seconds; NaN of none."""
+    return float(np.sqrt((error**2).mean())) if len(error) else math.nan
+
+
+def mape(error: Array) -> float:
+    """Mean absolute percentage error of runtimes, as a share, from errors in log-seconds; NaN of none."""
+    return float(np.abs(np.expm1(error)).mean()) if len(error) else math.nan
+
+
 def auc(scored: Array, positive: Array) -> float:
     """Area under the ROC curve: the chance that a positive row scores above a negative one; NaN without both."""
     n, m = int(positive.sum()), int((~positive).sum())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -16,9 +17,21 @@ from typing import TYPE_CHECKING, Any
 from kcg.dataset.reading import sha256_of
 from kcg.errors import DataError, UsageError
 from kcg.hub import LIMITS, MAIN, Cargo, Limits, pull_folder, push_folder
-from kcg.predictor.checkpoint import Checkpoint, read
+from kcg.predictor.checkpoint import About, Checkpoint, read
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.header import MOST_BYTES
+
+METRICS = {
+    "pairwise": "pairwise accuracy",
+    "kendall_tau": "Kendall τ",
+    "top1": "top-1",
+    "top1_mean": "top-1, unweighted",
+    "top5": "top-5",
+    "top5_mean": "top-5, unweighted",
+    "log_error": "error in log-seconds",
+    "failure_auc": "AUC of failures",
+}
+"""Of those that a checkpoint has (`kcg.predictor.metrics`), what the Hub's page shows."""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 PREDICTOR = "predictor.safetensors"  # its name in a repository
 LICENSE = "mit"  # that of kcg
+TASK = "tabular-regression"  # as the Hub names it
 SHORT = 12  # hexadecimal digits that are shown of a checksum
 LONGEST = 300  # characters of one text
 
@@ -85,7 +99,7 @@ def model_card(checkpoint: Checkpoint, repo: str, size: int) -> str:
     metrics = [row for row in rows if row[0].startswith("validation ")]
     targets = sorted({plain(str(t.get("model", "an unnamed target"))) for t in about.targets}) or ["no target"]
     sections = [
-        f"---\nlicense: {LICENSE}\nlibrary_name: kcg\ntags:\n- tinygrad\n- cost-model\n- autotuning\n---",
+        f"---\n{_header(about)}\n---",
         f"# {_safe(about.name)}: runtimes of tinygrad kernels on {_safe(' and '.join(targets))}",
         "A predictor of kcg, the kernel optimizer for tinygrad: for a kernel, a schedule "
         "and a target it says the expected log-runtime, how sure that is, and whether the schedule will fail.",
@@ -113,6 +127,34 @@ def model_card(checkpoint: Checkpoint, repo: str, size: int) -> str:
         "kernel with an operation, or a machine, that training never showed, it says that it is unsure.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _header(about: About) -> str:
+    """What the Hub reads, as YAML: with the metrics as its `model-index`, which its pages show and search."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    measured = [
+        EvalResult(
+            task_type=TASK,
+            dataset_type="kcg-export",  # the Hub wants the id of a dataset, and an export that lies here has none
+            dataset_name=f"measured schedules, split by {_safe(about.split)}",
+            dataset_split="validation",
+            metric_type=name,
+            metric_name=words,
+            metric_value=about.metrics[name],
+        )
+        for name, words in METRICS.items()
+        if math.isfinite(about.metrics.get(name, math.nan))
+    ]
+    data = ModelCardData(
+        license=LICENSE,
+        library_name="kcg",
+        pipeline_tag=TASK,
+        tags=["tinygrad", "cost-model", "autotuning"],
+        model_name=_safe(about.name) if measured else None,
+        eval_results=measured or None,
+    )
+    return data.to_yaml().strip()
 
 
 def _safe(text: str) -> str:

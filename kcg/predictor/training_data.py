@@ -154,6 +154,11 @@ COLUMNS = (
 )
 
 
+POOL = ("raw", "hand-coded", "walk:", "near:", "beam:2/8")
+"""Samplers on whose rows rankings are judged. No predictor picked these, and no search that was run for a replay table,
+so that every kernel's pool was drawn alike."""
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """n rows over K kernels (a kernel with its variables' values, on one target) and T targets."""
@@ -201,35 +206,45 @@ def load(
     *,
     cache: Path | None = None,
     workers: int | None = None,
+    part: tuple[str, str] | None = None,
+    pool: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> TrainingData:
-    """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
+    """The rows of an export, from the cache where it has them. `cache=None` is the user's own. With a split and a
+    `part` of it, such as `("workload", "test")`, only the rows of that part; with `pool` only those of `POOL`.
 
     Left out are noisy rows, rows timed again, warm ones, `unjudged` ones, and schedules of other kinds than
     Opts. Raises DataError.
     """
     export = read_export(folder)
-    path = (cache or cache_folder("graphs")) / f"{_identity(export)}.npz"
+    path = (cache or cache_folder("graphs")) / f"{_identity(export, part, pool)}.npz"
     found = kept(path, _from_arrays)
     if found is not None:
         return found
     log(f"{folder}: computing graphs, once")
-    made = _build(export, workers)
+    made = _build(export, workers, part, pool)
     keep(_as_arrays(made), path)
     return made
 
 
-def _identity(export: Export) -> str:
-    text = json.dumps([FEATURES_VERSION, NAMES, PROTOCOL, sorted(export.checksums.items())])
+def _identity(export: Export, part: tuple[str, str] | None, pool: bool) -> str:
+    whole = [FEATURES_VERSION, NAMES, PROTOCOL, sorted(export.checksums.items())]
+    text = json.dumps([*whole, part, pool] if part or pool else whole)
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _build(export: Export, workers: int | None) -> TrainingData:
-    table = export.table(PROTOCOL, COLUMNS)
-    columns = {name: _column(table[name]) for name in COLUMNS}
+def _build(export: Export, workers: int | None, part: tuple[str, str] | None, pool: bool) -> TrainingData:
+    names = (*COLUMNS, *((f"split_{part[0]}",) if part else ()))
+    table = export.table(PROTOCOL, names)
+    columns = {name: _column(table[name]) for name in names}
     rows = _wanted(columns)
+    if part is not None:
+        rows = rows[columns[f"split_{part[0]}"][rows] == part[1]]
+    if pool:
+        rows = rows[[str(name).startswith(POOL) for name in columns["sampler"][rows]]]
     if not len(rows):
-        raise DataError(f"{export.folder} has no rows to train on")
+        where = f" in the {part[1]} part of the split by {part[0]}" if part else ""
+        raise DataError(f"{export.folder} has no rows to train on{where}")
     keys: dict[tuple[str, str, str], int] = {}
     kernel = np.array(
         [
@@ -247,7 +262,7 @@ def _build(export: Export, workers: int | None) -> TrainingData:
     ]
     encoded = list(in_processes(_encode, jobs, workers))
     applies = np.concatenate([ok for _, _, ok in encoded])
-    names = sorted({target for _, _, target in keys})
+    fingerprints = sorted({target for _, _, target in keys})
     status = columns["status"][rows]
     seconds = np.where(status == Status.OK, columns["median_s"][rows], np.nan).astype(np.float64)
     runs, run = np.unique(columns["run_id"][rows], return_inverse=True)
@@ -260,10 +275,10 @@ def _build(export: Export, workers: int | None) -> TrainingData:
         sampler=sampler[applies],
         row=rows[applies],
         kernel_x=np.stack([x for _, x, _ in encoded]),
-        target_x=np.stack([target_features(targets[t]) for t in names]),
-        target=np.array([names.index(target) for _, _, target in keys]),
+        target_x=np.stack([target_features(targets[t]) for t in fingerprints]),
+        target=np.array([fingerprints.index(target) for _, _, target in keys]),
         region_ids=tuple(region for region, _, _ in keys),
-        targets=tuple(names),
+        targets=tuple(fingerprints),
         runs=tuple(runs.tolist()),
         samplers=tuple(samplers.tolist()),
         checksums=tuple(sorted(export.checksums.items())),

@@ -1,7 +1,8 @@
 """The Gymnasium environment: a schedule is built step by step; the return of an episode is its log-speedup.
 
-    import kcg.rl.env
-    env = gymnasium.make("kcg/KernelSchedule-v0", tasks=[task])
+    env = gymnasium.make("kcg.rl:kcg/KernelSchedule-v0", tasks=[task])
+
+`kcg.rl.schedule_env` makes the tasks from names.
 
 An action is a row of a padded table of action features (`kcg.rl.observation`): each legal step, and to stop. What a
 row means changes from state to state; `action_masks` says which rows there are. What a schedule costs is injected: a
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from kcg.predictor.learned import LearnedPredictor
     from kcg.search.replay import ReplayTable
 
-ID: Final = "kcg/KernelSchedule-v0"
 MOST_ACTIONS: Final = 96
 """Rows of the table of actions. Of 76,397 states of the H200 dataset's 2,662 kernels (raw, hand-coded, and on random
 walks from both) none had more than 69 steps, and 8 more than 64; what is beyond is left out."""
@@ -292,6 +292,3 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
             return "no kernel"
         cost = self._fault or f"{math.exp(self._now.log_s) * 1e6:.3g} µs"
         return f"{self.task.name}: {describe(self._observed.schedule)} ({cost})"
-
-
-gymnasium.register(ID, entry_point="kcg.rl.env:KernelScheduleEnv")

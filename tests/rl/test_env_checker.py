@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from kcg.predictor.features import MOST_AXES
-from kcg.rl.env import FAULT_VALUE, ID, KernelScheduleEnv
+from kcg.rl.env import FAULT_VALUE, KernelScheduleEnv
 from tests.env_tasks import (
     TARGETS,
     check_episodes,
@@ -32,7 +32,7 @@ from tests.env_tasks import (
 @pytest.mark.parametrize("start", ["raw", "hand-coded", "either"])
 def test_the_environment_passes_gymnasiums_checker_and_ours(target: str, start: str) -> None:
     tasks = [task(name, target) for name in ("matmul", "sum")]
-    env = gymnasium.make(ID, tasks=tasks, start=start)
+    env = gymnasium.make("kcg.rl:kcg/KernelSchedule-v0", tasks=tasks, start=start)
     assert isinstance(env.unwrapped, KernelScheduleEnv)
     check_env(env.unwrapped)
     check_episodes(env.unwrapped)

@@ -1,0 +1,155 @@
+"""Measured schedules to train on: `kcg.data.load("h200")` as Arrow, pandas, `datasets` or torch-geometric.
+
+    import kcg.data
+
+    data = kcg.data.load("h200")           # of a checkout; or a path; or "OWNER/NAME@REVISION" of the Hugging Face Hub
+    frame = data.to_pandas()               # a row for each schedule that was measured
+    parts = data.to_datasets()             # train, validation and test, no kernel in two of them
+    graphs = data.to_pyg("train")          # what the predictor sees, with the logarithm of the runtime
+
+A row of the table is one schedule that was timed, or how it failed. `COLUMNS` says what its columns mean. Importing
+this module loads neither pandas nor torch; `pip install 'kcg[data]'` brings pandas and `datasets`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kcg.dataset.columns import BESIDE, FIRST, measurements_schema
+from kcg.dataset.export import export
+from kcg.dataset.journal import Journal
+from kcg.dataset.publish import COLUMNS as OF_FILES
+from kcg.dataset.reading import MEASUREMENTS, Export, read_export
+from kcg.dataset.sources import names, place_of
+from kcg.dataset.splits import PARTS, SPLITS
+from kcg.errors import UnknownName, UsageError
+from kcg.measure.protocol import PROTOCOL
+from kcg.types import Status
+
+if TYPE_CHECKING:
+    from kcg.predictor.pyg import ScheduleGraphs
+
+__all__ = ["COLUMNS", "Data", "load", "names"]
+
+COLUMNS: Final[dict[str, str]] = {
+    column: words
+    for columns, words in OF_FILES[MEASUREMENTS].items()
+    for column in columns.split(", ")
+    if column != "timing"  # a row of another file
+}
+"""What each column of the table means, by its name."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset that was read and whose checksums agree. `export` has all of it (`kcg.dataset.reading.Export`)."""
+
+    name: str
+    export: Export
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """The table as `pyarrow.Table`: all rows under today's timing protocol, the columns that are named or all of
+        `COLUMNS`. Texts that come again and again are dictionaries. Raises UnknownName, DataError."""
+        import pyarrow.compute as pc
+
+        wanted = list(_column_names() if columns is None else columns)
+        for name in wanted:
+            if name not in COLUMNS:
+                raise UnknownName("column", name, list(COLUMNS))
+        if "median_s" not in wanted:
+            return self.export.table(PROTOCOL, wanted)
+        table = self.export.table(PROTOCOL, list(dict.fromkeys([*wanted, "status"])))
+        timed = pc.equal(table["status"].cast("string"), str(Status.OK))
+        seconds = pc.if_else(timed, table["median_s"], None)  # a failure has no time
+        return table.set_column(table.column_names.index("median_s"), "median_s", seconds).select(wanted)
+
+    def kernels(self, columns: Sequence[str] | None = None) -> Any:
+        """The kernels as `pyarrow.Table`, whose `id` is the `region_id` of rows: the columns of `kernels.parquet`."""
+        return self.export.kernels_table(columns)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        """The table as `pandas.DataFrame`; texts that come again and again are categories. Raises UsageError where
+        there is no pandas."""
+        _imported("pandas")
+        return self.to_arrow(columns).to_pandas()
+
+    def to_datasets(self, split: str = "workload", columns: Sequence[str] | None = None) -> Any:
+        """The table as `datasets.DatasetDict` of `train`, `validation` and `test` under one of `kcg.dataset.splits`:
+        `workload`, `kernel` or `twin`. A kernel's rows are all in one part; of `twin` all kernels that differ in sizes
+        only. Rows that are in no part are left out. Raises UsageError where there is no `datasets`."""
+        library = _imported("datasets")
+        return library.DatasetDict({part: library.Dataset(table) for part, table in self.parts(split, columns).items()})
+
+    def parts(self, split: str = "workload", columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """`to_datasets` as one `pyarrow.Table` for each part, with plain texts."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        of_split = f"split_{_known_split(split)}"
+        wanted = list(_column_names() if columns is None else columns)
+        table = self.to_arrow(list(dict.fromkeys([*wanted, of_split])))
+        for i, field in enumerate(table.schema):
+            if pa.types.is_dictionary(field.type):
+                table = table.set_column(i, field.name, table[field.name].cast(field.type.value_type))
+        return {part: table.filter(pc.equal(table[of_split], part)).select(wanted) for part in PARTS}
+
+    def to_pyg(self, part: str = "train", *, split: str = "workload") -> ScheduleGraphs:
+        """The graphs that predictors see of the rows of a part that were timed, as a `torch_geometric.data.Dataset`:
+        see `kcg.predictor.pyg.ScheduleGraphs`.
+
+        Left out are rows timed again, of a warm cache, and of schedules of other kinds than Opts. The first call
+        computes the graphs, a fraction of a millisecond each, and keeps them in the user's cache.
+        """
+        if part not in PARTS:
+            raise UnknownName("part", part, list(PARTS))
+        _known_split(split)
+        import numpy as np
+
+        from kcg.predictor.pyg import ScheduleGraphs
+        from kcg.predictor.training_data import load as load_graphs
+
+        rows = load_graphs(self.export.folder, part=(split, part))
+        return ScheduleGraphs(rows, np.arange(len(rows)))
+
+
+def load(source: str | Path) -> Data:
+    """A dataset: by its name in a checkout (`names`), as the path of an export or a journal, or of the Hugging Face Hub
+    as `OWNER/NAME@REVISION`, the revision with all 40 hex digits, downloaded once into the cache of the Hub's client.
+
+    Raises UsageError, UnknownName where there is none, DataError where it cannot be trusted or the Hub not be reached.
+    """
+    place = place_of(source)
+    if place.is_dir():
+        return Data(str(source), read_export(place))
+    with Journal.open(place, create=False, read_only=True) as journal:
+        folder = tempfile.mkdtemp(prefix="kcg-data-")
+        export(journal, folder)
+    data = Data(str(source), read_export(folder))
+    weakref.finalize(data, shutil.rmtree, folder, ignore_errors=True)
+    return data
+
+
+def _column_names() -> list[str]:
+    """All columns, those first that a reader wants first."""
+    return [name for name in dict.fromkeys([*FIRST, *measurements_schema().names, *BESIDE]) if name in COLUMNS]
+
+
+def _known_split(split: str) -> str:
+    if split not in SPLITS:
+        raise UnknownName("split", split, list(SPLITS))
+    return split
+
+
+def _imported(package: str) -> Any:
+    """An optional package. Raises UsageError where it is missing."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:  # a folder of that name, as a checkout has one
+        raise UsageError(f"{package} is not installed: pip install 'kcg[data]', or take to_arrow()")
+    return importlib.import_module(package)

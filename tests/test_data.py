@@ -1,0 +1,163 @@
+"""`kcg.data` gives what an export holds, by every name that it has, and no kernel in two parts."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from kcg.data import COLUMNS, load, names
+from kcg.dataset.columns import measurements_schema, stored_schema
+from kcg.dataset.splits import PARTS, SPLITS
+from kcg.errors import DataError, UnknownName, UsageError
+from tests.commands import python
+from tests.rules import HEAVY, loaded_by
+from tests.small_dataset import small_dataset
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_dataset(tmp_path_factory.mktemp("small"), families={"flux": 3, "softmax": 3, "rope": 2})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_a_checkout_names_its_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+    assert names() == ["cpu", "h200"]
+    assert load("h200").export.folder == ROOT / "datasets" / "h200"
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "mine").symlink_to(small)
+    monkeypatch.chdir(tmp_path)
+    assert names() == ["cpu", "h200", "mine"]
+    assert len(load("mine").to_arrow()) == len(load(small).to_arrow())
+
+
+def test_the_table_has_every_column_and_no_time_of_a_failure(small: Path) -> None:
+    table = load(small).to_arrow()
+    assert set(table.column_names) == COLUMNS.keys() == {*stored_schema({}).names} - {"timing"}
+    assert COLUMNS.keys() >= {*measurements_schema().names} - {"timing"}
+    assert all(COLUMNS.values())
+    failed = pc.not_equal(table["status"].cast("string"), "ok")
+    assert table.filter(failed)["median_s"].null_count == pc.sum(failed).as_py()
+    timed = table.filter(pc.invert(failed))
+    assert timed["median_s"].null_count == 0 and pc.min(timed["median_s"]).as_py() > 0
+    assert load(small).to_arrow(["median_s", "region_id"]).column_names == ["median_s", "region_id"]
+    with pytest.raises(UnknownName, match="did you mean median_s"):
+        load(small).to_arrow(["median"])
+
+
+def test_a_journal_is_as_good_as_its_export_and_leaves_no_files(small: Path) -> None:
+    data = load(small.parent / "small.sqlite")
+    assert data.to_arrow().equals(load(small).to_arrow())
+    made = data.export.folder
+    del data
+    gc.collect()
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_kernel_is_in_two_parts(small: Path, split: str) -> None:
+    data = load(small)
+    parts = data.parts(split)
+    assert [*parts] == [*PARTS] and sum(map(len, parts.values())) == len(data.to_arrow())
+    kernels = [set(table["region_id"].to_pylist()) for table in parts.values()]
+    assert sum(map(len, kernels)) == len(set.union(*kernels))
+    if split == "workload":
+        assert len(parts["test"]) and len(parts["train"])
+    if split == "twin":
+        classes = dict(zip(*(data.kernels(["id", "twin"])[name].to_pylist() for name in ("id", "twin")), strict=True))
+        twins = [{classes[kernel] for kernel in ids} for ids in kernels]
+        assert sum(map(len, twins)) == len(set.union(*twins))
+
+
+def test_graphs_are_those_of_the_predictor_with_the_logarithm_of_the_time(small: Path) -> None:
+    from torch_geometric.loader import DataLoader
+
+    from kcg.predictor.features import ACCESS_EDGES, AXIS_FEATURES, SCHEDULE_FEATURES
+    from kcg.predictor.training_data import load as load_rows
+
+    data = load(small)
+    graphs, rows, table = data.to_pyg("test"), load_rows(small), data.to_arrow()
+    timed = rows.part("workload", "test") & ~rows.failed
+    assert len(graphs) == timed.sum() > 20
+    for number in (0, len(graphs) // 2, len(graphs) - 1):
+        one = graphs[number]
+        (place,) = np.flatnonzero(rows.row == one.row.item())
+        whole = rows.graphs.take(np.array([place]))
+        assert np.array_equal(one["axis"].x, whole.axes) and one["axis"].x.shape[1] == len(AXIS_FEATURES)
+        strides = one["axis", "strides", "access"]
+        assert np.array_equal(strides.edge_attr, whole.access_edges) and strides.edge_attr.shape[1] == len(ACCESS_EDGES)
+        assert strides.edge_index.max(1).values.tolist() == [len(whole.axes) - 1, len(whole.accesses) - 1]
+        assert one.schedule.shape == (1, len(SCHEDULE_FEATURES))
+        assert one.y.item() == pytest.approx(np.log(table["median_s"][one.row.item()].as_py()), rel=1e-6)
+        assert graphs.region_ids[one.kernel_id.item()] == table["region_id"][one.row.item()].as_py()
+    batch = next(iter(DataLoader(graphs, batch_size=7)))
+    assert len(batch.y) == 7 and batch["axis"].batch.max() == 6
+    assert not {i.item() for i in batch.row} & {i.item() for i in (g.row for g in data.to_pyg("train"))}
+    for wrong in ({"part": "holdout"}, {"split": "family"}):
+        with pytest.raises(UnknownName):
+            data.to_pyg(**wrong)  # type: ignore[arg-type]
+
+
+def test_pandas_and_datasets_hold_the_same_rows(small: Path) -> None:
+    pytest.importorskip("pandas")
+    library = pytest.importorskip("datasets")
+    data = load(small)
+    frame, table = data.to_pandas(), data.to_arrow()
+    assert [*frame.columns] == table.column_names and len(frame) == len(table)
+    assert (frame.median_s.isna() == (frame.status != "ok")).all()
+    parts = data.to_datasets("kernel")
+    assert isinstance(parts, library.DatasetDict) and [*parts] == [*PARTS]
+    assert parts.num_rows == {part: len(rows) for part, rows in data.parts("kernel").items()}
+    assert isinstance(parts["train"][0]["schedule_body"], str)
+
+
+def test_what_is_missing_is_one_line_that_says_how_to_install_it(small: Path) -> None:
+    """In the folder of a checkout, whose `datasets` is no package."""
+    code = f"""
+import importlib.machinery, sys, kcg.data
+class Without(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        found = super().find_spec(name, path, target)
+        return None if name in ("pandas", "datasets") and found is not None and found.origin else found
+sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+data = kcg.data.load({str(small)!r})
+for ask in (data.to_pandas, data.to_datasets):
+    try: ask()
+    except kcg.errors.UsageError as error: print(error)
+"""
+    done = python("-c", code, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        f"{name} is not installed: pip install 'kcg[data]', or take to_arrow()" for name in ("pandas", "datasets")
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("h20", "did you mean h200"),
+        ("owner/name", r"owner/name@REVISION \(40 hex digits\)"),
+        ("owner/name@main", "no pinned commit: give the 40 hex digits"),
+        ("name@" + "0" * 40, "give owner/name"),
+        (Path("absent"), "give the folder of an export, or a journal"),
+        (ROOT / "tests", "no complete export"),
+        (ROOT / "LICENSE", "journal"),
+    ],
+)
+def test_what_is_no_dataset_is_one_line(source: str | Path, says: str) -> None:
+    with pytest.raises((UsageError, DataError), match=says) as error:
+        load(source)
+    assert "\n" not in str(error.value)
+
+
+def test_importing_it_loads_no_pandas_and_no_torch() -> None:
+    assert loaded_by("-c", "import kcg; kcg.data.load") & HEAVY <= {"tinygrad", "huggingface_hub"}
