@@ -24,7 +24,7 @@ from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, 
 
 T = TypeVar("T")
 
-SCHEMA = 12
+SCHEMA = 13
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -55,6 +55,7 @@ ADDED = {
         ("Planning", "unread"),
         ("Result", "allow_tf32"),
     },
+    13: {("ModelCheck", "spread_s"), ("ModelCheck", "untimed")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
