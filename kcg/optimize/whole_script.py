@@ -389,7 +389,7 @@ class _Comparison:
             own = self._runs.run()
         except (isolated.Overdue, _Died) as error:
             why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
-            return [self._told(_none(why))] * len(self._results)
+            return [self._with_steps(_none(why))] * len(self._results)
         self._untimed = own.untimed or ("" if _steps_of(own) else NO_REPLAYS)
         self._timed[None] = [own]
         seen: list[ModelCheck] = []
@@ -405,7 +405,7 @@ class _Comparison:
         right = [place for place, check in enumerate(seen) if check.passed]
         if len(right) > 1:
             self._more_rounds(right, own)
-        return [self._told(check, place) for place, check in enumerate(seen)]
+        return [self._with_steps(check, place) for place, check in enumerate(seen)]
 
     def _more_rounds(self, right: Sequence[int], own: Ran) -> None:
         """Time the steps of plans that are right in more runs, in turns, as long as there is time."""
@@ -447,7 +447,7 @@ class _Comparison:
             return replace(check, passed=None, reason=reason)
         return check
 
-    def _told(self, check: ModelCheck, place: int = 0) -> ModelCheck:
+    def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
         """The check with what was seen of its steps, and of how many runs."""
         if check.reason != RIGHT_BEFORE:
             check = replace(check, seed=self._runs.seed, runs=self._runs.count)

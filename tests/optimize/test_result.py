@@ -210,6 +210,11 @@ def test_every_field_is_type_checked() -> None:
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+def added_after(version: int) -> set[str]:
+    """The names of fields that files of a version lack."""
+    return {name for later, added in ADDED.items() if later > version for _, name in added}
+
+
 def without(value: Any, names: set[str]) -> Any:
     """A document without the fields of those names, at any depth. Regions had `wiring` before they had `args`."""
     if isinstance(value, dict):
@@ -237,9 +242,7 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
     old = replace(wrong, baseline=base, chosen=base, note=verification.reason)
     idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
     older = replace(sample, regions=(old, wrong, idle), expectations=())
-    document = without(
-        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11, 12) for _, name in ADDED[version]}
-    )
+    document = without({**to_dict(older), "schema": 7}, added_after(7))
     unjudged, quarantined, idle = from_dict(document).regions
     assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
     assert unjudged.chosen.verification == unjudged.baseline.verification
@@ -276,9 +279,7 @@ def test_files_of_the_first_version_are_read() -> None:
 
 def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
     sample = sample_result()
-    document = without(
-        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11, 12) for _, name in ADDED[version]}
-    )
+    document = without({**to_dict(sample), "schema": 8}, added_after(8))
     assert document["regions"][0]["region"].keys() == {"kernels", "wiring"}
     assert from_dict(document) == sample
     with pytest.raises(ResultError, match="wiring: an empty list is expected"):
@@ -288,8 +289,7 @@ def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
 def test_files_of_the_third_version_have_no_expectations() -> None:
     check = ModelCheck(True, "", 0.0031, 0.043, before_s=0.07, after_s=0.04)
     third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check, regions=without_ends())
-    later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
-    document = without({**to_dict(third), "schema": 3}, later)
+    document = without({**to_dict(third), "schema": 3}, added_after(3))
     assert from_dict(document) == without_unjudged(third)
     assert check.clock == "wall clock, the fastest of three", "as steps were timed then"
     with pytest.raises(ResultError, match="is missing"):
@@ -400,7 +400,7 @@ def test_a_plan_survives_and_counts_each_kernel_once(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tenth_version_have_no_plan() -> None:
-    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11] | ADDED[12]})
+    document = without({**to_dict(sample_result()), "schema": 10}, added_after(10))
     assert from_dict(document) == sample_result()
     with pytest.raises(ResultError, match="'planning' is unknown"):
         from_dict({**without(to_dict(sample_plan()), {"allow_tf32"}), "schema": 10})
@@ -409,7 +409,7 @@ def test_files_of_the_tenth_version_have_no_plan() -> None:
 def test_files_of_the_eleventh_version_have_no_savings_among_neighbours_and_compute_nothing_again() -> None:
     result = sample_plan()
     assert result.planning is not None
-    document = without({**to_dict(result), "schema": 11}, {name for _, name in ADDED[12]})
+    document = without({**to_dict(result), "schema": 11}, added_after(11))
     bare = tuple(replace(one, nearby_s=None) for one in result.planning.regions)
     assert from_dict(document) == replace(result, planning=replace(result.planning, regions=bare))
     assert {one.nearby_s is None for one in result.planning.regions} == {True, False}, "the sample has both"
