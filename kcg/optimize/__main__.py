@@ -61,7 +61,7 @@ def optimize(
         typer.Option(help="published ones for the last check, the whole model: a safetensors file or a repository"),
     ] = "",
     no_script_check: Annotated[
-        bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
+        bool, typer.Option("--no-script-check", help="do not run a script again at the end to compare its results")
     ] = False,
     regions: Annotated[
         bool | None,
