@@ -247,9 +247,10 @@ def with_step(result: Result, kernel: Kernel, body: str) -> Result:
     return replace(result, regions=tuple(rows), planning=replace(result.planning, plans=result.planning.plans[:1]))
 
 
-def test_a_plan_whose_steps_are_slower_loses_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is expected best. A product of 256 × 256 without Opts takes several times as long as with them."""
-    monkeypatch.setattr(whole_script, "ROUNDS", 2)
+    monkeypatch.setattr(whole_script, "ROUNDS", rounds)
     monkeypatch.setattr(whole_script, "ROUNDS_S", TIMEOUT_S)
     script = SCRIPTS / "product_steps.py"
     workload = capture_program(Program(Form.SCRIPT, str(script)), dev=DEV).workload
@@ -269,8 +270,10 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(monkeypatch: pytest.MonkeyP
     chosen, seen = fastest_step([slow, alone], check)
     assert seen.passed and all(one.passed for one in checks), checks
     assert dict(checks[0].replaced) == {region.id: 1} and not checks[1].replaced, "where no local name holds a part"
-    assert seen.clock == "wall clock, median of 4 replays in 2 runs each, in turns"
-    assert seen.runs == 6, "two rounds: with tinygrad's own schedules, and with those of each plan"
+    assert (
+        seen.clock == f"wall clock, median of 4 replays in {'one run each' if rounds == 1 else '2 runs each, in turns'}"
+    )
+    assert seen.runs == 3 * rounds, "with tinygrad's own schedules, and with those of each plan"
     assert seen.before_s and seen.after_s and checks[0].after_s and not seen.untimed
     assert checks[0].after_s > 1.5 * seen.after_s, checks
     assert chosen.planning is not None
@@ -310,6 +313,47 @@ def test_of_several_captured_steps_the_most_frequent_one_is_the_step() -> None:
     assert whole_script._same_steps(ran(often), ran(replace(often, seconds=(3.0,) * 3)))
     for other in (ran(often, once), ran(replace(often, executions=9)), ran(replace(often, given="y"))):
         assert not whole_script._same_steps(ran(often), other)
+
+
+class Rounds:
+    """In the place of a script's runs: each leaves its place and takes so long, until one ends in another way."""
+
+    def __init__(self, taken_s: dict[int | None, float], *, time_for: int = 100, fails_at: int = 100) -> None:
+        self.order: list[int | None] = []
+        self.changed, self.seed, self._taken_s = [set[str]()] * len(taken_s), 0, taken_s
+        self._time_for, self._fails_at = time_for, fails_at
+
+    @property
+    def count(self) -> int:
+        return len(self.order)
+
+    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+        assert compared is (place not in self.order), "what the first run of each leaves is compared"
+        self.order.append(place)
+        seconds = self._taken_s[place] + 0.01 * self.order.count(place)
+        ended = "it broke" if self.count == self._fails_at else ""
+        return replace(ran(Replayed("x", 5, (seconds,) * 3)), ended=ended, pieces=(piece(VALUES),), clock="wall clock")
+
+    def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
+        return self.count + len(some) <= self._time_for
+
+
+@pytest.mark.parametrize(
+    ("limits", "whole"),
+    [({}, whole_script.ROUNDS), ({"time_for": 9}, 3), ({"time_for": 8}, 2), ({"fails_at": 8}, 2), ({"time_for": 3}, 1)],
+)
+def test_plans_that_are_right_run_in_turns_as_long_as_there_is_time(
+    limits: dict[str, int], whole: int, right: Result
+) -> None:
+    """Only whole rounds count."""
+    runs: Any = Rounds({None: 3.0, 0: 1.0, 1: 2.0}, **limits)
+    first, last = whole_script._Comparison([right, right], runs, math.inf).checks()
+    assert runs.order == ([None, 0, 1] * whole_script.ROUNDS)[: runs.count]
+    middle = 0.01 * (whole + 1) / 2
+    assert first.passed and last.passed and first.before_s == last.before_s == pytest.approx(3.0 + middle)
+    assert (first.after_s, last.after_s) == pytest.approx((1.0 + middle, 2.0 + middle))
+    assert first.spread_s == pytest.approx(0.01 * (whole - 1) / 2)
+    assert f"{whole} runs each, in turns" in first.clock or (whole == 1 and first.clock.endswith("in one run each"))
 
 
 # ---- the verdict ----
