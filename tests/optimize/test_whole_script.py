@@ -207,7 +207,8 @@ def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
     assert "one rounding unit in what the script begins with moves it too much to tell" in result.reason
 
 
-@pytest.mark.parametrize(("name", "passed"), [pytest.param("apart", True, marks=pytest.mark.slow), ("wrong", False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "passed"), [("apart", True), ("wrong", False)])
 def test_hand_written_kernels_run_in_it(name: str, passed: bool) -> None:
     """Forced into a result: one that is right, as in the run of test_handwritten, and one that adds what it should
     multiply."""
