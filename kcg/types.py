@@ -585,6 +585,8 @@ class ModelCheck:
     compared: str = ""  # of a script, what was compared
     replaced: tuple[tuple[str, int], ...] = ()  # id of a region, and how many sets of calls got its program
     left: tuple[tuple[str, str, int], ...] = ()  # id of a region, why sets of its calls stayed as they were, how many
+    spread_s: float = 0.0  # of a script, how far `after_s` may be off: what is closer is no faster
+    untimed: str = ""  # why no step of a script was timed
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,19 @@ class Observer:
         self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._returned: Any = None
         self._read: deque[Piece] = deque(maxlen=READS)
+        self._now = threading.local()
+
+    @contextlib.contextmanager
+    def later(self) -> Iterator[None]:
+        """A block in which this thread takes no time for what runs: it is looked at when the block is over."""
+        waiting: list[tuple[UOp, tuple[UOp, ...]]] = []
+        self._now.waiting = waiting
+        try:
+            yield
+        finally:
+            self._now.waiting = None
+            for call, inputs in waiting:
+                self._executed(call, inputs)
 
     def watch(self) -> contextlib.ExitStack:
         """Fix the seeds of Python, NumPy and tinygrad, and begin. What is returned must live as long as the program."""
@@ -108,7 +121,11 @@ class Observer:
 
         def track_stats(context: Any, call: UOp, *rest: Any) -> Any:
             if context.update_stats:  # else it is tinygrad's own work, or this module's
-                self._executed(call, tuple(context.input_uops))
+                inputs = tuple(context.input_uops)
+                if (waiting := getattr(self._now, "waiting", None)) is not None:
+                    waiting.append((call, inputs))
+                else:
+                    self._executed(call, inputs)
             return stats_before(context, call, *rest)
 
         realize.lower_and_compile, realize.track_stats = first, track_stats

@@ -258,6 +258,18 @@ class StepClock:
         seconds, self._busy_s = hiding(lambda busy_s: self.sample(call, busy_s), self._busy_s)
         return seconds
 
+    def once(self, call: Callable[[], object]) -> tuple[float, bool]:
+        """Seconds of a `call` that may not be repeated, and whether they are the device's alone. Where it waited for
+        the host it is kept busy for longer at the next call."""
+        synchronize(self.device)
+        if self.device != "CUDA":
+            return self.sample(call, 0.0)[0], True
+        seconds, host_s = self.sample(call, self._busy_s)
+        was_hidden = host_s < self._busy_s or self._busy_s >= HIDDEN_MOST_S
+        if not was_hidden:
+            self._busy_s = hidden_s(2 * max(host_s, self._busy_s))
+        return seconds, was_hidden
+
     def sample(self, call: Callable[[], object], busy_s: float) -> tuple[float, float]:
         """Seconds of one `call` behind a device that is busy for `busy_s`, and those that the host took to send it
         off. The device must be idle."""

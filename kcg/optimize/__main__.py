@@ -106,7 +106,7 @@ def optimize(
         ),
     ] = "",
     no_script_check: Annotated[
-        bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
+        bool, typer.Option("--no-script-check", help="do not run a script again at the end to compare its results")
     ] = False,
     regions: Annotated[
         bool | None,

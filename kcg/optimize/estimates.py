@@ -296,11 +296,13 @@ class Estimates:
 
     # ---- the whole model or script ----
 
-    def whole_s(self, *, changed: int | None = None, plans: int = 1) -> float:
+    def whole_s(self, *, changed: int | None = None, plans: int = 1, rounds: int = 1) -> float:
         """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
-        each of so many plans; without a number those that have a candidate, and at least one."""
+        each of so many plans; without a number those that have a candidate, and at least one. A script runs with each
+        plan in so many rounds."""
         if self.settings.is_script:
-            return plans * whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
+            recorded_s = self.captured.recorded_s
+            return whole_script.expected_cost_s(self.settings, recorded_s=recorded_s, plans=plans, rounds=rounds)
         if changed is None:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service
@@ -331,7 +333,8 @@ class Estimates:
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
         has_plan = any(work.proposed and work.tile_candidates for work in self.works)
-        return self.whole_s(plans=1 + has_plan)  # the best one beside that of every kernel alone
+        rounds = whole_script.RESERVED if has_plan and self.captured.workload.steps else 1
+        return self.whole_s(plans=1 + has_plan, rounds=rounds)  # the best one beside that of every kernel alone
 
 
 class Pace:

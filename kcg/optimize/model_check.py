@@ -37,8 +37,10 @@ def check_models(
     """
     what = settings.whole
     reasons = [_why_not_needed(settings, result, estimates) for result in results]
-    if settings.is_script:  # each plan runs it twice
-        reasons[1:-1] = ["not run: of the plans of a script the best and every kernel alone are"] * (len(results) - 2)
+    if settings.is_script and not results[0].steps:
+        reasons[1:-1] = ["not run: of a script without steps the best plan and every kernel alone are"] * (
+            len(results) - 2
+        )
     due = [place for place, reason in enumerate(reasons) if not reason]
     checks = [ModelCheck(None, reason) for reason in reasons]
     if not due:
@@ -50,7 +52,14 @@ def check_models(
     def needed_s(plans: int) -> float:
         return estimates.whole_s(changed=changed, plans=plans)
 
-    timeout_s = whole_script.timeout_s(needed_s(len(due))) if settings.is_script else whole_model.TIMEOUT_S
+    def first(many: int, why: str) -> list[int]:
+        """The first of those that are due, the last plan among them; why the others are not run is said."""
+        kept = [*due[: many - 1], due[-1]] if due[-1] == len(results) - 1 else due[:many]
+        for place in set(due).difference(kept):
+            checks[place] = ModelCheck(None, f"not run: {why}")
+        return kept
+
+    timeout_s, rounds_s = whole_model.TIMEOUT_S, whole_script.ROUNDS_S
     if budget.over_at is not None and budget.limit_s is not None:
         left_s = budget.over_at - time.monotonic()
         over_s = OVERTIME * budget.limit_s
@@ -59,15 +68,18 @@ def check_models(
             reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s(1):.0f} s"
             log.warn(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
             return [ModelCheck(None, why or reason) for why in reasons]
-        kept = [*due[: fitting[-1] - 1], due[-1]] if due[-1] == len(results) - 1 else due[: fitting[-1]]
-        for place in set(due).difference(kept):
-            checks[place] = ModelCheck(None, "not run: the budget left no time for so many plans")
-        due = kept
+        due = first(fitting[-1], "the budget left no time for so many plans")
         timeout_s = max(left_s, needed_s(len(due))) + over_s  # no answer would cost more than a late one
+        rounds_s = max(left_s, 0.0)
+    elif settings.is_script:
+        many = [many for many in range(2, len(due) + 1) if needed_s(many) <= whole_script.LEAST_TIMEOUT_S]
+        due = first(many[-1] if many else min(2, len(due)), "a run of the script is long")
+        timeout_s = whole_script.timeout_s(needed_s(len(due)))
     seen: list[ModelCheck] = []
     try:
         asked = [results[place] for place in due]
-        seen = _compared(asked, estimates, planning, device=device, log=log, timeout_s=timeout_s)
+        limits = {"timeout_s": timeout_s, "rounds_s": rounds_s}
+        seen = _compared(asked, estimates, planning, device=device, log=log, **limits)
     except DeviceError as error:
         log.lose(error)
         seen = [ModelCheck(None, "not run: the device was lost")] * len(due)
@@ -113,24 +125,18 @@ def _compared(
     device: Device,
     log: RunLog,
     timeout_s: float,
+    rounds_s: float,
 ) -> list[ModelCheck]:
     settings, check_device = estimates.settings, device.service.check_device
+    plans = f" of {len(results)} plans" if len(results) > 1 else ""
     if settings.is_script:
         log.progress.phase(
-            f"running {settings.workload} twice more, with tinygrad's own schedules and with the chosen ones (its side "
-            "effects repeat; --no-script-check leaves this out)"
+            f"running {settings.workload} again, with tinygrad's own schedules and with the chosen ones{plans} (its "
+            "side effects repeat; --no-script-check leaves this out)"
         )
-        until, checks = time.monotonic() + timeout_s, list[ModelCheck]()
-        for result in results:
-            if checks and checks[-1].passed:  # no step of a script is timed
-                checks.append(ModelCheck(None, "not run: a plan that is expected to be faster is right"))
-            elif checks and checks[-1].passed is None:  # it does not repeat itself, say: with other plans neither
-                checks.append(checks[-1])
-            else:
-                left_s = max(until - time.monotonic(), 0.0)
-                checks.append(whole_script.check_script(result, settings, timeout_s=left_s, check_device=check_device))
-        return checks
-    plans = f" of {len(results)} plans" if len(results) > 1 else ""
+        return whole_script.check_scripts(
+            results, settings, timeout_s=timeout_s, rounds_s=rounds_s, check_device=check_device
+        )
     if (call := estimates.captured.call) is not None:
         log.progress.phase(
             f"calling {call.name} as tinygrad schedules it and with what was found{plans}, and comparing"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -397,7 +398,8 @@ def fastest_step(
     results: Sequence[Result], check: Callable[[Sequence[Result]], Sequence[ModelCheck]]
 ) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
-    fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Where
+    fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Of
+    steps that differ by no more than noise it is the best expected one that is not slower than the last plan's. Where
     no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of each
     plan is in its `Result.planning`."""
     checks = check(results)
@@ -421,14 +423,20 @@ def _fastest(checks: Sequence[ModelCheck]) -> tuple[int, str]:
     timed = {place: seconds for place in right if (seconds := checks[place].after_s) is not None}
     if timed:
         before_s = min(seen.before_s for seen in checks if seen.before_s is not None)
-        best = min(timed, key=lambda place: timed[place])
+        fastest = min(timed, key=lambda place: timed[place])
+        as_fast_s = timed[fastest] + checks[fastest].spread_s
+        level = [place for place, seconds in timed.items() if seconds - checks[place].spread_s <= as_fast_s]
+        best = next(place for place in level if timed[place] <= timed.get(last, math.inf))
         if timed[best] <= before_s:
-            return best, f"its whole step is the fastest of {len(timed)} that are right"
+            why = "its whole step is the fastest" if best == fastest else "no whole step is faster by more than noise"
+            return best, f"{why} of {len(timed)} that are right"
         if checks[last].passed is False:
             return best, "no whole step is faster than with tinygrad's own schedules, and that of the kernels is wrong"
         return last, "no whole step is faster than with tinygrad's own schedules"
     if right:
-        return right[0], "no whole step was timed: of those that are right it is the best by the times of its kernels"
+        untimed = f" ({checks[right[0]].untimed})" if checks[right[0]].untimed else ""
+        why = f"no whole step was timed{untimed}: of those that are right it is the best by the times of its kernels"
+        return right[0], why
     if all(seen.passed is False for seen in checks):
         return last, "the whole step of every plan is wrong"
     return last, "no whole step was seen to be right: a plan with regions is taken only by what its step shows"

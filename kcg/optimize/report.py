@@ -119,40 +119,33 @@ class Side:
 
 
 def step_of(result: Result) -> Step | None:
-    """The whole model's step beside the sum of its kernels; None where either is not known."""
+    """The whole model's or script's step beside the sum of its kernels; None where either is not known."""
     check = result.model_check
-    before, after = result.total_before_s, result.total_after_s
+    before, after = result.step_s or (result.total_before_s, result.total_after_s)
     if check is None or check.before_s is None or check.after_s is None:
         return None
     if not all(math.isfinite(s) and s > 0 for s in (check.before_s, check.after_s, before, after)):
         return None
-    cache = "cache" if result.target.device == "CPU" else "L2 cache"
     sides = {
-        "Before": Side(
-            check.before_s,
-            before,
-            sum(r.calls * _warm_s(r.baseline) for r in result.regions),
-            sum(r.calls * len(r.region.kernels) for r in result.regions),
-            cache,
-            check.clocks_before,
-            tuple((r.before_s, r.clocks) for r in result.regions),
-        ),
-        "After": Side(
-            check.after_s,
-            after,
-            sum(r.calls * _warm_s(r.chosen) for r in result.regions),
-            sum(
-                r.calls * (len(r.region.kernels) if r.chosen.schedule == r.baseline.schedule else 1)
-                for r in result.regions
-            ),
-            cache,
-            check.clocks_after,
-            tuple((r.after_s, r.clocks) for r in result.regions),
-        ),
+        "Before": _side(result, [row.baseline for row in result.regions], check.before_s, before, check.clocks_before),
+        "After": _side(result, [row.chosen for row in result.regions], check.after_s, after, check.clocks_after),
     }
     differing = {when: side for when, side in sides.items() if side.differs}
     why = [" ".join((f"{when}:", *reasons(side))) for when, side in differing.items()]
     return Step(check.before_s, check.after_s, before, after, tuple(why))
+
+
+def _side(result: Result, timed: Sequence[Finalist], step_s: float, cold_s: float, in_step: Clocks) -> Side:
+    """A step with one finalist of each row of a result; of a script only what is replayed is in it."""
+    warm_s, launches, kernels = 0.0, 0.0, []
+    for row, one in zip(result.regions, timed, strict=True):
+        times = row.replayed / result.steps if result.steps else row.calls
+        elsewhere_s = row.calls * row.again_s if one is row.baseline and not result.steps else 0.0
+        warm_s += times * _warm_s(one)
+        launches += times * (len(row.region.kernels) if one.schedule == row.baseline.schedule else 1)
+        kernels.append((times * one.cold_s - elsewhere_s, row.clocks))
+    cache = "cache" if result.target.device == "CPU" else "L2 cache"
+    return Side(step_s, cold_s, warm_s, max(1, round(launches)), cache, in_step, tuple(kernels))
 
 
 def _warm_s(one: Finalist) -> float:

@@ -55,7 +55,7 @@ ADDED = {
         ("Planning", "unread"),
         ("Result", "allow_tf32"),
     },
-    13: {("RegionResult", "origins")},
+    13: {("RegionResult", "origins"), ("ModelCheck", "spread_s"), ("ModelCheck", "untimed")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

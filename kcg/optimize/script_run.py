@@ -3,7 +3,8 @@
 `python -m kcg.optimize.script_run < job.json`. The script runs unchanged, as `python script.py` would run it, with the
 seeds of Python, NumPy and tinygrad fixed, standard input empty, and what it prints thrown away. tinygrad is imported by
 the script, after whatever the script sets in its environment. What it leaves is read when it is over and its threads
-have ended, before its exit handlers run, and before tinygrad closes its devices.
+have ended, before its exit handlers run, and before tinygrad closes its devices. Replays of its `TinyJit`s are timed
+one by one (`kcg.compat.replays`), which changes nothing that it computes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import json
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.observing import Observer, Piece
+from kcg.compat.replays import ReplayClock, Replayed
 from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
 from kcg.measure import isolated
@@ -47,6 +49,9 @@ class Ran:
     replaced: tuple[tuple[str, int], ...] = ()  # as in `ModelCheck`
     left: tuple[tuple[str, str, int], ...] = ()
     refused: str = ""  # why the chosen schedules could not be used at all
+    steps: tuple[Replayed, ...] = ()
+    untimed: str = ""  # why its replays were not timed
+    clock: str = ""  # by which they were, in words
     seconds: float = 0.0
 
 
@@ -61,7 +66,8 @@ def read_answer(folder: Path, *, seconds: float) -> Ran | None:
         Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(answer["pieces"])
     )
     sets = {name: tuple(map(tuple, answer[name])) for name in ("replaced", "left")}
-    return Ran(**{**answer, **sets, "pieces": pieces, "seconds": seconds})
+    steps = tuple(Replayed(**{**step, "seconds": tuple(step["seconds"])}) for step in answer["steps"])
+    return Ran(**{**answer, **sets, "pieces": pieces, "steps": steps, "seconds": seconds})
 
 
 # ---- in the child ----
@@ -75,11 +81,12 @@ class _Run:
         self.ended, self.words, self.refused = "", "", ""
         self._error: BaseException | None = None  # holds what was alive in the frames that it went through
         self._pid, self._done = os.getpid(), False
-        self._changed, self._observed, self._seen = frozenset(job["changed"]), frozenset(job["observed"]), set[str]()
+        self._changed, self._observed = frozenset(job["changed"]), frozenset(job["observed"])
         self._place: InPlace | None = None
         self._known: dict[bytes, bool] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
         self._observer = Observer(self._is_changed, self._prepare, seed=job["seed"], shake=job["shake"])
+        self._clock = ReplayClock(self._observer.later)
 
     def run(self) -> None:
         """Run the script to its end, whatever that is. `finish` is called once its threads have ended too."""
@@ -88,6 +95,8 @@ class _Run:
         self._watch_exit()
         self._stays.enter_context(opening(self.dev))
         self._stays.enter_context(self._observer.watch())
+        if not self.job["shake"]:
+            self._stays.enter_context(self._clock.watch())
         try:
             run_as_main(self.program)
         except SystemExit as stop:
@@ -108,7 +117,8 @@ class _Run:
         pieces: list[Piece] = []
         left_out = 0
         try:
-            pieces, left_out = self._observer.pieces(MAX_BYTES)
+            if self.job["compared"]:
+                pieces, left_out = self._observer.pieces(MAX_BYTES)
         except Exception as error:  # of the device: what ran before on it may have failed
             self._raised(error)
         for place, piece in enumerate(pieces):
@@ -119,10 +129,13 @@ class _Run:
             "refused": self.refused,
             "left_out": left_out,
             "pieces": [{name: getattr(piece, name) for name in PROPERTIES} for piece in pieces],
-            "kernels": len(self._changed.intersection(self._seen if self._place is None else self._place.served)),
+            "kernels": len(self._changed & self._place.served) if self._place is not None else 0,
             "shaken": self._observer.shaken,
             "replaced": self._place.sets_replaced if self._place is not None else (),
             "left": self._place.sets_left if self._place is not None else (),
+            "steps": [asdict(step) for step in self._clock.steps()],
+            "untimed": self._clock.why_not,
+            "clock": self._clock.clock,
         }
         write_whole(self.folder / ANSWER, json.dumps(answer))
 
@@ -163,12 +176,10 @@ class _Run:
             with contextlib.suppress(CodecError):  # the script's own
                 kernel_id = kernel_of(ast).id
             self._known[ast.key] = kernel_id in self._observed
-            if self._known[ast.key] and not self.job["chosen"]:
-                self._seen.add(kernel_id)
         return self._known[ast.key]
 
     def _prepare(self) -> None:
-        if not self.job["chosen"]:
+        if not self.job["result"]:
             return
         from kcg.optimize.deploy import scheduling
         from kcg.optimize.result import read_result

@@ -49,7 +49,7 @@ class Settings:
     folder: Path = Path("kcg-out")
     form: Form | None = None  # of a program; None: a path of a script, or else a name
     script_args: tuple[str, ...] = ()
-    script_check: bool = True  # whether a script runs twice more at the end, to compare what it leaves
+    script_check: bool = True  # whether a script runs again at the end, to compare what it leaves
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
     regions: bool | None = None  # whether regions of several kernels are searched and planned; None: see `Estimates`
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute

@@ -1,9 +1,10 @@
 """The last rule of verification for a script: what it leaves with the chosen schedules against what it leaves as
 tinygrad schedules it.
 
-The script runs twice more, in fresh processes that can be killed (`kcg.optimize.script_run`): with tinygrad's own
-schedules, then with the chosen ones, hand-written kernels included. Both have the same seeds of Python, NumPy and
-tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves this out.
+The script runs again, in fresh processes that can be killed (`kcg.optimize.script_run`): with tinygrad's own
+schedules, then with the chosen ones, those of each of several plans, hand-written kernels included. All have the same
+seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves
+this out.
 
 What is compared is what came out of kernels that have another schedule now: what is alive at the end, what the last
 call of a `TinyJit` returned, and what the script read last. Two runs that leave tensors of other shapes, or another
@@ -11,11 +12,16 @@ number of them, cannot be compared. Where values differ by more than a single ke
 tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
 random numbers differs from itself, and one tells what it makes of rounding. Only then
 does a script fail.
+
+Where it replays a `TinyJit`, its replays are timed in each run. Processes differ, so plans that are right run in turns,
+each as often as there is time.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -26,7 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
+from kcg.compat.replays import Replayed
 from kcg.measure import isolated
+from kcg.measure.protocol import median
 from kcg.optimize.script_run import Ran, read_answer
 from kcg.optimize.whole_model import (
     FACTOR,
@@ -229,15 +237,24 @@ def _bits(values: NDArray[Any]) -> bytes:
 
 
 CHILD = "kcg.optimize.script_run"
-RUNS_AT_FIRST = 2
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
 LEAST_TIMEOUT_S = 600.0  # of all runs, where there is no budget
 TIMES = 10.0  # so many times what is expected is waited for then
 
+REPLAYS = 3  # warm ones that a step has at least, or it is not timed
+ROUNDS = 5  # runs of each plan at most: processes differ
+ROUNDS_S = 120.0  # no round after the first one begins that would end later than so many seconds after it
+RESERVED = 2  # rounds for which a budget keeps time, where plans are compared
 
-def expected_cost_s(settings: Settings, *, recorded_s: float) -> float:
-    """About how many seconds the check takes, where recording the script's kernels took `recorded_s`."""
-    return RUNS_AT_FIRST * MORE * recorded_s if settings.script_check else 0.0
+RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
+NO_REPLAYS = "it replays no TinyJit often enough"
+OTHER_STEPS = "it does not replay the same steps in each run"
+
+
+def expected_cost_s(settings: Settings, *, recorded_s: float, plans: int = 1, rounds: int = 1) -> float:
+    """About how many seconds the check of so many plans takes, where recording the script's kernels took `recorded_s`:
+    a round is a run with tinygrad's own schedules and one with each plan."""
+    return rounds * (1 + plans) * MORE * recorded_s if settings.script_check else 0.0
 
 
 def timeout_s(expected_s: float) -> float:
@@ -256,25 +273,27 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
-def check_script(
-    result: Result, settings: Settings, *, timeout_s: float, check_device: Callable[[], None] = lambda: None
-) -> ModelCheck:
-    """Run the script of `settings` with tinygrad's own schedules and with those of `result`, and compare.
+def check_scripts(
+    results: Sequence[Result],
+    settings: Settings,
+    *,
+    timeout_s: float,
+    rounds_s: float = ROUNDS_S,
+    check_device: Callable[[], None] = lambda: None,
+) -> list[ModelCheck]:
+    """Run the script of `settings` with tinygrad's own schedules and with those of each result, several plans of which
+    the last has every kernel alone, and compare: a check of each.
+
+    Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too, as long as these end in
+    `rounds_s` seconds. Else one plan that is right is enough.
 
     Never raises for what the script does: a script that fails with the chosen schedules alone fails the check, anything
     else gives no result. `check_device` is called after a run that failed, and its time may come on top of
     `timeout_s`: a DeviceError that it raises ends the check.
     """
-    from kcg.optimize.deploy import changed_by
-    from kcg.optimize.result import write_result
-
-    changed = changed_by(result, handwritten=bool(settings.kernels))
     with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "result.json"
-        write_result(result, path)
-        runs = _Runs(result, settings, path, changed, timeout_s=timeout_s, check_device=check_device)
-        check = _compared(runs, result, len(changed))
-        return replace(check, seed=settings.seed, runs=runs.count)
+        runs = _Runs(results, settings, Path(folder), timeout_s=timeout_s, check_device=check_device)
+        return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
 
 
 class _Died(Exception):
@@ -286,39 +305,48 @@ class _Runs:
 
     def __init__(
         self,
-        result: Result,
+        results: Sequence[Result],
         settings: Settings,
-        path: Path,
-        changed: set[str],
+        folder: Path,
         *,
         timeout_s: float,
         check_device: Callable[[], None],
     ) -> None:
+        from kcg.optimize.deploy import changed_by
+        from kcg.optimize.result import write_result
+
         self.count = 0
-        self._dev, self._path, self._check_device = result.target.tinygrad_device, path, check_device
+        self.seed = settings.seed
+        self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, check_device
         self._end = time.monotonic() + timeout_s
-        self._seed = settings.seed
         program = settings.program
-        assert program is not None, "a named workload is no script"
-        self._job = {
+        assert program is not None, "a workload that is no script has a model"
+        self.changed = [changed_by(result, handwritten=bool(settings.kernels)) for result in results]
+        pairs = zip(results, self.changed, strict=True)
+        regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
+        self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
+        for path, result in zip(self._paths, results, strict=True):
+            write_result(result, path)
+        self._job: dict[str, Any] = {
             "form": program.form,
             "what": program.what,
             "arguments": list(program.arguments),
             "seed": settings.seed,
-            "result": str(path),
             "kernels": [str(file) for file in settings.kernels],
-            "changed": sorted(changed),
-            "observed": sorted({k.id for r in result.regions if r.region.id in changed for k in r.region.kernels}),
+            "observed": sorted({kernel.id for region in regions for kernel in region.kernels}),
         }
 
-    def run(self, *, chosen: bool = False, shake: bool = False) -> Ran:
-        """One more run of the script. Raises `alone.Overdue` where it does not end in time, `_Died` where it leaves no
-        answer, DeviceError where the device is gone."""
+    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+        """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
+        leaves is read where it is `compared`. Raises `isolated.Overdue` where it does not end in time, `_Died` where it
+        leaves no answer, DeviceError where the device is gone."""
         self.count += 1
-        folder, begin = self._path.parent / str(self.count), time.monotonic()
+        folder, begin = self._folder / str(self.count), time.monotonic()
         folder.mkdir()
-        job = {**self._job, "folder": str(folder), "chosen": chosen, "shake": shake}
-        settings = {"PYTHONHASHSEED": str(self._seed % 2**32), **({"JIT": "2"} if shake else {})}
+        job = {**self._job, "folder": str(folder), "shake": shake, "compared": compared}
+        job |= {"result": "" if place is None else str(self._paths[place])}
+        job |= {"changed": [] if place is None else sorted(self.changed[place])}
+        settings = {"PYTHONHASHSEED": str(self.seed % 2**32), **({"JIT": "2"} if shake else {})}
         try:
             with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
                 ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
@@ -330,35 +358,148 @@ class _Runs:
             raise _Died(ended.last_words)
         return ran
 
-    def has_time_for(self, one: Ran) -> bool:
-        """Whether another run like that is expected to end in time."""
-        return time.monotonic() + one.seconds < self._end
+    @functools.cached_property
+    def again(self) -> Ran:
+        """A second run with tinygrad's own schedules."""
+        return self.run()
+
+    @functools.cached_property
+    def shaken(self) -> Ran:
+        """One more, with every value that the script begins with changed by one rounding unit."""
+        return self.run(shake=True)
+
+    def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
+        """Whether other runs like these are expected to end in time, and by `until`."""
+        return time.monotonic() + sum(one.seconds for one in some) < min(self._end, until)
 
 
-def _compared(runs: _Runs, result: Result, changed: int) -> ModelCheck:
-    # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
-    try:
-        own = runs.run()
-    except (isolated.Overdue, _Died) as error:
-        return _none(f"the script does not run again: with tinygrad's own schedules {_of(error)}")
-    try:
-        chosen = runs.run(chosen=True)
-    except isolated.Overdue as error:
-        return _none(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
-    except _Died as error:
-        return _whose_fault(runs, own, _of(error))
-    if chosen.refused:
-        return _none(f"the chosen schedules cannot be used in the script: {chosen.refused}")
-    if chosen.ended != own.ended:
-        return _whose_fault(runs, own, chosen.words or "it ends well")
-    check = _of_what_is_left(runs, result, own, chosen)
-    check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
-    if check.passed and chosen.kernels < changed:
-        missing = changed - chosen.kernels
-        reason = f"no verdict: {missing} of {changed} changed kernels do not occur when the script runs again"
-        reason += f" ({chosen.words})" if chosen.ended else ""
-        return replace(check, passed=None, reason=reason)
-    return check
+class _Comparison:
+    """The runs of a script with several plans, beside those with tinygrad's own schedules."""
+
+    def __init__(self, results: Sequence[Result], runs: _Runs, until: float) -> None:
+        """No further round ends after `until`, by `time.monotonic`."""
+        self._results, self._runs, self._until = results, runs, until
+        self._timed: dict[int | None, list[Ran]] = {}  # by the place of the plan; None: tinygrad's own schedules
+        self._untimed = ""  # why no steps are timed
+
+    def checks(self) -> list[ModelCheck]:
+        """A check of each plan."""
+        # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
+        try:
+            own = self._runs.run()
+        except (isolated.Overdue, _Died) as error:
+            why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
+            return [self._with_steps(_none(why))] * len(self._results)
+        self._untimed = own.untimed or ("" if _steps_of(own) else NO_REPLAYS)
+        self._timed[None] = [own]
+        seen: list[ModelCheck] = []
+        for place in range(len(self._results)):
+            if seen and seen[0].passed is None:  # it does not repeat itself, say: with other plans neither
+                seen.append(seen[0])
+            elif self._untimed and any(check.passed for check in seen):
+                seen.append(ModelCheck(None, RIGHT_BEFORE))
+            elif seen and not self._runs.has_time_for(own):
+                seen.append(ModelCheck(None, "not run: there was no time for so many plans"))
+            else:
+                seen.append(self._compared(place, own))
+        right = [place for place, check in enumerate(seen) if check.passed]
+        if len(right) > 1:
+            self._more_rounds(right, own)
+        return [self._with_steps(check, place) for place, check in enumerate(seen)]
+
+    def _more_rounds(self, right: Sequence[int], own: Ran) -> None:
+        """Time the steps of plans that are right in more runs, in turns, as long as there is time."""
+        sides = [None, *right]
+        last = [self._timed[side][-1] for side in sides if side in self._timed]
+        while not self._untimed and len(self._timed[None]) < ROUNDS:
+            if not self._runs.has_time_for(*last, until=self._until):
+                return
+            try:
+                last = [self._runs.run(side, compared=False) for side in sides]
+            except (isolated.Overdue, _Died):
+                return
+            if any(ran.ended != own.ended or not _same_steps(ran, own) for ran in last):
+                return
+            for side, ran in zip(sides, last, strict=True):
+                self._timed[side].append(ran)
+
+    def _compared(self, place: int, own: Ran) -> ModelCheck:
+        runs, result, changed = self._runs, self._results[place], len(self._runs.changed[place])
+        try:
+            chosen = runs.run(place)
+        except isolated.Overdue as error:
+            return _none(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
+        except _Died as error:
+            return _whose_fault(runs, own, _of(error))
+        if chosen.refused:
+            return _none(f"the chosen schedules cannot be used in the script: {chosen.refused}")
+        if chosen.ended != own.ended:
+            return _whose_fault(runs, own, chosen.words or "it ends well")
+        if not self._untimed:
+            self._untimed = chosen.untimed or ("" if _same_steps(chosen, own) else OTHER_STEPS)
+        self._timed[place] = [chosen]
+        check = _of_what_is_left(runs, result, own, chosen)
+        check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
+        if check.passed and chosen.kernels < changed:
+            missing = changed - chosen.kernels
+            reason = f"no verdict: {missing} of {changed} changed kernels do not occur when the script runs again"
+            reason += f" ({chosen.words})" if chosen.ended else ""
+            return replace(check, passed=None, reason=reason)
+        return check
+
+    def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
+        """The check with what was seen of its steps, and of how many runs."""
+        if check.reason != RIGHT_BEFORE:
+            check = replace(check, seed=self._runs.seed, runs=self._runs.count)
+        if self._untimed or place not in self._timed:
+            return replace(check, untimed=self._untimed)
+        own, chosen = self._timed[None], self._timed[place]
+        replays = min(len(step.seconds) for ran in (*own, *chosen) for step in _steps_of(ran))
+        each = f"{len(own)} runs each, in turns" if len(chosen) > 1 else "one run each"
+        return replace(
+            check,
+            before_s=median([_step_s(ran) for ran in own]),
+            after_s=median([_step_s(ran) for ran in chosen]),
+            spread_s=_spread_s(chosen),
+            clock=f"{own[0].clock}, median of {replays} replays in {each}",
+        )
+
+
+# ---- steps: what a `TinyJit` replays. Of several the most frequent one is the step, the others count as often as they
+# run for it.
+
+
+def _steps_of(ran: Ran) -> list[Replayed]:
+    return [step for step in ran.steps if len(step.seconds) >= REPLAYS]
+
+
+def _same_steps(ran: Ran, other: Ran) -> bool:
+    """Whether two runs replayed the same as often."""
+
+    def replayed(ran: Ran) -> list[Any]:
+        return [(step.given, step.executions, len(step.seconds) >= REPLAYS) for step in ran.steps]
+
+    return replayed(ran) == replayed(other)
+
+
+def _step_s(ran: Ran, of: Callable[[Sequence[float]], float] = median) -> float:
+    """Seconds of one step."""
+    steps = _steps_of(ran)
+    return sum(step.executions * of(step.seconds) for step in steps) / max(step.executions for step in steps)
+
+
+def _spread_s(some: Sequence[Ran]) -> float:
+    """How far a step may be from the median of these runs: to the farthest run; of one run half of the distance between
+    the quartiles of its replays."""
+    if len(some) > 1:
+        each = [_step_s(ran) for ran in some]
+        return max(abs(seconds - median(each)) for seconds in each)
+
+    def half(seconds: Sequence[float]) -> float:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        return (high - low) / 2
+
+    return _step_s(some[0], half)
 
 
 def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
@@ -366,7 +507,7 @@ def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
     if not runs.has_time_for(own):
         return _none(f"with the chosen schedules {words}, and there was no time to see whether it always does")
     try:
-        again = runs.run()
+        again = runs.again
     except (isolated.Overdue, _Died) as error:
         return _none(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
     if again.ended != own.ended:
@@ -409,7 +550,7 @@ def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], 
         for shake in (False, True):
             if not runs.has_time_for(own):
                 return _none("the two runs differ, and there was no time to see whether the script repeats itself")
-            again = runs.run(shake=shake)
+            again = runs.shaken if shake else runs.again
             if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
                 return _none("the script does not repeat itself with tinygrad's own schedules either")
     except (isolated.Overdue, _Died) as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -393,13 +394,20 @@ def test_regions_that_are_timed_later_do_not_take_the_room_of_the_check(
 def test_the_best_plan_with_regions_has_time_to_be_compared_too(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Estimates, "whole_s", lambda expected, *, changed=None, plans=1: 100.0 + 10.0 * (plans - 1))
+    """Of a script with steps in two rounds."""
+
+    def whole_s(expected: Estimates, *, changed: int | None = None, plans: int = 1, rounds: int = 1) -> float:
+        return rounds * (100.0 + 10.0 * (plans - 1))
+
+    monkeypatch.setattr(Estimates, "whole_s", whole_s)
     region = replace(opened.works[0], proposed=True, of_tiles={})
     both = replace(expected, measured=replace(expected.measured, works=[*opened.works, region]))
     assert expected.budget.over_at is not None and both.judge_until() == expected.budget.over_at - 100.0
     found = Schedule("tile", "{}")
     region.of_tiles[found] = Observation(found, Status.OK, region.baseline_s / 2, "tile")
     assert both.judge_until() == expected.budget.over_at - 110.0
+    captured: Any = SimpleNamespace(workload=SimpleNamespace(steps=3))
+    assert replace(both, captured=captured).judge_until() == expected.budget.over_at - 220.0
 
 
 def test_the_first_judgement_may_take_what_still_counts_as_in_time(

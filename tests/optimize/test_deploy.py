@@ -116,7 +116,9 @@ def test_an_unchanged_program_with_beam_takes_the_schedules_without_a_search(
 
 
 @pytest.mark.parametrize(
-    ("script", "unserved"), [("hand_written", 1), ("sharded", 0), ("two_devices", 1)], ids=lambda value: str(value)
+    ("script", "unserved"),
+    [("hand_written", 1), ("sharded", 0), pytest.param("two_devices", 1, marks=pytest.mark.slow)],
+    ids=lambda value: str(value),
 )
 def test_beam_searches_as_many_kernels_of_a_captured_program_as_apply_says(
     script: str, unserved: int, tmp_path: Path, cache: Path, facts: Facts, run: Any, stand_in_compiler: dict[str, str]

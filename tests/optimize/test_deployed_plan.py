@@ -25,7 +25,7 @@ from kcg.optimize.export import export, module_text
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import compare
-from kcg.optimize.whole_script import check_script
+from kcg.optimize.whole_script import check_scripts
 from kcg.types import Region, Result, Schedule, ScheduleKind, Workload
 from tests.commands import folders_of, python
 from tests.planned_result import SCRIPT, norm_workload, planned_result
@@ -378,7 +378,7 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
 
 def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, norm: Region) -> None:
     settings = Settings(str(SCRIPT), device=os.environ["DEV"])
-    check = check_script(result, settings, timeout_s=240.0)
+    (check,) = check_scripts([result], settings, timeout_s=240.0)
     assert check.passed and check.kernels == len(result.regions), check
     assert dict(check.replaced) == {norm.id: 2} and not check.left, "eagerly, and captured"
 
@@ -387,7 +387,7 @@ def test_the_check_of_a_script_in_which_nothing_but_a_region_changed(result: Res
     """What comes out of it is compared, though no kernel has another schedule."""
     rows = tuple(r if r.region == norm else replace(r, chosen=r.baseline, outcome="kept") for r in result.regions)
     settings = Settings(str(SCRIPT), device=os.environ["DEV"])
-    check = check_script(replace(result, regions=rows), settings, timeout_s=240.0)
+    (check,) = check_scripts([replace(result, regions=rows)], settings, timeout_s=240.0)
     assert check.passed and check.kernels == 1 and "tensor" in check.compared, check
 
 

@@ -93,7 +93,7 @@ def test_the_script_ran_again_with_it_and_left_the_same(
     assert check is not None and check.passed, check
     assert check.kernels == sum(row.outcome == "improved" for row in result.regions)
     assert check.runs >= 2 and "returned by its last TinyJit step" in check.compared
-    assert "twice more, with tinygrad's own schedules and with the chosen ones" in optimised[0].stderr
+    assert "again, with tinygrad's own schedules and with the chosen ones" in optimised[0].stderr
 
 
 def test_the_best_opts_of_its_region_stay_in_the_result(row: RegionResult) -> None:
@@ -279,6 +279,7 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     regions = tuple(replace(r, replayed=0) for r in regions)
     check = result.model_check
     later = ("clock", "clocks_before", "clocks_after", "weights", "runs", "compared", "replaced", "left")
+    later = (*later, "spread_s", "untimed")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0)

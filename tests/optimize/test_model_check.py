@@ -18,7 +18,6 @@ from kcg.types import ModelCheck, Result, Workload
 from tests.sample_result import sample_result
 
 ONE_S, FURTHER_S = 40.0, 10.0
-RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
 
 
 class Run:
@@ -113,28 +112,33 @@ def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared(monk
 
 
 @pytest.mark.parametrize(
-    ("right", "ran", "seen_of"),
+    ("steps", "left_s", "asked"),
     [
-        ([True, True, True], [0], [True, None, None]),
-        ([False, None, True], [0, 2], [False, None, True]),
-        ([None, True, True], [0], [None, None, None]),
+        (9, None, [0, 1, 2, 3]),
+        (9, 65.0, [0, 1, 3]),
+        (9, 45.0, [3]),
+        (0, None, [0, 3]),  # no step of it can be timed: one plan that is right is enough
     ],
 )
-def test_a_script_runs_with_the_best_plan_and_where_that_is_wrong_with_every_kernel_alone(
-    right: list[bool | None], ran: list[int], seen_of: list[bool | None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("long", [False, True])
+def test_a_script_runs_with_the_best_plans_and_with_every_kernel_alone(
+    steps: int, left_s: float | None, asked: list[int], long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No step of it is timed. One that leaves no verdict, as it does not repeat itself, does so with any schedules."""
-    seen: list[int] = []
+    """A long one without a budget with the best one alone."""
+    compared: list[tuple[int, float]] = []
 
-    def check(result: Result, settings: Any, **options: Any) -> ModelCheck:
-        seen.append(result.seed)
-        return ModelCheck(right[result.seed])
+    def check(results: Sequence[Result], settings: Any, *, rounds_s: float, **options: Any) -> list[ModelCheck]:
+        compared.extend((result.seed, rounds_s) for result in results)
+        return [ModelCheck(True, after_s=1.0) for _ in results]
 
-    monkeypatch.setattr(whole_script, "check_script", check)
+    monkeypatch.setattr(whole_script, "check_scripts", check)
     monkeypatch.setattr(whole_script, "why_not_needed", lambda *args, **options: "")
-    plans, run = [replace(sample_result(), seed=number) for number in range(3)], Run(None)
+    if long:
+        monkeypatch.setattr(whole_script, "LEAST_TIMEOUT_S", ONE_S)
+        asked = [0, 3] if left_s is None else asked
+    plans, run = [replace(sample_result(), seed=number, steps=steps) for number in range(4)], Run(left_s)
     run.settings = run.estimates.settings = Settings("script.py")
     checks = check_models(plans, run.settings, estimates=run.estimates, planning=None, device=run.device, log=run.log)
-    assert seen == ran and [one.passed for one in checks] == seen_of
-    assert checks[1].reason.startswith("not run: of the plans of a script")
-    assert checks[2].passed or checks[2].reason in (checks[0].reason, RIGHT_BEFORE)
+    assert [seed for seed, _ in compared] == asked
+    assert all(rounds_s <= (left_s or whole_script.ROUNDS_S) for _, rounds_s in compared)
+    assert all(seen.passed or seen.reason.startswith("not run: ") for seen in checks)

@@ -364,6 +364,22 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
     assert fastest_step(results, check) == (results[chosen], checks[chosen])
 
 
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ([2.5, 2.0, 3.0], 1),
+        ([2.04, 2.0, 3.0], 0),  # as fast as the fastest, and expected to be the best
+        ([2.0, 2.04, 3.0], 0),
+        ([2.04, 2.5, 2.0], 2),  # by no more than noise, but slower than every kernel alone
+        ([2.04, 2.02, 2.03], 1),
+    ],
+)
+def test_of_steps_that_differ_by_noise_the_best_expected_is_chosen(steps: list[float], chosen: int) -> None:
+    checks = [ModelCheck(True, before_s=4.0, after_s=seconds, spread_s=0.03) for seconds in steps]
+    results = [replace(sample_result(), seed=number) for number in range(len(steps))]
+    assert fastest_step(results, lambda asked: checks) == (results[chosen], checks[chosen])
+
+
 def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
     sample = sample_result()
 

@@ -20,7 +20,7 @@ from kcg.optimize.region_plans import plans_of, propose
 from kcg.optimize.result import read_result
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import check_script
+from kcg.optimize.whole_script import check_scripts
 from kcg.types import Region, Result, ScheduleKind, Workload
 from kcg.workloads import script
 from tests.planned_result import planned_result
@@ -114,6 +114,6 @@ def test_they_are_put_in_where_neither_needs_the_other(
 
 
 def test_the_check_of_a_script_finds_all_of_them(result: Result, regions: list[Region]) -> None:
-    check = check_script(result, Settings(str(SCRIPT), device=os.environ["DEV"]), timeout_s=240.0)
+    (check,) = check_scripts([result], Settings(str(SCRIPT), device=os.environ["DEV"]), timeout_s=240.0)
     assert check.passed and not check.left, check
     assert dict(check.replaced) == {r.id: 2 * BLOCKS for r in regions}

@@ -210,17 +210,17 @@ def test_every_field_is_type_checked() -> None:
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+def added_after(version: int) -> set[str]:
+    """The names of fields that files of a version lack."""
+    return {name for later, added in ADDED.items() if later > version for _, name in added}
+
+
 def without(value: Any, names: set[str]) -> Any:
     """A document without the fields of those names, at any depth. Regions had `wiring` before they had `args`."""
     if isinstance(value, dict):
         left = {k: without(v, names) for k, v in value.items() if k not in names}
         return {**left, "wiring": []} if "args" in value and "args" in names else left
     return [without(v, names) for v in value] if isinstance(value, list) else value
-
-
-def added_after(version: int) -> set[str]:
-    """The names of the fields that files of that version do not have."""
-    return {name for later, added in ADDED.items() if later > version for _, name in added}
 
 
 def without_origins(result: Result) -> Result:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from ast import literal_eval
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,25 @@ import pytest
 from rich.console import Console
 
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
+from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.parts import parts_of, schedule_of_parts
 from kcg.measure.device_info import detect
 from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
 from kcg.optimize import whole_script
-from kcg.optimize.console import print_result
+from kcg.optimize.console import format_seconds, print_result, step_lines
 from kcg.optimize.deploy import check_model_result
-from kcg.optimize.report import render_report
+from kcg.optimize.region_plans import _fastest, fastest_step
+from kcg.optimize.report import render_report, step_of
 from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
+from kcg.optimize.script_run import Ran
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import (
     Rounding,
-    check_script,
+    check_scripts,
     equal,
     expected_cost_s,
     judge,
@@ -41,10 +46,11 @@ from kcg.optimize.whole_script import (
     same_layout,
     why_not_needed,
 )
-from kcg.types import ModelCheck, RegionResult, Result, Schedule
+from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
 from kcg.workloads.script import Form, Program, capture_program
 from tests.faults.processes import wait_until
 from tests.optimize.test_whole_model import WRONG, another, finalist
+from tests.planned_result import planned_result
 from tests.sample_result import sample_result
 
 DEV = os.environ["DEV"]
@@ -96,7 +102,8 @@ def wrong(right: Result) -> Result:
 
 
 def check(result: Result, *arguments: str, timeout_s: float = TIMEOUT_S, **settings: Any) -> ModelCheck:
-    return check_script(result, Settings(str(SCRIPT), script_args=arguments, **settings), timeout_s=timeout_s)
+    (seen,) = check_scripts([result], Settings(str(SCRIPT), script_args=arguments, **settings), timeout_s=timeout_s)
+    return seen
 
 
 # ---- real runs ----
@@ -200,7 +207,8 @@ def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
     assert "one rounding unit in what the script begins with moves it too much to tell" in result.reason
 
 
-@pytest.mark.parametrize(("name", "passed"), [pytest.param("apart", True, marks=pytest.mark.slow), ("wrong", False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "passed"), [("apart", True), ("wrong", False)])
 def test_hand_written_kernels_run_in_it(name: str, passed: bool) -> None:
     """Forced into a result: one that is right, as in the run of test_handwritten, and one that adds what it should
     multiply."""
@@ -211,7 +219,7 @@ def test_hand_written_kernels_run_in_it(name: str, passed: bool) -> None:
     schedule = lower_job(kernels[name], summed.region, own.target)
     chosen = replace(summed.chosen, schedule=schedule)
     only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
-    result = check_script(only, settings, timeout_s=TIMEOUT_S)
+    (result,) = check_scripts([only], settings, timeout_s=TIMEOUT_S)
     assert result.passed is passed and result.kernels == 1, result
 
 
@@ -219,6 +227,134 @@ def _digest(path: Path) -> str:
     from kcg.kernel.source.kernels import file_digest
 
     return file_digest(path)
+
+
+# ---- steps
+
+
+def with_step(result: Result, kernel: Kernel, body: str) -> Result:
+    """A result by one plan in which `kernel` has a schedule of kind opts, also within a region."""
+    rows, schedule = [], Schedule(ScheduleKind.OPTS, body)
+    for row in result.regions:
+        chosen = row.chosen
+        if row.region == Region((kernel,)):
+            row = replace(row, chosen=replace(chosen, schedule=schedule))
+        elif kernel in row.region.kernels:
+            parts = parts_of(chosen.schedule)
+            parts = [replace(p, schedule=schedule) if row.region.kernels[p.places[0]] == kernel else p for p in parts]
+            row = replace(row, chosen=replace(chosen, schedule=schedule_of_parts(parts)))
+        rows.append(row)
+    assert result.planning is not None
+    return replace(result, regions=tuple(rows), planning=replace(result.planning, plans=result.planning.plans[:1]))
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is expected best. A product of 256 × 256 without Opts takes several times as long as with them."""
+    monkeypatch.setattr(whole_script, "ROUNDS", rounds)
+    monkeypatch.setattr(whole_script, "ROUNDS_S", TIMEOUT_S)
+    script = SCRIPTS / "product_steps.py"
+    workload = capture_program(Program(Form.SCRIPT, str(script)), dev=DEV).workload
+    (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
+    region = steady.region(0, 1, 2)
+    product = steady.calls[0].kernel
+    assert product is not None
+    quick = KernelSpace(Region((product,)), detect(DEV, ACTION_SPACE_VERSION)[0]).baseline().body
+    slow = with_step(planned_result(workload, region), product, "[]")
+    alone = with_step(planned_result(workload), product, quick)
+    checks: list[ModelCheck] = []
+
+    def check(results: Sequence[Result]) -> list[ModelCheck]:
+        checks.extend(check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S))
+        return checks
+
+    chosen, seen = fastest_step([slow, alone], check)
+    assert seen.passed and all(one.passed for one in checks), checks
+    assert dict(checks[0].replaced) == {region.id: 1} and not checks[1].replaced, "where no local name holds a part"
+    assert (
+        seen.clock == f"wall clock, median of 4 replays in {'one run each' if rounds == 1 else '2 runs each, in turns'}"
+    )
+    assert seen.runs == 3 * rounds, "with tinygrad's own schedules, and with those of each plan"
+    assert seen.before_s and seen.after_s and checks[0].after_s and not seen.untimed
+    assert checks[0].after_s > 1.5 * seen.after_s, checks
+    assert chosen.planning is not None
+    assert [(plan.step_s, plan.chosen) for plan in chosen.planning.plans] == [
+        (checks[0].after_s, False),
+        (seen.after_s, True),
+    ]
+    result = replace(chosen, model_check=seen)
+    (line, *_) = step_lines(result)
+    assert line.startswith(f"one step of 6: {format_seconds(seen.before_s)} → {format_seconds(seen.after_s)}")
+    assert seen.clock in line and "the sum of its kernels" in line
+    assert (shown := step_of(result)) is not None and (shown.before_s, shown.after_s) == (seen.before_s, seen.after_s)
+    assert shown.kernels_before_s == pytest.approx(4 * 2e-6), "the four kernels of a step, not all that the script ran"
+
+
+def test_where_no_step_is_timed_the_first_plan_that_is_right_is_enough(right: Result) -> None:
+    """It replays its step once."""
+    settings = Settings(str(SCRIPT), script_args=("jitted",))
+    first, second = check_scripts([right, right], settings, timeout_s=TIMEOUT_S)
+    assert first.passed and first.after_s is None and first.runs == 2
+    assert first.untimed == whole_script.NO_REPLAYS
+    assert (second.passed, second.reason, second.runs) == (None, whole_script.RIGHT_BEFORE, 0)
+    _, why = _fastest([first, second])
+    assert why.startswith(f"no whole step was timed ({whole_script.NO_REPLAYS}): ")
+
+
+def ran(*steps: Replayed) -> Ran:
+    return Ran("", "", (), 0, 0, 0, steps=steps)
+
+
+def test_of_several_captured_steps_the_most_frequent_one_is_the_step() -> None:
+    often, seldom = Replayed("x", 10, (1.0, 2.0, 9.0)), Replayed("y", 5, (4.0, 4.0, 4.0))
+    once = Replayed("z", 2, ())
+    assert whole_script._step_s(ran(often, seldom, once)) == 2.0 + 5 / 10 * 4.0
+    assert whole_script._spread_s([ran(often)]) == 2.0, "half of what is between the quartiles 1.5 and 5.5"
+    assert whole_script._spread_s([ran(replace(often, seconds=(s,) * 3)) for s in (1.0, 1.5, 4.0)]) == 2.5
+    assert whole_script._same_steps(ran(often), ran(replace(often, seconds=(3.0,) * 3)))
+    for other in (ran(often, once), ran(replace(often, executions=9)), ran(replace(often, given="y"))):
+        assert not whole_script._same_steps(ran(often), other)
+
+
+class Rounds:
+    """In the place of a script's runs: each leaves its place and takes so long, until one ends in another way."""
+
+    def __init__(self, taken_s: dict[int | None, float], *, time_for: int = 100, fails_at: int = 100) -> None:
+        self.order: list[int | None] = []
+        self.changed, self.seed, self._taken_s = [set[str]()] * len(taken_s), 0, taken_s
+        self._time_for, self._fails_at = time_for, fails_at
+
+    @property
+    def count(self) -> int:
+        return len(self.order)
+
+    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+        assert compared is (place not in self.order), "what the first run of each leaves is compared"
+        self.order.append(place)
+        seconds = self._taken_s[place] + 0.01 * self.order.count(place)
+        ended = "it broke" if self.count == self._fails_at else ""
+        return replace(ran(Replayed("x", 5, (seconds,) * 3)), ended=ended, pieces=(piece(VALUES),), clock="wall clock")
+
+    def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
+        return self.count + len(some) <= self._time_for
+
+
+@pytest.mark.parametrize(
+    ("limits", "whole"),
+    [({}, whole_script.ROUNDS), ({"time_for": 9}, 3), ({"time_for": 8}, 2), ({"fails_at": 8}, 2), ({"time_for": 3}, 1)],
+)
+def test_plans_that_are_right_run_in_turns_as_long_as_there_is_time(
+    limits: dict[str, int], whole: int, right: Result
+) -> None:
+    """Only whole rounds count."""
+    runs: Any = Rounds({None: 3.0, 0: 1.0, 1: 2.0}, **limits)
+    first, last = whole_script._Comparison([right, right], runs, math.inf).checks()
+    assert runs.order == ([None, 0, 1] * whole_script.ROUNDS)[: runs.count]
+    middle = 0.01 * (whole + 1) / 2
+    assert first.passed and last.passed and first.before_s == last.before_s == pytest.approx(3.0 + middle)
+    assert (first.after_s, last.after_s) == pytest.approx((1.0 + middle, 2.0 + middle))
+    assert first.spread_s == pytest.approx(0.01 * (whole - 1) / 2)
+    assert f"{whole} runs each, in turns" in first.clock or (whole == 1 and first.clock.endswith("in one run each"))
 
 
 # ---- the verdict ----

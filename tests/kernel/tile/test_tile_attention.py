@@ -332,11 +332,8 @@ def test_keys_are_split(split: int, tmp_path: Path) -> None:
 def test_few_queries(split: int, tmp_path: Path) -> None:
     cases = {}
     for attention in (decoded, alone, with_mask):
-        for dtype in ("float16", "bfloat16"):
-            region = region_of(attention(77, dtype))
-            cases[f"{attention.__name__} {dtype}"] = Case(
-                region, generate(region, TARGET, in_parts(region, split), interpreted=True)
-            )
+        region = region_of(attention(77, "float16" if split == 1 else "bfloat16"))
+        cases[attention.__name__] = Case(region, generate(region, TARGET, in_parts(region, split), interpreted=True))
     for attention in (cached, cached_alone):
         region = region_of(attention(300))
         program = generate(region, TARGET, in_parts(region, split), interpreted=True)

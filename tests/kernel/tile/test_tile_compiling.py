@@ -90,7 +90,7 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "
     [
         ("sm_90", EXAMPLES[2::EVERY]),
         ("sm_80", []),
-        ("sm_100", []),
+        pytest.param("sm_100", [], marks=pytest.mark.slow),
         pytest.param("sm_120", [], marks=pytest.mark.slow),
         *(pytest.param(arch, EXAMPLES, marks=pytest.mark.slow) for arch in ("sm_80", "sm_90", "sm_100", "sm_120")),
     ],
