@@ -151,7 +151,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "b").mkdir()
     for arguments, says in (
         (["a", "a/RESULT.json"], "are one file: give two results"),
-        (["a", "none"], "cannot read none: No such file"),
+        (["a", "none"], "there is no none: give the RESULT.json of a run"),
         (["a", "b"], "cannot read b/RESULT.json: No such file"),
         (["a", "text"], "text is truncated or not JSON"),
         (["a", "newer"], "newer is not a result"),

@@ -171,6 +171,7 @@ def test_plans_that_a_program_gets_as_they_are_cost_the_same(
     assert plans[0].seconds <= first.seconds <= 1.001 * plans[0].seconds
 
 
+@pytest.mark.slow
 def test_as_many_plans_are_timed_as_there_can_be(
     proposals: Proposals, plans: list[WorkloadPlan], alone_s: dict[str, float], expected: dict[Key, float]
 ) -> None:

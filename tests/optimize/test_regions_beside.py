@@ -65,6 +65,7 @@ def test_all_of_them_are_in_one_plan_that_leaves_the_same(workload: Workload, ca
         assert run(sequence, terms, plan) == run(sequence, terms)
 
 
+@pytest.mark.slow
 def test_one_goes_through_a_run(regions: list[Region], tmp_path: Path) -> None:
     dev, folder = os.environ["DEV"], tmp_path / "out"
     settings = Settings(str(SCRIPT), device=dev, measurements=24, folder=folder, script_check=False)
@@ -113,6 +114,7 @@ def test_they_are_put_in_where_neither_needs_the_other(
         assert not place.replaced.counts and {why for _, why in place.replaced.left} == {BETWEEN}
 
 
+@pytest.mark.slow
 def test_the_check_of_a_script_finds_all_of_them(result: Result, regions: list[Region]) -> None:
     (check,) = check_scripts([result], Settings(str(SCRIPT), device=os.environ["DEV"]), timeout_s=240.0)
     assert check.passed and not check.left, check

@@ -141,6 +141,7 @@ def finished(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield optimize(chosen, shown, regions=[attention])
 
 
+@pytest.mark.slow
 def test_a_run_has_it_in_its_result_with_what_was_timed_at_each_end(finished: Finished, attention: Region) -> None:
     result = read_result(finished.result_path)
     (row,) = [row for row in result.regions if row.region == attention]

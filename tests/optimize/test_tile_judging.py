@@ -345,7 +345,11 @@ def test_what_fails_under_stress_is_not_chosen(
     ("happens", "words"),
     [
         ("killed", "not judged: stress was ended before its 10000 launches: Killed: its process died of SIGKILL"),
-        ("hangs", "not judged: stress was ended before its 10000 launches: TimeoutError: no result within 5 s"),
+        pytest.param(
+            "hangs",
+            "not judged: stress was ended before its 10000 launches: TimeoutError: no result within 5 s",
+            marks=pytest.mark.slow,
+        ),
         ("memory", "not judged: stress was ended before its 10000 launches: MemoryError: no memory for a copy"),
         ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -301,12 +300,16 @@ def waiting(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], lis
         yield process, list(iter(process.stderr.readline, "waiting\n"))
 
 
+CASES = [("wait", True), ("save", True), ("wait", False), ("deaf", False)]
+"""What a script does when it is interrupted, and whether it had run nothing by then."""
+
+
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Interrupted]:
     """How captures ended that were interrupted, all of them at once: what ignores Ctrl-C is waited for."""
     folder, begun = tmp_path_factory.mktemp("interrupted"), {}
     with contextlib.ExitStack() as captures:
-        for case in itertools.product(("wait", "save", "deaf"), (True, False)):
+        for case in CASES:
             out = folder / f"{len(begun)}.sqlite"
             arguments = (SCRIPTS / "any_ending.py", case[0], *(("--idle",) if case[1] else ()))
             begun[case] = (out, *captures.enter_context(waiting("capture", "--out", out, "--", *arguments)))
@@ -318,8 +321,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, boo
         }
 
 
-@pytest.mark.parametrize("how", ["wait", "save", "deaf"])
-@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize(("how", "idle"), CASES)
 def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(
     how: str, idle: bool, interrupted: dict[tuple[str, bool], Interrupted]
 ) -> None:
