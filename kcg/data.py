@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kcg.cli import pip_install
 from kcg.dataset.columns import BESIDE, FIRST, measurements_schema
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
@@ -151,5 +152,5 @@ def _imported(package: str) -> Any:
     """An optional package. Raises UsageError where it is missing."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as a checkout has one
-        raise UsageError(f"{package} is not installed: pip install 'kcg[data]', or take to_arrow()")
+        raise UsageError(f"{package} is not installed: {pip_install('data')}, or take to_arrow()")
     return importlib.import_module(package)

@@ -152,7 +152,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for arguments, says in (
         (["a", "a/RESULT.json"], "are one file: give two results"),
         (["a", "none"], "there is no none: give the RESULT.json of a run"),
-        (["a", "b"], "cannot read b/RESULT.json: No such file"),
+        (["a", "b"], "there is no b/RESULT.json: give the RESULT.json of a run"),
         (["a", "text"], "text is truncated or not JSON"),
         (["a", "newer"], "newer is not a result"),
         (["a", "c"], "have no kernel in common (flux mini and flux mini)"),

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from kcg.cli import pip_install
 from kcg.data import COLUMNS, load, names
 from kcg.dataset.columns import measurements_schema, stored_schema
 from kcg.dataset.splits import PARTS, SPLITS
@@ -108,8 +109,8 @@ def test_graphs_are_those_of_the_predictor_with_the_logarithm_of_the_time(small:
 
 
 def test_pandas_and_datasets_hold_the_same_rows(small: Path) -> None:
-    pytest.importorskip("pandas")
-    library = pytest.importorskip("datasets")
+    import datasets as library
+
     data = load(small)
     frame, table = data.to_pandas(), data.to_arrow()
     assert [*frame.columns] == table.column_names and len(frame) == len(table)
@@ -137,7 +138,7 @@ for ask in (data.to_pandas, data.to_datasets):
 """
     done = python("-c", code, cwd=ROOT)
     assert done.stdout.splitlines() == [
-        f"{name} is not installed: pip install 'kcg[data]', or take to_arrow()" for name in ("pandas", "datasets")
+        f"{name} is not installed: {pip_install('data')}, or take to_arrow()" for name in ("pandas", "datasets")
     ], done.stderr
 
 
