@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from evaluation.predictor.figures import SHIPPED_ROW
+from kcg.predictor.scoring import METRICS
 
 
 def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
     """A Markdown table of figures with intervals."""
-    shown = {
-        "pairwise": "pairwise",
-        "kendall_tau": "Kendall τ",
-        "top1": "top-1",
-        "top1_mean": "top-1, unweighted",
-        "top5": "top-5",
-        "top5_mean": "top-5, unweighted",
-    }
+    shown = {name: title for name, title in METRICS.items() if name not in ("log_error", "mape")}
     lines = ["| | " + " | ".join(shown.values()) + " |", "|---|" + "---|" * len(shown)]
     for name, row in rows.items():
         cells = []
