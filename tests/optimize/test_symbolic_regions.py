@@ -248,7 +248,7 @@ def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.Monkey
     return replace(result, regions=rows)
 
 
-@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("captured", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
     captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     assert good.passed and good.after_s is not None, good
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("children")
 def test_a_plan_that_fails_beside_others_alone_is_not_to_blame(make: Make) -> None:
     """Memory that the others hold may be what it lacks."""

@@ -294,6 +294,7 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(search_workers: Searc
     assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_a_process_searches_the_schedules_of_another_kind(search_workers: SearchWorkers) -> None:
     region, _ = matmul()
