@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -51,7 +52,14 @@ def _cpu() -> str:
     return "CPU:X86" if platform.machine().lower() in ("x86_64", "amd64") else choose_cpu().dev
 
 
+def _end_quietly() -> None:
+    """Triton's bindings list on stderr, after all else, what they think has leaked where a process ends: no news."""
+    if "triton._C.libtriton" in sys.modules:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def _isolate() -> None:
+    atexit.register(_end_quietly)
     # a shell that starts the tests in the background ignores SIGINT, and so would every process that they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in FOREIGN:

@@ -347,9 +347,11 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What it is, whatever its schedule: `reduce, 609 GFLOP, 173 MB, 38 calls, position 1 to 12`."""
+        """What it is, whatever its schedule: `img_attn.qkv, 609 GFLOP, 173 MB, 38 calls, position 1 to 12`; the layer
+        or line that most calls come from, or else what kind of kernel it is."""
         r = self.region
-        kind = r.chosen.legend.partition(";")[0] or self.label  # what follows tells of the schedule
+        kind = r.origins[0][0] if r.origins else r.chosen.legend.partition(";")[0]  # what follows is of the schedule
+        kind = kind or self.label
         work = [f"{format_count(r.operations)}FLOP"] * (r.operations > 0) + [f"{format_count(r.bytes)}B"] * (
             r.bytes > 0
         )
