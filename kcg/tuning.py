@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ class TunedKernel(NamedTuple):
     """What became of one kernel, or of a region of several; times are of all its calls."""
 
     name: str
+    layer: str  # or the line that most of its calls come from; empty where that is not known
     calls: int
     before_s: float
     after_s: float
@@ -94,11 +95,13 @@ class Tuned:
     def kernels(self) -> tuple[TunedKernel, ...]:
         """Every kernel, the one that took longest first."""
         from kcg.kernel.kinds import describe
+        from kcg.optimize.console import origin_of
 
         rows = sorted(self.result.regions, key=lambda row: -row.before_s)
         return tuple(
             TunedKernel(
                 row.chosen.name or row.region.id[:12],
+                origin_of(row),
                 row.calls,
                 row.before_s,
                 row.after_s,
@@ -145,13 +148,13 @@ class Tuned:
 
         kernels = self.kernels
         lines = [self._headline, self._counts, *filter(None, [self._whole, self._missing])]
-        width = max([6, *(len(_short(kernel.name)) for kernel in kernels[:ROWS])])
-        lines.append(f"{'kernel':{width}}  {'calls':>6}  {'before':>8}  {'after':>8}  {'speed-up':>8}  outcome")
+        width = max([6, *(len(_short(kernel)) for kernel in kernels[:ROWS])])
+        lines.append(f"{_title(kernels):{width}}  {'calls':>6}  {'before':>8}  {'after':>8}  {'speed-up':>8}  outcome")
         for kernel in kernels[:ROWS]:
             before, after = format_seconds(kernel.before_s or None), format_seconds(kernel.after_s or None)
             ratio = format_speedup(kernel.before_s, kernel.after_s)
             figures = f"{kernel.calls:>6}  {before:>8}  {after:>8}  {ratio:>8}"
-            lines.append(f"{_short(kernel.name):{width}}  {figures}  {kernel.outcome}")
+            lines.append(f"{_short(kernel):{width}}  {figures}  {kernel.outcome}")
         if (rest := len(kernels) - ROWS) > 0:
             lines.append(f"... and {counted(rest, 'kernel')} more")
         return "\n".join([*lines, f"result: {self.path}", f"report: {self.path.with_name('report.html')}"])
@@ -168,7 +171,7 @@ class Tuned:
         rows = [
             cells(
                 "td",
-                kernel.name,
+                kernel.layer or kernel.name,
                 str(kernel.calls),
                 format_seconds(kernel.before_s or None),
                 format_seconds(kernel.after_s or None),
@@ -178,7 +181,16 @@ class Tuned:
             )
             for kernel in shown
         ]
-        head = cells("th", "kernel", "calls", "before", "after", "speed-up", "outcome", "schedule")
+        head = cells(
+            "th",
+            _title(shown),
+            "calls",
+            "before",
+            "after",
+            "speed-up",
+            "outcome",
+            "schedule",
+        )
         page = f"report: {self.path.with_name('report.html')}"
         texts = filter(None, [self._headline, self._counts, self._whole, self._missing, page])
         rest = len(self.kernels) - len(shown)
@@ -226,8 +238,16 @@ class Tuned:
         return f"{what}: verified, error {check.error:.2g} of a tolerated {check.tolerance:.2g}{times}"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+def _title(kernels: Sequence[TunedKernel]) -> str:
+    """Of the column that `_short` is in."""
+    return "layer" if any(kernel.layer for kernel in kernels) else "kernel"
+
+
+def _short(kernel: TunedKernel) -> str:
+    """Where a kernel comes from, or else its name, in so many columns."""
+    from kcg.optimize.console import end_of
+
+    return end_of(kernel.layer or kernel.name, NAME_WIDTH)
 
 
 def load(path: Path | str) -> Tuned:

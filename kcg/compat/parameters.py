@@ -34,6 +34,9 @@ LOOKS = 64  # so often whenever an unknown buffer is read; then ever more seldom
 _OF_A_LAYER = frozenset(("weight", "bias", "scale", "running_mean", "running_var", "num_batches_tracked"))
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _LIBRARY = "tinygrad."
+_SHELLS = ("IPython", "ipykernel", "traitlets")
+"""Whose objects hold all that a notebook has: they are in its `__main__`, before what the user wrote."""
+_HISTORY = ("In", "Out")  # of a shell, in `__main__` too
 _LAYERS, _OPTIMIZERS = "tinygrad.nn", "tinygrad.nn.optim"  # the only modules of tinygrad whose objects hold parameters
 
 
@@ -144,7 +147,8 @@ def parameters_in_sight() -> Iterator[tuple[str, Any]]:
     for optimizers in (False, True):
         for names in _scopes():
             for name, value in names.items():
-                if type(value).__module__.startswith(_OPTIMIZERS) == optimizers and not name.startswith("__"):
+                of_user = not name.startswith("_") and name not in _HISTORY
+                if type(value).__module__.startswith(_OPTIMIZERS) == optimizers and of_user:
                     path = "" if name == "self" else name
                     yield from ((found, t) for found, t in _tensors(value, path, seen, left, 0) if found != path)
 
@@ -179,7 +183,8 @@ def _tensors(value: Any, path: str, seen: set[int], left: list[int], depth: int)
     if issubclass(kind, Tensor):
         yield path, value
         return
-    if id(value) in seen or (kind.__module__.startswith(_LIBRARY) and not kind.__module__.startswith(_LAYERS)):
+    of_library = kind.__module__.startswith(_LIBRARY) and not kind.__module__.startswith(_LAYERS)
+    if id(value) in seen or of_library or kind.__module__.partition(".")[0] in _SHELLS:
         return
     for name, part in _parts(value):
         seen.add(id(value))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -98,6 +100,21 @@ def test_a_tensor_that_is_no_part_of_something_names_no_layer() -> None:
     assert labels(alone) == {(line_of("# not of a layer"), 1)}
     state = {"weight": weight}
     assert state and labels(recorded(lambda: (x @ weight).realize())) == {("state", 1)}
+
+
+def test_what_a_notebooks_shell_holds_names_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a notebook is in objects of its shell, too, which are in `__main__` before what the user wrote."""
+
+    class Shell:
+        def __init__(self, model: Model) -> None:
+            self.namespace = {"model": model}
+
+    Shell.__module__ = "IPython.core.interactiveshell"
+    notebook, x = ModuleType("__main__"), ones()
+    written = Model(1)
+    vars(notebook).update(exit=Shell(written), In=["written"], Out={1: written}, _=written, net=written)
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    assert labels(recorded(lambda: vars(notebook)["net"].layers[0](x).realize())) == {("net.layers.0.up", 1)}
 
 
 def test_a_look_keeps_nothing_alive() -> None:
