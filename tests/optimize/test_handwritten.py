@@ -124,7 +124,8 @@ def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
     answer = json.loads(done.stdout)
     assert answer["total_after_s"] < answer["total_before_s"]
     page = (folder / "report.html").read_text()
-    assert "Written by hand" in page and "source:apart" in page and "Best Opts" in page
+    assert "Written by hand" in page and "source:apart" in page and row.opts is not None
+    assert ("Best Opts" in page) == (row.opts.schedule != row.baseline.schedule)
     assert page == render_report(result, path=folder / "RESULT.json")
 
 
