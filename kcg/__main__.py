@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kcg.cli import guarded, run_app
+from kcg.cli import examples, guarded, run_app
 from kcg.commands import COMMANDS, SETTINGS, command_name, program_name, start_as
 from kcg.errors import UnknownName, UsageError
 
@@ -53,8 +53,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="\b\nExamples:\n  kcg doctor\n  kcg optimize flux/mini --budget 60s\n  kcg optimize train.py --budget 5m\n"
-    "  kcg COMMAND --help",
+    epilog=examples(
+        "kcg doctor",
+        "kcg optimize flux/mini --budget 60s",
+        "kcg optimize train.py --budget 5m",
+        "kcg COMMAND --help",
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kcg.commands import COMMANDS, command_name
+from kcg.commands import COMMANDS, SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import locked, write_whole
 from kcg.provenance import provenance
@@ -46,6 +46,20 @@ def run_app(app: typer.Typer, program: str) -> ExitCode:
 def examples(*lines: str) -> str:
     """The end of a command's help, a command a line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def command_group(*lines: str) -> typer.Typer:
+    """A command that has subcommands, with examples at the end of its help."""
+    import typer
+
+    return typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=SETTINGS,
+        epilog=examples(*lines),
+    )
 
 
 def counted(number: int, noun: str, many: str = "") -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import command_text, counted, examples, goes_on, guarded, run_app
-from kcg.commands import SETTINGS, command_name
+from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app
+from kcg.commands import command_name
 from kcg.errors import ExitCode, JournalError, UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=SETTINGS,
-    epilog=examples("kcg dataset stats FILE", "kcg dataset COMMAND --help"),
-)
+app = command_group("kcg dataset stats FILE", "kcg dataset COMMAND --help")
 
 
 def complete_workload(incomplete: str) -> list[str]:

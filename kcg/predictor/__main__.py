@@ -8,20 +8,13 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import examples, guarded, run_app
-from kcg.commands import SETTINGS, command_name
+from kcg.cli import command_group, examples, guarded, run_app
+from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=SETTINGS,
-    epilog=examples("kcg predictor show", "kcg predictor COMMAND --help"),
-)
+app = command_group("kcg predictor show", "kcg predictor COMMAND --help")
 
 
 @app.callback()
