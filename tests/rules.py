@@ -27,7 +27,9 @@ LEVELS = (
     {"predictor"},
     {"search", "data"},
     {"rl"},
-    {"campaign", "optimize"},
+    {"campaign"},
+    {"fleet"},
+    {"optimize"},
     {"compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
     {"__main__", "autotuning"},
 )
