@@ -126,12 +126,13 @@ def write_result(result: Result, path: Path) -> None:
     write_whole(path, text.encode())
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path | str) -> Result:
     """The `Result` of a file that `write_result` wrote.
 
     Raises:
         ResultError: no such file, truncated, corrupt, of another schema, or not a result at all.
     """
+    path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ResultError(
