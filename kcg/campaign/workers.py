@@ -14,11 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
-from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
 from kcg.compat.device import choose_device, cuda_count, prepare
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
@@ -158,7 +157,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
                 log(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)
         finally:
             stop.set()
-    return _joined([_result(future) for future in futures], time.monotonic() - began)
+    return joined([_result(future) for future in futures], time.monotonic() - began)
 
 
 def _visible(gpu: int) -> str:
@@ -181,24 +180,6 @@ def _result(future: Future[dict[str, Any]]) -> CampaignSummary:
         return CampaignSummary(**future.result())
     except (TimeoutError, ServiceClosed) as error:
         raise DeviceError(f"{error}; what was measured is kept") from error
-
-
-def _joined(parts: list[CampaignSummary], elapsed_s: float) -> CampaignSummary:
-    statuses: dict[str, int] = {}
-    for part in parts:
-        for status, count in part.statuses.items():
-            statuses[status] = statuses.get(status, 0) + count
-    return CampaignSummary(
-        sum(p.kernels for p in parts),
-        sum(p.measured for p in parts),
-        sum(p.already_known for p in parts),
-        statuses,
-        elapsed_s,
-        all(p.finished for p in parts),
-        sum(p.skipped for p in parts),
-        fmean(p.compilers_busy for p in parts),
-        fmean(p.device_busy for p in parts),
-    )
 
 
 def main() -> None:
