@@ -142,7 +142,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
             compile_workers=settings.compile_workers or max(1, usable_cores() // gpus),
         )
         values = {**asdict(one), "out": str(one.out), "source": str(one.source)}
-        jobs.append({"settings": values, "gpu": _visible(gpu)})
+        jobs.append({"settings": values, "gpu": visible_gpu(gpu)})
     stop = threading.Event()
     with Journal.open(settings.out) as journal, ThreadPoolExecutor(gpus) as threads:
         before = journal.counts()["measurements"]
@@ -160,7 +160,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
     return joined([_result(future) for future in futures], time.monotonic() - began)
 
 
-def _visible(gpu: int) -> str:
+def visible_gpu(gpu: int) -> str:
     """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
     names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
     return names[gpu].strip() if names else str(gpu)

@@ -14,8 +14,13 @@ from kcg.types import Measurement, Target, Toolchain
 class Measures(Protocol):
     """Compiles, times and verifies schedules on one target with one toolchain."""
 
-    run_id: str  # of this process's run; a row carries that of its host
-    device_error: DeviceError | None  # why nothing more is measured; what ended by it is not to be recorded
+    @property
+    def run_id(self) -> str:
+        """Of this process's run; a row carries that of its host."""
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """Why nothing more is measured; what ended by it is not to be recorded."""
 
     @property
     def target(self) -> Target: ...
