@@ -18,7 +18,7 @@ from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
-from kcg.compat.device import choose_device, cuda_count, prepare
+from kcg.compat.device import choose_device, cuda_count, prepare, visible_gpu
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.errors import DeviceError, KcgError, UsageError
@@ -158,12 +158,6 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
         finally:
             stop.set()
     return joined([_result(future) for future in futures], time.monotonic() - began)
-
-
-def visible_gpu(gpu: int) -> str:
-    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
-    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
-    return names[gpu].strip() if names else str(gpu)
 
 
 def _work(job: dict[str, Any], timeout_s: float, stop: threading.Event) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from distributed import Nanny, Worker
@@ -23,8 +25,6 @@ from distributed.security import Security
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
-from kcg.fleet.payload import HostFacts
-from kcg.measure.service import MeasureService
 
 TASKS_AT_ONCE = 64  # most of them wait for their turn on the device, or at the compilers
 NOT_LIMITED = 0  # Dask's limit of a worker's memory: what takes memory are the children, which have their own
@@ -67,9 +67,10 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
         """What the scheduler hears of it with each heartbeat."""
         host, device = self._host, f"{self._device.dev}{' ' + self._device.gpu if self._device.gpu else ''}"
         if host is None:
-            return {"device": device, "ready": False}
+            return {"device": device, "pid": os.getpid(), "ready": False}
         return {
             "device": device,
+            "pid": os.getpid(),
             "ready": True,
             "run_id": host.facts.run_id,
             "model": host.facts.target.model,
@@ -106,10 +107,10 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def opened(device: HostDevice) -> tasks.Host:
     """The open service of a device, whose canary was right. Raises DeviceError."""
-    from importlib.metadata import version
-
     import kcg
     from kcg.compat.device import prepare
+    from kcg.fleet.payload import HostFacts
+    from kcg.measure.service import MeasureService
 
     prepare(device.dev)
     service = MeasureService(device.dev, run_id=uuid.uuid4().hex, compile_workers=device.cores)
@@ -133,8 +134,7 @@ def opened(device: HostDevice) -> tasks.Host:
 
 def devices_here(requested: str, cores: int | None) -> list[HostDevice]:
     """Each GPU of this machine, or its CPU, as `--device` says. `cores` are shared by all. Raises DeviceError."""
-    from kcg.campaign.workers import visible_gpu
-    from kcg.compat.device import choose_device, cuda_count
+    from kcg.compat.device import choose_device, cuda_count, visible_gpu
     from kcg.measure.device_info import usable_cores
 
     dev = choose_device(requested).dev

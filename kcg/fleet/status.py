@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kcg.cli import counted
 from kcg.errors import UsageError
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
 from kcg.fleet.settings import configure
@@ -38,13 +39,13 @@ async def _asked(address: str, security: Any) -> dict[str, dict[str, Any]]:
 
 
 def _host(address: str, worker: dict[str, Any]) -> dict[str, Any]:
-    state = worker.get("metrics", {}).get("kcg") or {"ready": False, "device": ""}
+    state = worker.get("metrics", {}).get("kcg") or {"ready": False, "device": "", "pid": 0}
     return {"address": address, "resources": dict(worker.get("resources", {})), **state}
 
 
 def table_of(status: dict[str, Any]) -> Table:
     """One row for each host."""
-    table = Table(title=f"{status['scheduler']}: {len(status['hosts'])} hosts", title_justify="left")
+    table = Table(title=f"{status['scheduler']}: {counted(len(status['hosts']), 'host')}", title_justify="left")
     for name in ("host", "device", "target", "compilers", "rows", "rows/s", "canary", "runs"):
         table.add_column(name, justify="right" if name in ("compilers", "rows", "rows/s") else "left")
     for host in status["hosts"]:
