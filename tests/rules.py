@@ -77,6 +77,8 @@ HEAVY = {
     "safetensors",
     "pandas",
     "datasets",
+    "dask",
+    "distributed",
 }
 
 

@@ -32,7 +32,7 @@ from kcg.fleet.payload import HostFacts, Measured, MeasureJob, pack, resource_of
 from kcg.fleet.settings import configure
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import HASH_DIGITS, Request
-from kcg.types import Measurement, Status, Target, Toolchain
+from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
@@ -130,6 +130,7 @@ class Fleet:
         self._hosts: dict[str, _Host] = {}  # admitted, by address
         self._seen: set[str] = set()  # addresses of hosts that were asked what they are
         self._refused: dict[str, str] = {}  # address -> why
+        self._sent = 0  # tasks
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -292,8 +293,11 @@ class Fleet:
             work.running = self._start(self._run(work, host))
 
     async def _run(self, work: _Work, host: _Host) -> None:
-        key = f"{work.function.__name__}-{work.identity}-{self.run_id[:8]}-{work.hosts_lost}"
-        device = {resource_of(work.service.target): SHARE}
+        # Dask gives two tasks of one key one answer: the key has all that is asked, of whom, by whom, and which time
+        self._sent += 1
+        target = work.service.target
+        key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
+        device = {resource_of(target): SHARE}
         try:
             answer = await self._submit(work.function, work.payload(host), key, host.address, resources=device)
         except asyncio.CancelledError:
@@ -471,8 +475,7 @@ class FleetService:
             for request, future in zip(requests, futures, strict=True):
                 _resolve(future, self._unmeasured(request, error))
 
-        identity = hashlib.sha256(pack(MeasureJob(tuple(requests)))).hexdigest()
-        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, identity, payload, done, failed))
+        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, _identity(requests), payload, done, failed))
 
     def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
@@ -562,6 +565,15 @@ def _row_key(row: Measurement) -> _RowKey:
     """What a service knows the timing of a binary by, within one kernel; see `MeasureService.remember`."""
     binary = row.binary_hash[:HASH_DIGITS]
     return (row.variables, str(row.cache_state), row.early_stop, binary, row.schedule.kind, row.trial)
+
+
+def _identity(requests: Sequence[Request]) -> str:
+    """Of what is asked: the parts of the identities of the rows that it will have."""
+    parts = [
+        (r.region.id, r.schedule.kind, r.schedule.body, r.variables, str(r.cache_state), r.early_stop, r.trial)
+        for r in requests
+    ]
+    return content_id(parts)
 
 
 def _resolve(future: Future[Any], value: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -38,7 +41,6 @@ from tests.commands import Ended, ended
 from tests.conftest import CPU
 from tests.fleet.test_payload import FACTS
 from tests.kernels import empty, kernels_of
-from tests.rules import loaded_by
 
 LONG_S = 300.0  # a machine may be busy
 
@@ -86,10 +88,10 @@ def waited(condition: Callable[[], bool]) -> None:
 
 
 def test_every_request_has_one_row_of_the_host_that_was_chosen(joined: Callable[..., FleetService]) -> None:
-    """Two hundred tasks with nothing to measure: were one done by another host, or twice, its host would be dropped."""
+    """A hundred tasks with nothing to measure: were one done by another host, or twice, its host would be dropped."""
     lines: list[str] = []
     service = joined(measure=tasks.echo, log=lines.append)
-    requests = [requests_of(service, 2 + n % 20, 1) for n in range(200)]
+    requests = [requests_of(service, 2 + n % 20, 1) for n in range(100)]
     futures = [future for some in requests for future in service.measure(some)]
     rows = [future.result(LONG_S) for future in futures]
     assert [(row.region_id, row.schedule) for row in rows] == [(one.region.id, one.schedule) for (one,) in requests]
@@ -231,17 +233,12 @@ def test_the_state_of_a_fleet_is_shown(local: LocalFleet, joined: Callable[..., 
     assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
 
 
-def test_help_of_a_fleet_loads_nothing_of_dask() -> None:
-    for command in (("fleet", "--help"), ("fleet", "worker", "--help"), ("dataset", "generate", "--help")):
-        assert loaded_by("-m", "kcg", *command) & {"dask", "distributed", "tornado", "tinygrad", "torch"} == set()
-
-
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal of two kernels."""
     source = tmp_path_factory.mktemp("fleet") / "source.sqlite"
     with Journal.open(source) as journal:
-        calls = tuple(WorkloadCall(region_of(size), 1) for size in (40, 41))
+        calls = tuple(WorkloadCall(region_of(size), 1) for size in (40, 48))
         journal.add_workload(Workload("small", "x", calls))
     return source
 
@@ -253,9 +250,18 @@ def generated(kernels: Path, out: Path, *more: object) -> Ended:
 
 def rows_of(out: Path) -> Counter[tuple[str, str, int]]:
     """How often each schedule of each kernel is in a journal, by trial."""
-    with sqlite3.connect(out) as journal:
-        found = journal.execute("SELECT region_id, schedule_body, trial FROM measurements").fetchall()
-    return Counter((region, body, trial) for region, body, trial in found)
+    return sum(by_target(out).values(), Counter())
+
+
+def by_target(out: Path) -> dict[str, Counter[tuple[str, str, int]]]:
+    """The same of each target; no row is there twice."""
+    query = "SELECT target, region_id, schedule_body, trial FROM measurements"
+    found: dict[str, Counter[tuple[str, str, int]]] = {}
+    with sqlite3.connect(out) as journal, contextlib.suppress(sqlite3.OperationalError):  # it has no tables yet
+        for target, *row in journal.execute(query):
+            found.setdefault(target, Counter())[tuple(row)] += 1
+    assert all(set(rows.values()) == {1} for rows in found.values())
+    return found
 
 
 def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
@@ -286,28 +292,105 @@ def identities(journal: Journal) -> Iterator[tuple[str, str]]:
             yield target, toolchain
 
 
-def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(kernels: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[LocalFleet]:
+    """Two hosts whose targets differ in their cache."""
+    with LocalFleet(CPU, 1, cores=1) as fleet, pytest.MonkeyPatch.context() as changed:
+        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
+        fleet.add_host()
+        changed.undo()
+        waited(lambda: sum(host["ready"] for host in read_status(fleet.address, None)["hosts"]) == 2)
+        yield fleet
+
+
+def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    done = generated(kernels, out, "--fleet", mixed.address)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert len(rows) == 2
+    for of_one in rows.values():
+        schedules = Counter(region for region, _, trial in of_one if not trial)
+        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
+
+
+def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
+    mixed: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "j.sqlite"
     more = ("--schedules-per-kernel", 12)
-    with LocalFleet(CPU, 1) as dying:
 
-        def kill_it() -> None:
-            waited(lambda: out.exists() and bool(rows_of(out)))
-            os.kill(dying.pids[0], signal.SIGKILL)
+    def kill_it() -> None:
+        waited(lambda: out.exists() and bool(by_target(out)))
+        os.kill(mixed.pids[0], signal.SIGKILL)
 
-        killer = threading.Thread(target=kill_it)
-        killer.start()
-        gone = generated(kernels, out, "--fleet", dying.address, *more)
-        killer.join()
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    gone = generated(kernels, out, "--fleet", mixed.address, *more)
+    killer.join()
     assert gone.returncode == 5, gone.stdout
     last = gone.stderr.splitlines()[-1]
-    assert last.startswith(f"kcg: the scheduler at {dying.address} is gone; what was measured is kept: run the same")
-    kept = rows_of(out)
-    assert kept and set(kept.values()) == {1}
+    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
+    kept = by_target(out)
     done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert kept and all(some <= rows[target] for target, some in kept.items())
+
+
+def command(kernels: Path, out: Path) -> list[str]:
+    words = f"-m kcg dataset generate --from {kernels} --out {out} --device {CPU} --fleet local --predictor roofline"
+    return [sys.executable, *words.split(), "--schedules-per-kernel", "16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_ends_takes_its_fleet_with_it_and_goes_on(
+    how: signal.Signals, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    driver = subprocess.Popen(command(kernels, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    waited(lambda: out.exists() and len(rows_of(out)) > 3)
+    started = everything_below(driver.pid)
+    assert len(started) > 4, "the scheduler, the host, its worker, compilers and the device's child"
+    driver.send_signal(how)
+    _, said = driver.communicate(timeout=LONG_S)
+    if how == signal.SIGINT:
+        assert driver.returncode == 130 and "what was measured is kept; to go on:" in said.splitlines()[-1]
+        assert "Traceback" not in said
+    waited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    kept = rows_of(out)
+    done = subprocess.run(command(kernels, out), capture_output=True, text=True, check=True, timeout=LONG_S)
     rows = rows_of(out)
-    assert set(rows.values()) == {1} and kept <= rows and "complete" in done.stdout
+    assert "complete" in done.stdout and kept <= rows and set(rows.values()) == {1}
+
+
+def everything_below(pid: int) -> set[int]:
+    """The processes that a process started, and those started."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
+
+
+@pytest.mark.slow
+def test_time_in_a_queue_is_no_time_of_a_candidate(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
+    """Both hosts stand still for longer than the request may take, with it in hand."""
+    service = joined()
+    requests = [replace(request, timeout_s=15.0) for request in requests_of(service, 60, 1)]
+    pids = [host["pid"] for host in read_status(local.address, None)["hosts"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    futures = service.measure(requests)
+    time.sleep(20.0)
+    assert not any(future.done() for future in futures)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert [future.result(LONG_S).status for future in futures] == [Status.OK]
 
 
 def test_a_fleet_that_is_left_ends_what_was_asked_of_it(joined: Callable[..., FleetService]) -> None:
