@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"commands", "files", "provenance"},
+    {"commands", "files", "nouns", "provenance"},
     {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},
@@ -77,6 +77,8 @@ HEAVY = {
     "safetensors",
     "pandas",
     "datasets",
+    "dask",
+    "distributed",
 }
 
 

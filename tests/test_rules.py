@@ -78,6 +78,8 @@ def test_no_two_files_of_tests_have_one_name() -> None:
         "kcg.run",
         "kcg.compare",
         "kcg.dataset",
+        "kcg.fleet",
+        "kcg.fleet worker",
         "kcg.ui",
         "kcg.doctor",
     ],

@@ -7,13 +7,14 @@ import queue
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from kcg.campaign.sampling import HAND_CODED, Drawn, draw_timed
-from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
 from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.tasks import KernelTask, distinct_calls, shard_of, why_not, workloads_of
 from kcg.cli import counted
@@ -21,10 +22,11 @@ from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run, check_header
 from kcg.dataset.noise import RETIMED
 from kcg.errors import JournalError
+from kcg.measure.interface import Measures
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.provenance import provenance
-from kcg.types import Measurement, Schedule, WorkloadCall
+from kcg.types import Measurement, Schedule, Workload, WorkloadCall
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +58,13 @@ class _CampaignRun:
     """The state of one run over all kernels."""
 
     settings: CampaignSettings
-    service: MeasureService
+    service: Measures
     journal: Journal
     calls: list[WorkloadCall]
     tables: list[WorkloadCall]
     deadline: float | None
     log: Log
+    facts: Mapping[str, Any]  # what the journal holds of a run
     began: float = field(default_factory=time.monotonic)
     measured: int = 0
     known: int = 0
@@ -71,34 +74,62 @@ class _CampaignRun:
     last_logged: float = 0.0
     drawing_s: float = 0.0
     _left: int = 0
+    _fitting: list[WorkloadCall] = field(default_factory=list)
+    _runs: set[str] = field(default_factory=set)  # ids of those that are in the journal
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
 
     @property
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def run(self) -> None:
-        """All kernels, first with some of their schedules each, then with all."""
-        target, toolchain = self.service.facts
-        wanted = self.settings.schedules_per_kernel
-        before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
-        self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
+    def add_run(self, run_id: str) -> None:
+        """Have the journal hold a run before its first row: this process's own, or that of a host."""
+        if run_id in self._runs:
+            return
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {**self.facts, **self.service.run_facts(run_id)}
+        self.journal.add_run(Run(run_id, started, self.settings.command, facts))
+        self._runs.add(run_id)
+
+    def leave_out(self) -> None:
+        """Keep those kernels that can be measured on the target, and say which cannot."""
+        target = self.service.target
         unfit = [why_not(call, target) for call in self.calls]
         left_out = {(call.region.id, why) for call, why in zip(self.calls, unfit, strict=True) if why}
         reasons = Counter(why for _, why in left_out)  # of kernels, whatever the values of their variables
         self.skipped = reasons.total()
         for reason, number in reasons.items():
             self.log(f"{counted(number, 'kernel')} left out: {reason}", None)
-        calls = [call for call, reason in zip(self.calls, unfit, strict=True) if not reason]
+        self._fitting = [call for call, reason in zip(self.calls, unfit, strict=True) if not reason]
+        self.tables = [call for call in self.tables if not why_not(call, target)]
+
+    def run(self) -> None:
+        """All kernels, first with some of their schedules each, then with all."""
+        target, toolchain = self.service.target, self.service.toolchain
+        wanted, calls = self.settings.schedules_per_kernel, self._fitting
+        before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
+        self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
         self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
         for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
             counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
             waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
             self._stage(self._task(call, stage) for call in waiting)
         declared = self.journal.lattices(target.fingerprint, toolchain.fingerprint)
-        tables = (call for call in self.tables if not why_not(call, target))
-        self._stage(self._table_task(call, declared.get(call.region.id, "")) for call in tables)
+        self._stage(self._table_task(call, declared.get(call.region.id, "")) for call in self.tables)
         self.finished = not self.out_of_time
+
+    def summary(self, elapsed_s: float) -> CampaignSummary:
+        """What it did."""
+        return CampaignSummary(
+            len({call.region.id for call in self.calls}),
+            self.measured,
+            self.known,
+            dict(self.statuses),
+            elapsed_s,
+            self.finished,
+            self.skipped,
+            *self.busy,
+        )
 
     @property
     def busy(self) -> tuple[float, float]:
@@ -107,13 +138,18 @@ class _CampaignRun:
         compiling = self.drawing_s + spent["compile"]
         return (
             compiling / (elapsed_s * self.service.compile_workers),
-            (sum(spent.values()) - spent["compile"]) / elapsed_s,
+            (sum(spent.values()) - spent["compile"]) / (elapsed_s * self.service.devices),
         )
 
     @property
     def _most(self) -> int:
         """Schedules of one batch."""
-        return max(BATCH_A_WORKER * self.service.compile_workers, 8)
+        return max(BATCH_A_WORKER * self._compilers, 8)
+
+    @property
+    def _compilers(self) -> int:
+        """Of one device."""
+        return self.service.compile_workers // self.service.devices
 
     def _table_task(self, call: WorkloadCall, declaration: str) -> TableTask:
         return TableTask(
@@ -140,7 +176,7 @@ class _CampaignRun:
 
     def _rows(self, call: WorkloadCall) -> list[Measurement]:
         """What was measured of a kernel in a search; its binaries are not timed again."""
-        target, toolchain = self.service.facts
+        target, toolchain = self.service.target, self.service.toolchain
         rows = [
             row
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL, region_id=call.region.id)
@@ -152,14 +188,16 @@ class _CampaignRun:
 
     def _stage(self, tasks: Iterator[KernelTask]) -> None:
         """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
-        at_once = min(max(self.service.compile_workers // 2, 2), MOST_KERNELS_AT_ONCE)
         flying = 0
         while True:
+            at_once = self.service.devices * min(max(self._compilers // 2, 2), MOST_KERNELS_AT_ONCE)
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
                 flying += self._next(_Flight(task, waiting=task.waiting))
             if not flying:
                 return
             flight, ended = self._done.get()
+            if self.service.device_error is not None:  # what could not run is not recorded: a later run measures it
+                raise self.service.device_error
             if isinstance(ended, Drawn):
                 self.drawing_s += ended.draw_s
                 self.skipped += bool(ended.why_not)
@@ -199,7 +237,7 @@ class _CampaignRun:
     def _declare(self, task: KernelTask) -> None:
         """Keep a lattice before it is measured: a later run goes on with the same one."""
         if isinstance(task, TableTask) and task.declaration:
-            target, toolchain = self.service.facts
+            target, toolchain = self.service.target, self.service.toolchain
             self.journal.add_lattice(task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration)
 
     def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
@@ -243,8 +281,7 @@ class _CampaignRun:
                 future.add_done_callback(ended)
 
     def _record(self, task: KernelTask, row: Measurement) -> None:
-        if self.service.device_error is not None:  # what could not run is not recorded: a later run measures it
-            raise self.service.device_error
+        self.add_run(row.run_id)
         self.journal.record(row)
         check_in_place(self.journal)
         task.record(row)
@@ -286,39 +323,62 @@ def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     prepare(choice.dev)
     check_header(settings.out, create=True)  # before anything is captured, which may take a minute
     workloads = list(workloads_of(settings, choice.device, lambda line: log(line, None)))
-    with (
-        Journal.open(settings.out) as journal,
-        MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service,
-    ):
-        target, toolchain = service.facts
-        journal.add_target(target)
-        for fingerprint in toolchain.fingerprints:
-            journal.add_toolchain(toolchain, fingerprint)
-        for workload in workloads:
-            journal.add_workload(workload)
-        facts = {
-            "device": choice.dev, "mix": dict(settings.mix), "seed": settings.seed, "shard": list(settings.shard),
-            "schedules_per_kernel": settings.schedules_per_kernel,
-            "kernels_per_family": settings.kernels_per_family, "predictor": settings.predictor,
-            "compile_workers": service.compile_workers, **provenance(),
-        }  # fmt: skip
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        journal.add_run(Run(service.run_id, started, settings.command, facts))
-        calls = distinct_calls(
-            workloads, shard=settings.shard, seed=settings.seed, per_family=settings.kernels_per_family
-        )
-        deadline = began + settings.budget_s if settings.budget_s is not None else None
-        tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
-        run = _CampaignRun(settings, service, journal, calls, tables, deadline, log)
-        run.run()
-        busy = run.busy
-    return CampaignSummary(
-        len({call.region.id for call in calls}),
-        run.measured,
-        run.known,
-        dict(run.statuses),
-        time.monotonic() - began,
-        run.finished,
-        run.skipped,
-        *busy,
-    )
+    with MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service:
+        return generate_on(settings, [(service, workloads)], began=began, log=log)
+
+
+def generate_on(
+    settings: CampaignSettings, parts: Sequence[tuple[Measures, Sequence[Workload]]], *, began: float, log: Log
+) -> CampaignSummary:
+    """One run on each of the services at once, with the workloads of its target, into one journal: rows of one target
+    never stand for those of another. `began` is when the time of the budget began, by `time.monotonic`."""
+    with Journal.open(settings.out) as journal:
+        runs = [_begin(settings, service, workloads, journal, began, log) for service, workloads in parts]
+        if len(runs) == 1:
+            runs[0].run()
+        else:
+            _run_all(runs)
+        elapsed_s = time.monotonic() - began
+        return joined([run.summary(elapsed_s) for run in runs], elapsed_s)
+
+
+def _run_all(runs: Sequence[_CampaignRun]) -> None:
+    """Each run in a thread. One that fails ends the others."""
+    with ThreadPoolExecutor(len(runs)) as threads:
+        try:
+            for future in as_completed([threads.submit(run.run) for run in runs]):
+                future.result()
+        except BaseException:
+            for run in runs:
+                run.service.close()
+            raise
+
+
+def _begin(
+    settings: CampaignSettings,
+    service: Measures,
+    workloads: Sequence[Workload],
+    journal: Journal,
+    began: float,
+    log: Log,
+) -> _CampaignRun:
+    """A run whose target, toolchain and workloads are in the journal."""
+    target, toolchain = service.target, service.toolchain
+    journal.add_target(target)
+    for fingerprint in toolchain.fingerprints:
+        journal.add_toolchain(toolchain, fingerprint)
+    for workload in workloads:
+        journal.add_workload(workload)
+    facts = {
+        "device": target.tinygrad_device, "mix": dict(settings.mix), "seed": settings.seed,
+        "shard": list(settings.shard), "schedules_per_kernel": settings.schedules_per_kernel,
+        "kernels_per_family": settings.kernels_per_family, "predictor": settings.predictor,
+        "compile_workers": service.compile_workers, **provenance(),
+    }  # fmt: skip
+    calls = distinct_calls(workloads, shard=settings.shard, seed=settings.seed, per_family=settings.kernels_per_family)
+    deadline = began + settings.budget_s if settings.budget_s is not None else None
+    tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
+    run = _CampaignRun(settings, service, journal, calls, tables, deadline, log, facts)
+    run.add_run(service.run_id)
+    run.leave_out()
+    return run

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from kcg.errors import UsageError
 
@@ -62,6 +64,24 @@ class CampaignSummary:
     skipped: int = 0  # kernels that do not fit into the device's memory, or have no schedule here
     compilers_busy: float = 0.0  # share of the compiling children's time spent on drawing and compiling
     device_busy: float = 0.0  # the same of the device's child
+
+
+def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummary:
+    """What several runs of one campaign, at the same time, did together."""
+    statuses: Counter[str] = Counter()
+    for part in parts:
+        statuses.update(part.statuses)
+    return CampaignSummary(
+        sum(p.kernels for p in parts),
+        sum(p.measured for p in parts),
+        sum(p.already_known for p in parts),
+        dict(statuses),
+        elapsed_s,
+        all(p.finished for p in parts),
+        sum(p.skipped for p in parts),
+        fmean(p.compilers_busy for p in parts),
+        fmean(p.device_busy for p in parts),
+    )
 
 
 def parse_mix(text: str) -> tuple[tuple[str, float], ...]:

@@ -14,12 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
-from kcg.campaign.settings import CampaignSettings, CampaignSummary
-from kcg.compat.device import choose_device, cuda_count, prepare
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
+from kcg.compat.device import choose_device, cuda_count, prepare, visible_gpu
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.errors import DeviceError, KcgError, UsageError
@@ -143,7 +142,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
             compile_workers=settings.compile_workers or max(1, usable_cores() // gpus),
         )
         values = {**asdict(one), "out": str(one.out), "source": str(one.source)}
-        jobs.append({"settings": values, "gpu": _visible(gpu)})
+        jobs.append({"settings": values, "gpu": visible_gpu(gpu)})
     stop = threading.Event()
     with Journal.open(settings.out) as journal, ThreadPoolExecutor(gpus) as threads:
         before = journal.counts()["measurements"]
@@ -158,13 +157,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
                 log(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)
         finally:
             stop.set()
-    return _joined([_result(future) for future in futures], time.monotonic() - began)
-
-
-def _visible(gpu: int) -> str:
-    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
-    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
-    return names[gpu].strip() if names else str(gpu)
+    return joined([_result(future) for future in futures], time.monotonic() - began)
 
 
 def _work(job: dict[str, Any], timeout_s: float, stop: threading.Event) -> dict[str, Any]:
@@ -181,24 +174,6 @@ def _result(future: Future[dict[str, Any]]) -> CampaignSummary:
         return CampaignSummary(**future.result())
     except (TimeoutError, ServiceClosed) as error:
         raise DeviceError(f"{error}; what was measured is kept") from error
-
-
-def _joined(parts: list[CampaignSummary], elapsed_s: float) -> CampaignSummary:
-    statuses: dict[str, int] = {}
-    for part in parts:
-        for status, count in part.statuses.items():
-            statuses[status] = statuses.get(status, 0) + count
-    return CampaignSummary(
-        sum(p.kernels for p in parts),
-        sum(p.measured for p in parts),
-        sum(p.already_known for p in parts),
-        statuses,
-        elapsed_s,
-        all(p.finished for p in parts),
-        sum(p.skipped for p in parts),
-        fmean(p.compilers_busy for p in parts),
-        fmean(p.device_busy for p in parts),
-    )
 
 
 def main() -> None:

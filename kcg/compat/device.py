@@ -123,6 +123,12 @@ def cuda_count() -> int:
     return count.value if driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
+def visible_gpu(gpu: int) -> str:
+    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
+    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
+    return names[gpu].strip() if names else str(gpu)
+
+
 def cuda_uuid() -> str | None:
     """Which GPU is the first one that the CUDA driver shows, whatever `CUDA_VISIBLE_DEVICES` calls it: its UUID as
     `nvidia-smi -L` writes it, without `GPU-` before it; of a part of a GPU (MIG) that of the part. Opens no context.

@@ -73,6 +73,11 @@ def generate(
         str, typer.Option(metavar="NAME", help="of greedy samplers: auto, roofline, or a checkpoint")
     ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="seed of the random walks")] = 0,
+    fleet: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="local, local:N hosts, or the scheduler of a fleet: tls://HOST:PORT"),
+    ] = None,
+    certificates: Annotated[Path | None, typer.Option(metavar="DIR", help="of a fleet, which TLS needs")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Measure schedules of the kernels of workloads, into a journal that can be resumed."""
@@ -106,12 +111,19 @@ def generate(
         predictor=check_choice(predictor),
         command=command_text("dataset"),
     )
-    from kcg.campaign.workers import generate as generate_now
     from kcg.measure.lock import lock_journal
 
     with lock_journal(out), progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
-        summary = generate_now(settings, log=_progress_lines(shown))
+        log = _progress_lines(shown)
+        if fleet is None:
+            from kcg.campaign.workers import generate as generate_here
+
+            summary = generate_here(settings, log=log)
+        else:
+            from kcg.fleet.campaign import generate as generate_there
+
+            summary = generate_there(settings, fleet=fleet, certificates=certificates, log=log)
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"

@@ -217,6 +217,8 @@ def why_no_reference(error: BaseException | None) -> str:
 class MeasureService:
     """Compiles, times and verifies schedules on one device. Use as a context manager."""
 
+    devices = 1
+
     def __init__(
         self,
         dev: str,
@@ -293,6 +295,10 @@ class MeasureService:
                 raise DeviceError(f"{self.dev} cannot be trusted: {late}") from None
             finally:
                 pool.close()
+
+    def run_facts(self, run_id: str) -> dict[str, Any]:
+        """What is to be known of the run of a row beside what is known of this process: nothing."""
+        return {}
 
     # ---- what is measured on ----
 

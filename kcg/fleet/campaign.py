@@ -1,0 +1,72 @@
+"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kcg.campaign.generate import Log, generate_on
+from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.campaign.tasks import workloads_of
+from kcg.cli import counted
+from kcg.compat.device import choose_device, prepare
+from kcg.dataset.journal import check_header
+from kcg.errors import UsageError
+from kcg.fleet.local import LocalFleet
+from kcg.fleet.service import Fleet, FleetService
+from kcg.predictor.choice import AUTO, ROOFLINE
+from kcg.types import Target, Workload
+
+
+def generate(settings: CampaignSettings, *, fleet: str, certificates: Path | None, log: Log) -> CampaignSummary:
+    """As `kcg.campaign.workers.generate`, on the hosts of a fleet: `local`, `local:N`, or a scheduler's address. Every
+    target that is there when it begins has rows of its own."""
+    began = time.monotonic()
+    if settings.gpus is not None:
+        raise UsageError("--gpus is for a run without a fleet: --fleet local:N says how many hosts there are")
+    if settings.predictor not in (AUTO, ROOFLINE):
+        raise UsageError(f"--predictor {settings.predictor}: the hosts of a fleet follow auto or roofline")
+    check_header(settings.out, create=True)  # before hosts are started and anything is captured
+    with joined_fleet(fleet, settings, certificates, log) as services:
+        for service in services:
+            log(f"{counted(service.devices, 'host')} with {service.target.model} ({service.toolchain.compiler})", None)
+        # to schedule without allocating, any device does that opens here
+        prepare(choose_device("CPU").dev)
+        captured: dict[str, list[Workload]] = {}
+        for device in dict.fromkeys(service.target.device for service in services):
+            captured[device] = list(workloads_of(settings, device, lambda line: log(line, None)))
+        parts = [(service, captured[service.target.device]) for service in services]
+        return generate_on(settings, parts, began=began, log=log)
+
+
+@contextmanager
+def joined_fleet(
+    fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log
+) -> Iterator[list[FleetService]]:
+    """The services of the targets of a fleet that `--device` allows. Raises UsageError where there are none."""
+
+    def line(text: str) -> None:
+        log(text, None)
+
+    if (found := re.fullmatch(r"local(?::(\d{1,4}))?", fleet)) is not None:
+        if certificates is not None:
+            raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
+        hosts = int(found[1]) if found[1] else None
+        with LocalFleet(settings.device, hosts, settings.compile_workers) as local:
+            line(f"starting {counted(local.hosts, 'host')}")
+            with Fleet(local.address, log=line) as here:
+                yield here.services(local.hosts, alive=local.check)
+        return
+    with Fleet(fleet, certificates=certificates, log=line) as remote:
+        services = [one for one in remote.services() if _is_meant(one.target, settings.device)]
+        if not services:
+            raise UsageError(f"--device {settings.device}: no host of {fleet} has one")
+        yield services
+
+
+def _is_meant(target: Target, device: str) -> bool:
+    name, _, renderer = device.upper().partition(":")
+    return device == "auto" or (target.device == name and renderer in ("", target.renderer))

@@ -1,0 +1,590 @@
+"""The driver's side of a fleet: which hosts it uses, and what is sent to which.
+
+A task is a batch of requests of one kernel for one host. It goes to the host that has the kernel already, unless
+others have less to do; and to another one when its host is gone. Whatever comes back first counts, what comes later is
+dropped: a batch may run twice, its rows are there once. Everything of Dask happens in one thread with an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+import time
+import uuid
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import kcg
+from kcg.campaign.sampling import DrawJob, Drawn, draw_timed
+from kcg.campaign.tables import LatticeDrawn, LatticeJob
+from kcg.cli import counted
+from kcg.errors import DataError, DeviceError, KcgError, UsageError
+from kcg.fleet import tasks
+from kcg.fleet.connection import CONNECT_S, checked, hosts_of
+from kcg.fleet.payload import HostFacts, Measured, MeasureJob, pack, resource_of, unpack
+from kcg.fleet.settings import configure
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import HASH_DIGITS, Request
+from kcg.types import Measurement, Status, Target, Toolchain, content_id
+
+POLL_S = 0.5  # between looks at the scheduler's hosts
+CLOSE_S = 5.0
+READY_S = 180.0  # in which the first host must have opened its device
+ALONE_S = 180.0  # without any host of a target
+MOST_HOSTS_LOST = 5  # over one batch
+SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
+SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
+KERNELS_KEPT = 512  # of which it is known who measured them, and what
+
+_RowKey = tuple[Any, ...]
+
+GO_ON = "what was measured is kept: run the same command again to go on"
+
+
+class Admission(Protocol):
+    """Decides which hosts are used."""
+
+    def admit(self, facts: HostFacts) -> str:
+        """Why a host is not used, by the name of the difference; empty where it is."""
+
+
+class SameVersions:
+    """Admits hosts with this driver's kcg and tinygrad, and with the toolchain of the first host of their target."""
+
+    def __init__(self) -> None:
+        self._toolchains: dict[str, Toolchain] = {}
+
+    def admit(self, facts: HostFacts) -> str:
+        for name, theirs, ours in (
+            ("kcg", facts.kcg, kcg.__version__),
+            ("tinygrad", facts.tinygrad, version("tinygrad")),
+        ):
+            if theirs != ours:
+                return f"it has {name} {theirs}, this driver {ours}"
+        first = self._toolchains.setdefault(facts.target.fingerprint, facts.toolchain)
+        for part in fields(Toolchain):
+            theirs, ours = (getattr(toolchain, part.name) for toolchain in (facts.toolchain, first))
+            if theirs != ours:
+                return (
+                    f"its {part.name.replace('_', ' ')} is {theirs or 'none'}, that of the first host {ours or 'none'}"
+                )
+        return ""
+
+
+@dataclass(eq=False)
+class _Host:
+    """An admitted host, and what it has in hand."""
+
+    address: str
+    facts: HostFacts
+    flying: set[_Work] = field(default_factory=set)
+    known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+
+
+@dataclass(eq=False)
+class _Work:
+    """One task."""
+
+    service: FleetService
+    function: Callable[[bytes], bytes]
+    region_id: str
+    identity: str  # of what is asked, on every machine
+    payload: Callable[[_Host], bytes]
+    done: Callable[[_Host, bytes], None]  # raises DataError where the answer cannot be trusted
+    failed: Callable[[KcgError], None]
+    hosts_lost: int = 0
+    running: asyncio.Task[None] | None = None
+
+
+class Fleet:
+    """A driver's connection to a scheduler and its hosts. Use as a context manager.
+
+    Raises UsageError where there is no scheduler, or it may not be talked to.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        certificates: Path | None = None,
+        admission: Admission | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        measure: Callable[[bytes], bytes] = tasks.measure,
+    ) -> None:
+        """`measure` is the task that measures: `tasks.echo` measures nothing."""
+        security = checked(address, certificates)
+        configure()
+        self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
+        self.error: DeviceError | None = None  # why nothing more is measured
+        self._admission = admission or SameVersions()
+        self._log = log
+        self._services: dict[tuple[str, str], FleetService] = {}
+        self._sealed = False  # no more targets
+        self._hosts: dict[str, _Host] = {}  # admitted, by address
+        self._seen: set[str] = set()  # addresses of hosts that were asked what they are
+        self._refused: dict[str, str] = {}  # address -> why
+        self._sent = 0  # tasks
+        self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._background: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._connect(security), CONNECT_S * 2)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError | TimeoutError):
+                raise UsageError(f"the scheduler at {address} does not answer: {_line(error)}") from None
+            raise
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the fleet. What is still asked of it ends."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(Exception):
+            self._call(self._leave(), CLOSE_S * 2)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def services(self, hosts: int = 1, *, alive: Callable[[], None] = lambda: None) -> list[FleetService]:
+        """One service for each target and toolchain of the hosts that are there, once so many are admitted and none is
+        still opening its device. Targets that join later are not used.
+
+        `alive` is asked meanwhile, and raises where no more hosts can come. Raises UsageError where none can be used.
+        """
+        deadline = time.monotonic() + READY_S
+        with self._changed:
+            while len(self._hosts) < hosts or self._pending:
+                alive()
+                if self.error is not None:
+                    raise self.error
+                if self._refused and not self._pending and len(self._hosts) + len(self._refused) >= hosts:
+                    break
+                if time.monotonic() > deadline:
+                    break
+                self._changed.wait(POLL_S)
+            if not self._hosts:
+                why = "; ".join(sorted(set(self._refused.values())))
+                raise UsageError(
+                    f"no host of {self.address} can be used: {why}"
+                    if why
+                    else f"no host of {self.address} was ready in {READY_S:g} s: start one with kcg fleet worker"
+                )
+            self._sealed = True
+            return list(self._services.values())
+
+    # ---- in the loop's thread ----
+
+    def _call(self, act: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(act, self._loop).result(timeout_s)
+
+    def _start(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(act)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _connect(self, security: Any) -> None:
+        from distributed import Client
+
+        self._client = Client(
+            self.address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False, name="kcg"
+        )
+        await self._client
+        self._start(self._watch())
+
+    async def _leave(self) -> None:
+        self._fail(DeviceError(f"this run left the fleet; {GO_ON}"))
+        for task in self._background:
+            task.cancel()
+        await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
+
+    async def _watch(self) -> None:
+        """See which hosts come and go."""
+        alone_since: float | None = None
+        while self.error is None:
+            try:
+                comm = self._client.scheduler_comm
+                if comm is None or comm.closed():
+                    raise OSError
+                workers = await asyncio.wait_for(hosts_of(self._client.scheduler), CONNECT_S)
+            except (OSError, TimeoutError):
+                self._fail(DeviceError(f"the scheduler at {self.address} is gone; {GO_ON}"))
+                return
+            for address in self._hosts.keys() - workers.keys():
+                self._gone(self._hosts[address], "is gone")
+            self._seen &= workers.keys()
+            opening = 0
+            for address, worker in workers.items():
+                state = worker.get("metrics", {}).get("kcg") or {}
+                if not state.get("ready"):
+                    opening += 1
+                elif address not in self._seen:
+                    self._seen.add(address)
+                    self._start(self._admit(address))
+            with self._changed:
+                asked = len(self._seen - self._hosts.keys() - self._refused.keys())
+                self._pending = opening + asked
+                self._changed.notify_all()
+            waiting = any(service.waiting for service in self._services.values())
+            alone_since = (alone_since or time.monotonic()) if waiting else None
+            if alone_since is not None and time.monotonic() - alone_since > ALONE_S:
+                self._fail(DeviceError(f"no host was there for {ALONE_S:g} s; {GO_ON}"))
+            await asyncio.sleep(POLL_S)
+
+    async def _admit(self, address: str) -> None:
+        """Ask a host what it is, and use it or not."""
+        try:
+            facts = unpack(await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address), HostFacts)
+            why = await asyncio.to_thread(self._admission.admit, facts)
+        except KcgError as error:
+            why = str(error)
+        if not why:
+            key = (facts.target.fingerprint, facts.toolchain.fingerprint)
+            if self._sealed and key not in self._services:
+                why = f"{facts.target.model} was not there when this run began: the next one uses it"
+        with self._changed:
+            if why:
+                self._refused[address] = why
+                self._log(f"a host is not used: {why}")
+            else:
+                service = self._services.setdefault(key, FleetService(self, facts.target, facts.toolchain))
+                self._hosts[address] = host = _Host(address, facts)
+                service.join(host)
+            self._changed.notify_all()
+        if not why:
+            while service.waiting and service.hosts:
+                self._place(service.waiting.popleft())
+
+    def _submit(self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, **more: Any) -> Any:
+        """A task of one host: Dask's future of its answer."""
+        return self._client.submit(
+            function, payload, key=key, workers=[address], allow_other_workers=False, retries=0, pure=False, **more
+        )
+
+    def post(self, work: _Work) -> None:
+        """Have a task done by some host. From any thread."""
+        self._loop.call_soon_threadsafe(self._place, work)
+
+    def _place(self, work: _Work) -> None:
+        service = work.service
+        if (error := service.device_error) is not None:
+            work.failed(error)
+        elif (host := service.choose(work.region_id)) is None:
+            service.waiting.append(work)
+        else:
+            host.flying.add(work)
+            work.running = self._start(self._run(work, host))
+
+    async def _run(self, work: _Work, host: _Host) -> None:
+        # Dask gives two tasks of one key one answer: the key has all that is asked, of whom, by whom, and which time
+        self._sent += 1
+        target = work.service.target
+        key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
+        device = {resource_of(target): SHARE}
+        try:
+            answer = await self._submit(work.function, work.payload(host), key, host.address, resources=device)
+        except asyncio.CancelledError:
+            return  # the host is gone, or the scheduler: who noticed does the rest
+        except Exception as error:  # Dask's own words for a host that died
+            host.flying.discard(work)
+            self._again(work, host, _line(error))
+            return
+        host.flying.discard(work)
+        try:
+            work.done(host, answer)
+        except (DeviceError, DataError) as error:
+            self._gone(host, f"is not used any more: {error}")
+            self._again(work, host, str(error))
+        except KcgError as error:
+            work.failed(error)
+
+    def _gone(self, host: _Host, what: str) -> None:
+        """A host that is there no more, or not used any more: others do what it had in hand."""
+        if self._hosts.pop(host.address, None) is None:
+            return
+        self._refused[host.address] = what
+        for service in self._services.values():
+            service.leave(host)
+        lost, host.flying = host.flying, set()
+        self._log(f"a host ({host.facts.target.model}) {what}; {counted(len(lost), 'batch', 'batches')} in hand")
+        for work in lost:
+            if work.running is not None:
+                work.running.cancel()
+            self._again(work, host, what)
+
+    def _again(self, work: _Work, host: _Host, why: str) -> None:
+        work.hosts_lost += 1
+        if work.hosts_lost < MOST_HOSTS_LOST:
+            self._place(work)
+        else:
+            what = f"{MOST_HOSTS_LOST} hosts were lost over the kernel {work.region_id[:12]} (the last one {why})"
+            self._fail(DeviceError(f"{what}; {GO_ON}"))
+            work.failed(self.error or DeviceError(what))
+
+    def _fail(self, error: DeviceError) -> None:
+        """Nothing more is measured."""
+        if self.error is None:
+            self.error = error
+        for service in self._services.values():
+            service.end_all(error)
+        with self._changed:
+            self._changed.notify_all()
+
+
+class FleetService:
+    """The hosts of one target and one toolchain as one service: `kcg.measure.interface.Measures`."""
+
+    def __init__(self, fleet: Fleet, target: Target, toolchain: Toolchain) -> None:
+        self._fleet, self.target, self.toolchain = fleet, target, toolchain
+        self.run_id = fleet.run_id
+        self.hosts: list[_Host] = []
+        self.waiting: deque[_Work] = deque()  # no host is there for them
+        self._closed: DeviceError | None = None
+        self._lock = threading.Lock()
+        self._facts: dict[str, HostFacts] = {}  # of every host that there was, by run
+        self._homes: OrderedDict[str, _Host] = OrderedDict()  # who has a kernel
+        self._rows: OrderedDict[str, dict[_RowKey, Measurement]] = OrderedDict()  # one of each binary, by kernel
+        self._compile_workers, self._devices = 1, 1  # as they were when there were any
+        self._spent_s: Counter[str] = Counter()
+
+    # ---- what a campaign asks ----
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        return self._fleet.error or self._closed
+
+    @property
+    def devices(self) -> int:
+        return self._devices
+
+    @property
+    def compile_workers(self) -> int:
+        return self._compile_workers
+
+    @property
+    def spent_s(self) -> Mapping[str, float]:
+        with self._lock:
+            return Counter(self._spent_s)
+
+    def run_facts(self, run_id: str) -> dict[str, Any]:
+        if (facts := self._facts.get(run_id)) is None:
+            return {"fleet_hosts": self.devices} if run_id == self.run_id else {}
+        return {"device": facts.device, "compile_workers": facts.compile_workers, "python": facts.python, "fleet": True}
+
+    def close(self) -> None:
+        self._closed = self._closed or DeviceError(f"the run ended; {GO_ON}")
+        error = self._closed
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that was asked with it
+            self._fleet._loop.call_soon_threadsafe(self.end_all, error)
+
+    def remember(self, row: Measurement) -> None:
+        if row.binary_hash:
+            with self._lock:
+                self._rows_of(row.region_id)[_row_key(row)] = row
+
+    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
+        """See `MeasureService.measure`. Requests of one kernel are one task, which times them together."""
+        futures: list[Future[Measurement]] = [Future() for _ in requests]
+        for future in futures:
+            future.set_running_or_notify_cancel()
+        by_kernel: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            by_kernel.setdefault(request.region.id, []).append(place)
+        for places in by_kernel.values():
+            self._measure([requests[i] for i in places], [futures[i] for i in places])
+        return futures
+
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        """Draw a campaign's next schedules on one of the hosts; its own limit of time holds there."""
+        if function is not draw_timed or len(args) != 2 or not isinstance(args[1], DrawJob | LatticeJob):
+            raise TypeError(f"a fleet draws schedules; it does not run {function.__name__}")
+        job = args[1]
+        future: Future[Drawn] = Future()
+        future.set_running_or_notify_cancel()
+        payload = pack(job)
+
+        def done(host: _Host, answer: bytes) -> None:
+            drawn = unpack(answer, LatticeDrawn if isinstance(job, LatticeJob) else Drawn)
+            if len(drawn.keys) != len(job.known):
+                raise DataError("it has not a key for every schedule")
+            _resolve(future, drawn)
+
+        self._fleet.post(
+            _Work(
+                self,
+                tasks.draw,
+                job.region.id,
+                hashlib.sha256(payload).hexdigest(),
+                lambda host: payload,
+                done,
+                lambda error: _refuse(future, error),
+            )
+        )
+        return future
+
+    # ---- tasks ----
+
+    def _measure(self, requests: Sequence[Request], futures: Sequence[Future[Measurement]]) -> None:
+        region_id = requests[0].region.id
+        sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
+
+        def payload(host: _Host) -> bytes:
+            with self._lock:
+                known = host.known.setdefault(region_id, set())
+                host.known.move_to_end(region_id)
+                if len(host.known) > KERNELS_KEPT:
+                    host.known.popitem(last=False)
+                new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
+                known.update(map(_row_key, new))
+                sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
+            return pack(MeasureJob(tuple(requests), tuple(new)))
+
+        def done(host: _Host, answer: bytes) -> None:
+            measured = unpack(answer, Measured)
+            self._check(host, requests, measured.rows, sent.get(host.address, set()))
+            with self._lock:
+                rows, known = self._rows_of(region_id), host.known.setdefault(region_id, set())
+                for row in measured.rows:
+                    if row.binary_hash:
+                        rows.setdefault(_row_key(row), row)
+                        known.add(_row_key(row))
+                self._spent_s.update(dict(measured.spent_s))
+            for future, row in zip(futures, measured.rows, strict=True):
+                _resolve(future, row)
+
+        def failed(error: KcgError) -> None:
+            if not isinstance(error, DeviceError):  # it says nothing of the schedules, and would come again
+                self._fleet._fail(DeviceError(f"a host cannot measure {region_id[:12]}: {error}; {GO_ON}"))
+            for request, future in zip(requests, futures, strict=True):
+                _resolve(future, self._unmeasured(request, error))
+
+        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, _identity(requests), payload, done, failed))
+
+    def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
+        """Raises DataError where the rows of a host are not those that were asked for."""
+        if len(rows) != len(requests):
+            raise DataError(f"{counted(len(rows), 'row')} for {counted(len(requests), 'request')}")
+        for request, row in zip(requests, rows, strict=True):
+            asked = (request.region.id, request.schedule, request.variables, request.early_stop, request.trial)
+            if asked != (row.region_id, row.schedule, row.variables, row.early_stop, row.trial):
+                raise DataError("a row of another schedule than the one that was asked for")
+            if row.target != self.target.fingerprint or row.toolchain not in self.toolchain.fingerprints:
+                raise DataError("a row of another target or toolchain")
+            if row.protocol != PROTOCOL or row.cache_state != request.cache_state:
+                raise DataError("a row of another protocol or cache state")
+            if row.run_id != host.facts.run_id and row.run_id not in runs:
+                raise DataError("a row of another run")
+            if row.status == Status.OK and not row.samples_s:
+                raise DataError("a row without samples")
+
+    def _unmeasured(self, request: Request, error: KcgError) -> Measurement:
+        """What stands for a row that there will never be; it is not to be recorded."""
+        return Measurement(
+            request.region.id,
+            request.schedule,
+            self.target.fingerprint,
+            self.toolchain.fingerprint,
+            PROTOCOL,
+            Status.WORKER_DIED,
+            request.cache_state,
+            request.variables,
+            reason=str(error),
+            run_id=self.run_id,
+        )
+
+    def _rows_of(self, region_id: str) -> dict[_RowKey, Measurement]:
+        rows = self._rows.setdefault(region_id, {})
+        self._rows.move_to_end(region_id)
+        if len(self._rows) > KERNELS_KEPT:
+            self._rows.popitem(last=False)
+        return rows
+
+    # ---- its hosts, in the loop's thread ----
+
+    def join(self, host: _Host) -> None:
+        """Use a host."""
+        self.hosts.append(host)
+        self._facts[host.facts.run_id] = host.facts
+        self._count()
+
+    def leave(self, host: _Host) -> None:
+        """Use a host no more."""
+        if host in self.hosts:
+            self.hosts.remove(host)
+            self._count()
+
+    def _count(self) -> None:
+        if self.hosts:
+            self._devices = len(self.hosts)
+            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts)
+
+    def choose(self, region_id: str) -> _Host | None:
+        """The host for a batch of a kernel; None where there is none."""
+        if not self.hosts:
+            return None
+        least = min(self.hosts, key=lambda host: len(host.flying))
+        home = self._homes.get(region_id)
+        if home not in self.hosts or len(home.flying) > len(least.flying) + SLACK:
+            home = least
+        self._homes[region_id] = home
+        self._homes.move_to_end(region_id)
+        if len(self._homes) > KERNELS_KEPT:
+            self._homes.popitem(last=False)
+        return home
+
+    def end_all(self, error: DeviceError) -> None:
+        """Let all that is asked end with an error."""
+        works = [*self.waiting, *(work for host in self.hosts for work in host.flying)]
+        self.waiting.clear()
+        for host in self.hosts:
+            host.flying.clear()
+        for work in works:
+            if work.running is not None:
+                work.running.cancel()
+            work.failed(error)
+
+
+def _row_key(row: Measurement) -> _RowKey:
+    """What a service knows the timing of a binary by, within one kernel; see `MeasureService.remember`."""
+    binary = row.binary_hash[:HASH_DIGITS]
+    return (row.variables, str(row.cache_state), row.early_stop, binary, row.schedule.kind, row.trial)
+
+
+def _identity(requests: Sequence[Request]) -> str:
+    """Of what is asked: the parts of the identities of the rows that it will have."""
+    parts = [
+        (r.region.id, r.schedule.kind, r.schedule.body, r.variables, str(r.cache_state), r.early_stop, r.trial)
+        for r in requests
+    ]
+    return content_id(parts)
+
+
+def _resolve(future: Future[Any], value: Any) -> None:
+    if not future.done():  # the first answer counts
+        future.set_result(value)
+
+
+def _refuse(future: Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

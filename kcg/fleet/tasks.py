@@ -1,0 +1,181 @@
+"""The functions that a host runs for drivers: these and no others. Each takes bytes and gives bytes.
+
+A task names one of them; what comes in is a payload of `kcg.fleet.payload`, which cannot name code. What goes wrong is
+an answer too, so that nothing that was raised travels. The scheduler imports this module, and nothing heavy with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import DataError, DeviceError
+
+if TYPE_CHECKING:
+    from kcg.fleet.payload import HostFacts, MeasureJob
+    from kcg.measure.service import MeasureService
+    from kcg.types import Measurement
+
+RATE_S = 30.0  # over which a rate of rows is taken
+
+
+@dataclass
+class Host:
+    """The service of this process, and what the tasks did with it."""
+
+    service: MeasureService
+    facts: HostFacts
+    checked_unix_s: float  # when its canary was right last
+    on_failure: Callable[[DeviceError], None] = lambda error: None
+    rows: int = 0
+    running: dict[int, str] = field(default_factory=dict)  # by number of the task
+    _tasks: int = 0
+    _spent_s: dict[str, float] = field(default_factory=dict)  # as it was reported last
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @contextmanager
+    def task(self, what: str) -> Iterator[None]:
+        """Inside the block `what` is shown among the tasks that run."""
+        with self._lock:
+            self._tasks += 1
+            number = self._tasks
+            self.running[number] = what
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self.running[number]
+
+    def measured(self, rows: int) -> tuple[tuple[str, float], ...]:
+        """Count rows. Gives where the time of the children went since this was asked last, by phase, in seconds."""
+        with self._lock:
+            self.rows += rows
+            self._recent.append((time.monotonic(), rows))
+            before, self._spent_s = self._spent_s, dict(self.service.spent_s)
+            return tuple((phase, float(s - before.get(phase, 0.0))) for phase, s in sorted(self._spent_s.items()))
+
+    @property
+    def rows_per_s(self) -> float:
+        """Of the last half minute."""
+        with self._lock:
+            since = time.monotonic() - RATE_S
+            while self._recent and self._recent[0][0] < since:
+                self._recent.popleft()
+            return sum(rows for _, rows in self._recent) / RATE_S
+
+
+_hosts: list[Host] = []
+
+
+def install(host: Host | None) -> None:
+    """Have the tasks of this process run with a host's service, or with none."""
+    _hosts[:] = [] if host is None else [host]
+
+
+def _host() -> Host:
+    if not _hosts:
+        raise DeviceError("the device of this host is not open")
+    return _hosts[0]
+
+
+def _answer(act: Callable[[], Any]) -> bytes:
+    from kcg.fleet.payload import Failure, pack
+
+    try:
+        return pack(act())
+    except DataError as error:
+        return pack(Failure(str(error)))
+    except DeviceError as error:
+        return pack(Failure(str(error), device=True))
+    except Exception as error:
+        return pack(Failure(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+
+
+def check(payload: bytes) -> bytes:
+    """What this host is: `HostFacts`. Takes nothing."""
+
+    def act() -> Any:
+        if payload:
+            raise DataError("a payload that kcg cannot trust: nothing is expected")
+        return _host().facts
+
+    return _answer(act)
+
+
+def measure(payload: bytes) -> bytes:
+    """`MeasureJob` to `Measured`, on the device of this host. Time limits begin here."""
+    return _answer(lambda: _measure(payload, _measure_here))
+
+
+def echo(payload: bytes) -> bytes:
+    """As `measure`, without the device: every request takes a microsecond. For the cost of all that is around it."""
+    return _answer(lambda: _measure(payload, _measure_nothing))
+
+
+def _measure(payload: bytes, function: Callable[[Host, MeasureJob], list[Measurement]]) -> Any:
+    from kcg.fleet.payload import Measured, MeasureJob, unpack
+
+    host = _host()
+    job = unpack(payload, MeasureJob)
+    with host.task(f"measures {len(job.requests)} of {job.requests[0].region.id[:8]}"):
+        rows = function(host, job)
+    return Measured(tuple(rows), host.measured(len(rows)))
+
+
+def _measure_here(host: Host, job: MeasureJob) -> list[Measurement]:
+    for row in job.known:
+        host.service.remember(row)
+    rows = [future.result() for future in host.service.measure(job.requests, together=True)]
+    if (error := host.service.device_error) is not None:  # then rows are none of the schedules' faults
+        host.on_failure(error)
+        raise error
+    return rows
+
+
+def _measure_nothing(host: Host, job: MeasureJob) -> list[Measurement]:
+    from kcg.measure.protocol import PROTOCOL
+    from kcg.types import Measurement, Status
+
+    facts = host.facts
+    return [
+        Measurement(
+            request.region.id,
+            request.schedule,
+            facts.target.fingerprint,
+            facts.toolchain.fingerprint,
+            PROTOCOL,
+            Status.OK,
+            request.cache_state,
+            request.variables,
+            samples_s=(1e-6,),
+            early_stop=request.early_stop,
+            sampler=request.sampler,
+            run_id=facts.run_id,
+            trial=request.trial,
+        )
+        for request in job.requests
+    ]
+
+
+def draw(payload: bytes) -> bytes:
+    """`DrawJob` to `Drawn`, or `LatticeJob` to `LatticeDrawn`, in a compiling child of this host: on a CPU no sample is
+    taken meanwhile."""
+    return _answer(lambda: _draw(payload))
+
+
+def _draw(payload: bytes) -> Any:
+    from kcg.campaign import sampling, tables
+    from kcg.campaign.generate import DRAW_TIMEOUT_S
+    from kcg.fleet.payload import unpack
+
+    host = _host()
+    job: Any = unpack(payload, sampling.DrawJob, tables.LatticeJob)
+    function = tables.draw_lattice if isinstance(job, tables.LatticeJob) else sampling.draw
+    with host.task(f"draws for {job.region.id[:8]}"):
+        return host.service.beside(sampling.draw_timed, function, job, timeout_s=DRAW_TIMEOUT_S).result()

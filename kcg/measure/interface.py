@@ -1,0 +1,56 @@
+"""What a campaign needs of whoever measures for it: the service of this process, or the hosts of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from kcg.errors import DeviceError
+from kcg.measure.service import Request
+from kcg.types import Measurement, Target, Toolchain
+
+
+class Measures(Protocol):
+    """Compiles, times and verifies schedules on one target with one toolchain."""
+
+    @property
+    def run_id(self) -> str:
+        """Of this process's run; a row carries that of its host."""
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """Why nothing more is measured; what ended by it is not to be recorded."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def toolchain(self) -> Toolchain: ...
+
+    @property
+    def devices(self) -> int:
+        """How many of the target there are now."""
+
+    @property
+    def compile_workers(self) -> int:
+        """Compiling children of all devices together."""
+
+    @property
+    def spent_s(self) -> Mapping[str, float]:
+        """Where the time of the children went, by phase, of all devices together."""
+
+    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
+        """See `MeasureService.measure`: the futures do not raise."""
+
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        """See `MeasureService.beside`. A fleet runs what draws the schedules of a campaign, and nothing else."""
+
+    def remember(self, row: Measurement) -> None:
+        """See `MeasureService.remember`."""
+
+    def run_facts(self, run_id: str) -> Mapping[str, Any]:
+        """What the journal is to hold of the run with which a row came, beside what it holds of this process's own."""
+
+    def close(self) -> None:
+        """What is not done by then ends as a failure that is not recorded."""

@@ -1,0 +1,401 @@
+"""A fleet of this machine: what is asked of it comes back once, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.campaign.sampling import HAND_CODED, DrawJob, Drawn, draw, draw_timed
+from kcg.campaign.settings import DEFAULT_MIX
+from kcg.dataset.__main__ import main as dataset
+from kcg.dataset.journal import Journal
+from kcg.errors import DeviceError, UsageError
+from kcg.fleet import tasks
+from kcg.fleet.__main__ import main as fleet_command
+from kcg.fleet.local import LocalFleet
+from kcg.fleet.payload import HostFacts
+from kcg.fleet.service import Fleet, FleetService, SameVersions
+from kcg.fleet.status import read_status
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import baseline_of
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.service import Request
+from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
+from tests.commands import Ended, ended
+from tests.conftest import CPU
+from tests.fleet.test_payload import FACTS
+from tests.kernels import empty, kernels_of
+
+LONG_S = 300.0  # a machine may be busy
+
+
+def region_of(size: int) -> Region:
+    (ast,) = kernels_of(empty(size, 3) + size)
+    return Region((kernel_of(ast),))
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalFleet]:
+    with LocalFleet(CPU, 2, cores=2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def joined(local: LocalFleet) -> Iterator[Callable[..., FleetService]]:
+    opened: list[Fleet] = []
+
+    def join(**settings: Any) -> FleetService:
+        opened.append(Fleet(local.address, **settings))
+        (service,) = opened[0].services(2, alive=local.check)
+        return service
+
+    yield join
+    for fleet in opened:
+        fleet.close()
+
+
+def schedules(service: FleetService, region: Region, count: int) -> list[Schedule]:
+    space = KernelSpace(region, service.target)
+    return [space.start(), *(action.schedule for action in space.actions(space.start()))][:count]
+
+
+def requests_of(service: FleetService, size: int, count: int = 2) -> list[Request]:
+    region = region_of(size)
+    return [Request(region, schedule, in_search=True) for schedule in schedules(service, region, count)]
+
+
+def waited(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_every_request_has_one_row_of_the_host_that_was_chosen(joined: Callable[..., FleetService]) -> None:
+    """A hundred tasks with nothing to measure: were one done by another host, or twice, its host would be dropped."""
+    lines: list[str] = []
+    service = joined(measure=tasks.echo, log=lines.append)
+    requests = [requests_of(service, 2 + n % 20, 1) for n in range(100)]
+    futures = [future for some in requests for future in service.measure(some)]
+    rows = [future.result(LONG_S) for future in futures]
+    assert [(row.region_id, row.schedule) for row in rows] == [(one.region.id, one.schedule) for (one,) in requests]
+    assert {row.run_id for row in rows} == {host.facts.run_id for host in service.hosts}
+    assert service.devices == 2 and service.compile_workers == 2 and lines == []
+
+
+def test_a_kernel_stays_with_a_host_that_has_no_more_to_do(joined: Callable[..., FleetService]) -> None:
+    service = joined(measure=tasks.echo)
+    for _ in range(4):
+        rows = [future.result(LONG_S) for future in service.measure(requests_of(service, 7))]
+        assert len({row.run_id for row in rows}) == 1
+        service.remember(replace(rows[0], binary_hash="b" * 64))
+        assert {service.hosts.index(host) for host in service.hosts if host.known.get(rows[0].region_id)} <= {
+            [host.facts.run_id for host in service.hosts].index(rows[0].run_id)
+        }
+
+
+def test_what_is_measured_and_drawn_is_what_this_process_would(joined: Callable[..., FleetService]) -> None:
+    service = joined()
+    region = region_of(5)
+    rows = [future.result(LONG_S) for future in service.measure(requests_of(service, 5, 3), together=True)]
+    assert [row.status for row in rows] == [Status.OK] * 3 and all(row.samples_s and row.binary_hash for row in rows)
+    assert sum(service.spent_s.values()) > 0
+    job = DrawJob(region, service.target, (), 6, tuple(DEFAULT_MIX.items()), "0", predictor="roofline")
+    drawn: Drawn = service.beside(draw_timed, draw, job, timeout_s=1.0).result(LONG_S)
+    assert drawn.batch == draw(job).batch and drawn.batch[0][:2] == (baseline_of(region, service.target), HAND_CODED)
+    with pytest.raises(TypeError, match="does not run print"):
+        service.beside(print, 1, timeout_s=1.0)
+
+
+def test_a_host_killed_with_work_in_hand_loses_none(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
+    """Another one does it, and the process that was killed is started again."""
+    lines: list[str] = []
+    service = joined(log=lines.append)
+    before = {host.facts.run_id for host in service.hosts}
+    futures = [
+        future for size in range(30, 38) for future in service.measure(requests_of(service, size), together=True)
+    ]
+    victim = next(host for host in read_status(local.address, None)["hosts"] if host["run_id"] in before)
+    done: Future[Any] = Future()
+    futures[0].add_done_callback(lambda _: done.set_result(None))
+    done.result(LONG_S)
+    os.kill(victim["pid"], signal.SIGKILL)
+    rows = [future.result(LONG_S) for future in futures]
+    assert [row.status for row in rows] == [Status.OK] * len(futures)
+    assert service.device_error is None
+    waited(lambda: service.devices == 2 and len(service.hosts) == 2 and victim["run_id"] not in runs_of(service))
+    assert any("is gone" in line for line in lines) and runs_of(service) - before, "a new process, a new run"
+
+
+def runs_of(service: FleetService) -> set[str]:
+    return {host.facts.run_id for host in service.hosts}
+
+
+def test_what_comes_back_twice_counts_once(joined: Callable[..., FleetService]) -> None:
+    service = joined(measure=tasks.echo)
+    works: list[Any] = []
+    post = service._fleet.post
+    service._fleet.post = lambda work: (works.append(work), post(work))[1]  # type: ignore[method-assign]
+    (future,) = service.measure(requests_of(service, 9, 1))
+    first = future.result(LONG_S)
+    service._fleet._loop.call_soon_threadsafe(service._fleet._place, works[0])
+    waited(lambda: not any(host.flying for host in service.hosts))
+    assert future.result() is first and works[0].hosts_lost == 0
+
+
+class Refusing:
+    def admit(self, facts: HostFacts) -> str:
+        return f"it has kcg {facts.kcg}, this driver 0"
+
+
+def test_a_host_that_is_refused_is_not_used(local: LocalFleet) -> None:
+    with Fleet(local.address, admission=Refusing()) as fleet, pytest.raises(UsageError) as refused:
+        fleet.services(2)
+    assert "can be used: it has kcg" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"kcg": "0.0.1"}, "kcg 0.0.1"),
+        ({"tinygrad": "9.9"}, "tinygrad 9.9"),
+        (
+            {"toolchain": replace(FACTS.toolchain, compiler="clang 3")},
+            "compiler is clang 3, that of the first host x86",
+        ),
+        ({"toolchain": replace(FACTS.toolchain, action_space=7)}, "action space is 7"),
+    ],
+)
+def test_a_host_of_other_versions_is_refused_by_the_name_of_the_difference(change: Any, named: str) -> None:
+    import importlib.metadata
+
+    import kcg
+
+    first = replace(FACTS, kcg=kcg.__version__, tinygrad=importlib.metadata.version("tinygrad"))
+    admission = SameVersions()
+    assert admission.admit(first) == "" and admission.admit(first) == ""
+    assert named in admission.admit(replace(first, **change))
+    other = replace(first.target, model="another")
+    assert admission.admit(replace(first, target=other, toolchain=replace(first.toolchain, compiler="clang 3"))) == ""
+
+
+def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    for run in (
+        lambda: ended(dataset, "generate", "--workloads", "rope/mini", "--out", tmp_path / "j", "--fleet", address),
+        lambda: ended(fleet_command, "status", address),
+        lambda: ended(fleet_command, "worker", address, "--device", CPU),
+    ):
+        gone: Ended = run()
+        assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(
+            f"kcg: there is no scheduler at {address}"
+        )
+    assert time.monotonic() - began < LONG_S / 10, "nobody waits for who is not there"
+
+
+@pytest.mark.parametrize(
+    "where", ["host:1", "tcp://host", "tcp://127.0.0.1:0", "http://127.0.0.1:1", "local:0", "loco"]
+)
+def test_what_is_no_fleet_is_a_mistake_of_usage(where: str, tmp_path: Path) -> None:
+    wrong = ended(
+        dataset, "generate", "--workloads", "rope/mini", "--out", tmp_path / "j", "--device", CPU, "--fleet", where
+    )
+    assert wrong.returncode == 2 and where in wrong.stderr.splitlines()[-1]
+
+
+def test_the_state_of_a_fleet_is_shown(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
+    service = joined()
+    found = json.loads(ended(fleet_command, "status", local.address, "--json").stdout)
+    assert found["scheduler"] == local.address and len(found["hosts"]) == 2
+    for host in found["hosts"]:
+        assert host["ready"] and host["target"] == service.target.fingerprint and host["checked_unix_s"] > 0
+        assert host["resources"] == {f"cpu:{service.target.fingerprint}": 1, "compile": 1}
+    shown = ended(fleet_command, "status", local.address).stdout
+    assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of two kernels."""
+    source = tmp_path_factory.mktemp("fleet") / "source.sqlite"
+    with Journal.open(source) as journal:
+        calls = tuple(WorkloadCall(region_of(size), 1) for size in (40, 48))
+        journal.add_workload(Workload("small", "x", calls))
+    return source
+
+
+def generated(kernels: Path, out: Path, *more: object) -> Ended:
+    words = ("generate", "--from", kernels, "--out", out, "--device", CPU, "--schedules-per-kernel", 5)
+    return ended(dataset, *map(str, (*words, "--predictor", "roofline", *more)))
+
+
+def rows_of(out: Path) -> Counter[tuple[str, str, int]]:
+    """How often each schedule of each kernel is in a journal, by trial."""
+    return sum(by_target(out).values(), Counter())
+
+
+def by_target(out: Path) -> dict[str, Counter[tuple[str, str, int]]]:
+    """The same of each target; no row is there twice."""
+    query = "SELECT target, region_id, schedule_body, trial FROM measurements"
+    found: dict[str, Counter[tuple[str, str, int]]] = {}
+    with sqlite3.connect(out) as journal, contextlib.suppress(sqlite3.OperationalError):  # it has no tables yet
+        for target, *row in journal.execute(query):
+            found.setdefault(target, Counter())[tuple(row)] += 1
+    assert all(set(rows.values()) == {1} for rows in found.values())
+    return found
+
+
+def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
+    local: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    done = generated(kernels, out, "--fleet", local.address, "--tables", 1, "--table-schedules", 8)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = rows_of(out)
+    assert set(rows.values()) == {1} and len({region for region, _, _ in rows}) == 2
+    with Journal.open(out, create=False) as journal:
+        runs = journal.runs()
+        of_rows = {record.run_id for record in measured(journal)}
+        assert of_rows <= set(runs) and all(runs[run].description["fleet"] for run in of_rows)
+        assert len(journal.targets()) == 1 and journal.lattices(*next(iter(identities(journal))))
+    again = generated(kernels, out, "--fleet", local.address, "--tables", 1, "--table-schedules", 8)
+    assert "0 schedules measured" in again.stdout and rows_of(out) == rows
+
+
+def measured(journal: Journal) -> Iterator[Any]:
+    for target, toolchain in identities(journal):
+        yield from journal.known(target, toolchain, 1)
+
+
+def identities(journal: Journal) -> Iterator[tuple[str, str]]:
+    for target in journal.targets():
+        for toolchain in journal.toolchains():
+            yield target, toolchain
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[LocalFleet]:
+    """Two hosts whose targets differ in their cache."""
+    with LocalFleet(CPU, 1, cores=1) as fleet, pytest.MonkeyPatch.context() as changed:
+        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
+        fleet.add_host()
+        changed.undo()
+        waited(lambda: sum(host["ready"] for host in read_status(fleet.address, None)["hosts"]) == 2)
+        yield fleet
+
+
+def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    done = generated(kernels, out, "--fleet", mixed.address)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert len(rows) == 2
+    for of_one in rows.values():
+        schedules = Counter(region for region, _, trial in of_one if not trial)
+        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
+
+
+def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
+    mixed: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    more = ("--schedules-per-kernel", 12)
+
+    def kill_it() -> None:
+        waited(lambda: out.exists() and bool(by_target(out)))
+        os.kill(mixed.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    gone = generated(kernels, out, "--fleet", mixed.address, *more)
+    killer.join()
+    assert gone.returncode == 5, gone.stdout
+    last = gone.stderr.splitlines()[-1]
+    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
+    kept = by_target(out)
+    done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert kept and all(some <= rows[target] for target, some in kept.items())
+
+
+def command(kernels: Path, out: Path) -> list[str]:
+    words = f"-m kcg dataset generate --from {kernels} --out {out} --device {CPU} --fleet local --predictor roofline"
+    return [sys.executable, *words.split(), "--schedules-per-kernel", "16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_ends_takes_its_fleet_with_it_and_goes_on(
+    how: signal.Signals, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    driver = subprocess.Popen(command(kernels, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    waited(lambda: out.exists() and len(rows_of(out)) > 3)
+    started = everything_below(driver.pid)
+    assert len(started) > 4, "the scheduler, the host, its worker, compilers and the device's child"
+    driver.send_signal(how)
+    _, said = driver.communicate(timeout=LONG_S)
+    if how == signal.SIGINT:
+        assert driver.returncode == 130 and "what was measured is kept; to go on:" in said.splitlines()[-1]
+        assert "Traceback" not in said
+    waited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    kept = rows_of(out)
+    done = subprocess.run(command(kernels, out), capture_output=True, text=True, check=True, timeout=LONG_S)
+    rows = rows_of(out)
+    assert "complete" in done.stdout and kept <= rows and set(rows.values()) == {1}
+
+
+def everything_below(pid: int) -> set[int]:
+    """The processes that a process started, and those started."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return below - {pid}
+
+
+@pytest.mark.slow
+def test_time_in_a_queue_is_no_time_of_a_candidate(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
+    """Both hosts stand still for longer than the request may take, with it in hand."""
+    service = joined()
+    requests = [replace(request, timeout_s=15.0) for request in requests_of(service, 60, 1)]
+    pids = [host["pid"] for host in read_status(local.address, None)["hosts"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    futures = service.measure(requests)
+    time.sleep(20.0)
+    assert not any(future.done() for future in futures)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert [future.result(LONG_S).status for future in futures] == [Status.OK]
+
+
+def test_a_fleet_that_is_left_ends_what_was_asked_of_it(joined: Callable[..., FleetService]) -> None:
+    service = joined()
+    futures = service.measure(requests_of(service, 50, 2), together=True)
+    service._fleet.close()
+    assert {future.result(LONG_S).status for future in futures} <= {Status.WORKER_DIED, Status.OK}
+    assert isinstance(service.device_error, DeviceError)
