@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from kcg.dataset.columns import BESIDE, SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
-from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, identity_of
+from kcg.dataset.journal import ROW_ERRORS, Record, identity_of
 from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.types import CacheState, Kernel, Region, Schedule, ScheduleKind, Status, Target, Workload
 
@@ -183,9 +183,7 @@ def _read_rows(
     missing: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     seen: set[bytes] = set()
-    doubts: dict[str, list[Doubt]] = defaultdict(list)
-    for doubt in problems.reading("unreadable", export.doubts) or []:
-        doubts[doubt.run_id].append(doubt)
+    doubts = {doubt.run_id: doubt for doubt in problems.reading("unreadable", export.doubts) or []}
     for record in _records(export, problems):
         m = record.measurement
         row_id = identity_of((identity_of(m.key).hex(), m.run_id, m.trial))
@@ -203,10 +201,10 @@ def _read_rows(
                 first.setdefault(key, f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id}")
             found.skipped += 1
             continue
-        for doubt in doubts.get(m.run_id, ()):
-            if _is_inside(record, doubt):
-                which = f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id} in run {m.run_id!r}"
-                problems.add("doubtful rows", f"measurements.parquet: {which} is doubtful, and not left out")
+        # an export has the time of recording to a second
+        if (doubt := doubts.get(m.run_id)) is not None and record.recorded_unix_s - 0.5 >= doubt.since_unix_s:
+            which = f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id} in run {m.run_id!r}"
+            problems.add("doubtful rows", f"measurements.parquet: {which} is doubtful, and not left out")
         found.rows += 1
         if found.rows % 20_000 == 0:
             log(f"{found.rows:,} rows read", None)
@@ -241,11 +239,6 @@ def _take_apart(found: _Rows, regions: Mapping[str, Region]) -> None:
                         if part.schedule.kind == ScheduleKind.OPTS:
                             kernel = regions[region_id].kernels[part.places[-1]]
                             found.to_apply.setdefault(kernel.id, defaultdict(set))[target].add(part.schedule.body)
-
-
-def _is_inside(record: Record, doubt: Doubt) -> bool:
-    """Whether a row is certainly one of a doubt: an export has the time of recording to a second."""
-    return doubt.since_unix_s <= record.recorded_unix_s - 0.5 and record.recorded_unix_s + 0.5 <= doubt.until_unix_s
 
 
 def _records(export: Export, problems: _Problems) -> Iterator[Record]:

@@ -196,10 +196,10 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
 
 def _doubts_writer(doubts: Mapping[Doubt, int]) -> dict[str, Callable[[Path], None]]:
     """The file that says which rows were left out, and what writes it; nothing where there are none."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for doubt, rows in doubts.items():
-        values = asdict(doubt)
-        runs.setdefault(values.pop("run_id"), []).append({**values, "rows": rows})
+    runs = {
+        doubt.run_id: {"since_unix_s": doubt.since_unix_s, "why": doubt.why, "rows": rows}
+        for doubt, rows in doubts.items()
+    }
     return {DOUBTS: lambda path: _write_json(path, runs)} if runs else {}
 
 

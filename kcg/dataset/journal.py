@@ -102,22 +102,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Rows that are not to be trusted: what a run recorded between two times, both included, in Unix seconds.
+    """Rows that are not to be trusted: all that were recorded of a run from a Unix time on.
 
-    A host of a fleet that was found to drift may have drifted since its last check that passed (`kcg.fleet.trust`).
+    A host of a fleet that was found to drift may have drifted since its last check that passed (`kcg.fleet.trust`). Its
+    run is over then, but rows of it may still come: another host that makes the same binary shares its timing.
     """
 
     run_id: str
     since_unix_s: float
-    until_unix_s: float
     why: str  # in one line
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError for what is none, as a file can have it."""
         if not (isinstance(self.run_id, str) and isinstance(self.why, str)):
             raise TypeError("a doubt has a run and a reason, which are texts")
-        if not 0 <= self.since_unix_s <= self.until_unix_s <= LATEST_UNIX_S:
-            raise ValueError("a doubt is between two times")
+        if not 0 <= self.since_unix_s <= LATEST_UNIX_S:
+            raise ValueError("a doubt has a time from which on it is")
 
 
 def disk_full(path: Path) -> JournalError:
@@ -530,7 +530,8 @@ class Journal:
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
     def add_doubt(self, doubt: Doubt) -> bool:
-        """Marks what a run recorded as doubtful: no reading gives these rows any more, unless it asks for them.
+        """Marks what a run recorded as doubtful: no reading gives these rows any more, unless it asks for them. Of two
+        doubts about a run the one that reaches further back stays.
 
         The journal is then of schema `SCHEMA_VERSION`: a kcg that knows no doubts would take the rows for good ones.
         """
@@ -538,8 +539,11 @@ class Journal:
             self._rows(DOUBTS)
             self._rows("UPDATE meta SET value=? WHERE key='schema'", (str(SCHEMA_VERSION),))
             self._rows(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            values = (doubt.run_id, float(doubt.since_unix_s), float(doubt.until_unix_s), doubt.why)
-            return self._insert("INSERT OR IGNORE INTO doubts VALUES(?, ?, ?, ?)", values)
+            return self._insert(
+                """INSERT INTO doubts VALUES(?, ?, ?) ON CONFLICT(run_id) DO UPDATE
+                SET since_unix_s=excluded.since_unix_s, why=excluded.why WHERE excluded.since_unix_s < since_unix_s""",
+                (doubt.run_id, float(doubt.since_unix_s), doubt.why),
+            )
 
     def forget_paired_results(self) -> None:
         """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
@@ -557,20 +561,17 @@ class Journal:
         return dict(self._rows(query, (target, toolchain))) if self._has_table("lattices") else {}
 
     def doubts(self) -> list[Doubt]:
-        """What is marked as doubtful, by run and time."""
+        """What is marked as doubtful, by run."""
         return list(self.doubtful_rows())
 
     def doubtful_rows(self) -> dict[Doubt, int]:
-        """How many rows each doubt is about; a row that is doubtful twice counts for the first."""
+        """How many rows each doubt is about."""
         if not self._has_table("doubts"):
             return {}
-        first = f"SELECT rowid FROM doubts WHERE {_IN_DOUBT} ORDER BY since_unix_s, until_unix_s LIMIT 1"
-        runs = "SELECT run_id FROM doubts"
-        counted = self._rows(f"SELECT ({first}), COUNT(*) FROM measurements WHERE run_id IN ({runs}) GROUP BY 1")
-        counts, found = dict(counted), {}
-        for number, *values in self._rows("SELECT rowid, * FROM doubts ORDER BY run_id, since_unix_s, until_unix_s"):
-            with self._row("doubts", number):
-                found[Doubt(*values)] = int(counts.get(number, 0))
+        counted, found = f"SELECT COUNT(*) FROM measurements WHERE {_IN_DOUBT}", {}
+        for *values, rows in self._rows(f"SELECT *, ({counted}) FROM doubts ORDER BY run_id"):
+            with self._row("doubts", values[0]):
+                found[Doubt(*values)] = int(rows)
         return found
 
     def _trusted(self) -> str:
@@ -770,12 +771,12 @@ PRAGMA user_version = {FIRST_SCHEMA};
 LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
   toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
 PAIRED_RESULTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
-DOUBTS = """CREATE TABLE IF NOT EXISTS doubts(run_id TEXT NOT NULL, since_unix_s REAL NOT NULL,
-  until_unix_s REAL NOT NULL, why TEXT NOT NULL, PRIMARY KEY(run_id, since_unix_s, until_unix_s))"""
+DOUBTS = """CREATE TABLE IF NOT EXISTS doubts(run_id TEXT PRIMARY KEY, since_unix_s REAL NOT NULL,
+  why TEXT NOT NULL)"""
 """Made when the first of it is stored: journals without replay tables, of a run that judged nothing, or without
 doubtful rows have none."""
 
-_IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s BETWEEN since_unix_s AND until_unix_s"
+_IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
 
 
 @dataclass(frozen=True)

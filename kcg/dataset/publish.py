@@ -122,7 +122,8 @@ CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
 HUB_SPLIT = "unsplit"
 TASKS = ("tabular-regression", "graph-ml")  # as the Hub names them
-BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
+BY_RUN = ("shard", "compile_workers", "revision", "dirty", "report")
+"""Facts of a run that do not make it one of another kind; a `report` is that of its host in a fleet."""
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 

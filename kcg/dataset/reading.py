@@ -431,26 +431,21 @@ class Export:
         return {k: self._built("runs.json", k, lambda run: Run(**run), v) for k, v in self._json("runs.json").items()}
 
     def doubts(self) -> list[Doubt]:
-        """What was doubtful in the journal, by run and time."""
+        """What was doubtful in the journal, by run."""
         return list(self.doubtful_rows())
 
     def doubtful_rows(self) -> dict[Doubt, int]:
         """How many rows of the journal each doubt was about: they were left out of the export."""
 
-        def build(run: Any) -> dict[Doubt, int]:
-            run_id, entries = run
-            found = {}
-            for entry in entries:
-                values = dict(entry)
-                rows = values.pop("rows")
-                if type(rows) is not int or rows < 0:
-                    raise TypeError("the number of its rows is none")
-                found[Doubt(run_id, **values)] = rows
-            return found
+        def build(run: Any) -> tuple[Doubt, int]:
+            run_id, values = run[0], dict(run[1])
+            rows = values.pop("rows")
+            if type(rows) is not int or rows < 0:
+                raise TypeError("the number of its rows is none")
+            return Doubt(run_id, **values), rows
 
         runs = self._json(DOUBTS) if DOUBTS in self.checksums else {}
-        each = (self._built(DOUBTS, run[0], build, run) for run in runs.items())
-        return {doubt: rows for of_run in each for doubt, rows in of_run.items()}
+        return dict(self._built(DOUBTS, run[0], build, run) for run in runs.items())
 
     def regions(self) -> dict[str, Region]:
         """Every region by id."""
