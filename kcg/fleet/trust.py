@@ -312,24 +312,35 @@ def too_noisy(report: HostReport) -> str:
     )
 
 
+def ratios_of(report: HostReport, first: HostReport) -> dict[str, float]:
+    """How many times as long a host takes for each reference kernel as the first one, cold and warm."""
+    found = {}
+    for mine, other in zip(report.kernels, first.kernels, strict=True):
+        found[f"{mine.name}, cold"] = mine.cold_s / other.cold_s
+        found[f"{mine.name}, warm"] = mine.warm_s / other.warm_s
+    return found
+
+
+def apart(ratio: float) -> float:
+    """How far a ratio is from 1, whichever is longer: 0.03 is 3 %."""
+    return max(ratio, 1 / ratio) - 1 if ratio else math.inf
+
+
 def disagreement(report: HostReport, first: HostReport, whose: str) -> str:
     """In which way a host is not as fast as the first one of its target, whose name is `whose`; empty where it is."""
-    limits, kernels = limits_of(report.target), {kernel.name: kernel for kernel in first.kernels}
-    if list(kernels) != [kernel.name for kernel in report.kernels]:
+    limits = limits_of(report.target)
+    if [kernel.name for kernel in report.kernels] != [kernel.name for kernel in first.kernels]:
         return f"has other reference kernels than {whose}: install the same kcg"
     if report.canary_s > tolerance(report.target.tinygrad_device) * first.canary_s:
         return f"has a canary of {report.canary_s * 1e3:.3g} ms, {whose} of {first.canary_s * 1e3:.3g} ms: {_LOOK}"
-    ratios = {}
-    for kernel in report.kernels:
-        ratios[f"{kernel.name}, cold"] = kernel.cold_s / kernels[kernel.name].cold_s
-        ratios[f"{kernel.name}, warm"] = kernel.warm_s / kernels[kernel.name].warm_s
-    if _apart(median := statistics.median(ratios.values())) > limits.agree:
+    ratios = ratios_of(report, first)
+    if apart(median := statistics.median(ratios.values())) > limits.agree:
         return (
             f"takes {median:.2f} times as long as {whose} for the reference kernels ({1 + limits.agree:g} times is "
             f"allowed, faster or slower): {_LOOK}"
         )
-    name, worst = max(ratios.items(), key=lambda item: _apart(item[1]))
-    if _apart(worst) > limits.each:
+    name, worst = max(ratios.items(), key=lambda item: apart(item[1]))
+    if apart(worst) > limits.each:
         return (
             f"takes {worst:.2f} times as long as {whose} for one reference kernel ({name}; {1 + limits.each:g} times "
             f"is allowed, faster or slower): {_LOOK}"
@@ -338,10 +349,6 @@ def disagreement(report: HostReport, first: HostReport, whose: str) -> str:
 
 
 _LOOK = "see what slows it down, or leave it out"
-
-
-def _apart(ratio: float) -> float:
-    return max(ratio, 1 / ratio) - 1 if ratio else math.inf
 
 
 def _in_one_line(text: str) -> str:
