@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from kcg.cli import guarded, record_results
-from kcg.fleet.trust import HostReport, apart, host_report, limits_of, ratios_of
+from kcg.fleet.trust import HostReport, apart, host_report, ratios_of
 
 OUT = Path(__file__).parents[1] / "results" / "host_noise.json"
 
@@ -75,7 +75,6 @@ def main(
         "load_average": [round(min(load), 1), round(max(load), 1)],
         "faults": [report.fault for report in reports if report.fault],
         "check_s": round(statistics.median(seconds), 2),
-        "limits": asdict(limits_of(target)),
         "figures": found,
         "times": [[asdict(kernel) for kernel in report.kernels] for report in right],
     }
