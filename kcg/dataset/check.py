@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from kcg.dataset.columns import BESIDE, SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
-from kcg.dataset.journal import ROW_ERRORS, identity_of
+from kcg.dataset.journal import ROW_ERRORS, Record, identity_of
 from kcg.errors import CodecError, DataError, ScheduleError
-from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, ScheduleKind, Status, Target, Workload
+from kcg.types import CacheState, Kernel, Region, Schedule, ScheduleKind, Status, Target, Workload
 
 FLOAT32 = 2.0**-23  # how near a float32 is to what it stands for
 LISTED = 20  # problems of one kind that are listed, the others are counted
@@ -98,7 +98,8 @@ def verify(folder: Path, *, workers: int = 2, log: Log = lambda line, eta_s: Non
     stored under and that workloads and measurements name only such; that samples are times and no row comes twice; that
     the splits are those of `kcg.dataset.splits`, beside each row too, as are its median and the number of its samples;
     that every AST decodes; that every schedule of kind `opts` applies to its kernel for its target, and every one of
-    kind `parts` to its region; and that none is faster than the target can be (`kcg.measure.service.floor_s`).
+    kind `parts` to its region; that no row is there that `doubts.json` says to be left out; and that none is faster
+    than the target can be (`kcg.measure.service.floor_s`).
     `log(line, eta_s)` gets how far it is.
     """
     problems = _Problems()
@@ -182,7 +183,9 @@ def _read_rows(
     missing: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     seen: set[bytes] = set()
-    for m in _measurements(export, problems):
+    doubts = {doubt.run_id: doubt for doubt in problems.reading("unreadable", export.doubts) or []}
+    for record in _records(export, problems):
+        m = record.measurement
         row_id = identity_of((identity_of(m.key).hex(), m.run_id, m.trial))
         if row_id in seen:
             which = f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id} in run {m.run_id!r}"
@@ -198,6 +201,10 @@ def _read_rows(
                 first.setdefault(key, f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id}")
             found.skipped += 1
             continue
+        # an export has the time of recording to a second
+        if (doubt := doubts.get(m.run_id)) is not None and record.recorded_unix_s - 0.5 >= doubt.since_unix_s:
+            which = f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id} in run {m.run_id!r}"
+            problems.add("doubtful rows", f"measurements.parquet: {which} is doubtful, and not left out")
         found.rows += 1
         if found.rows % 20_000 == 0:
             log(f"{found.rows:,} rows read", None)
@@ -234,11 +241,10 @@ def _take_apart(found: _Rows, regions: Mapping[str, Region]) -> None:
                             found.to_apply.setdefault(kernel.id, defaultdict(set))[target].add(part.schedule.body)
 
 
-def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
+def _records(export: Export, problems: _Problems) -> Iterator[Record]:
     for protocol in problems.reading("unreadable", export.protocols) or []:
         try:
-            for record in export.records(protocol, skip=lambda line: problems.add("rows", line)):
-                yield record.measurement
+            yield from export.records(protocol, skip=lambda line: problems.add("rows", line))
         except READ_ERRORS as error:  # a file that is damaged inside
             problems.add("files", f"{_line_of(error)} (protocol {protocol}: no row from there on was checked)")
 

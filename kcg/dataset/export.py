@@ -3,7 +3,8 @@
 An export is normalised: `kernels.parquet` holds an AST once, `timings.parquet` what schedules of one binary share, and
 `measurements.parquet` the rest of each row (their columns: `kcg.dataset.columns`). `workloads.json` holds regions and
 calls, `targets.json`, `toolchains.json` and `runs.json` what the ids of a measurement stand for, and `checksums.json`
-the SHA-256 of every other file. Exporting the same journal twice gives the same bytes.
+the SHA-256 of every other file. Doubtful rows are left out; `doubts.json`, which only an export without some has, says
+how many and why. Exporting the same journal twice gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,18 @@ from kcg.dataset.columns import (
     stored_schema,
     write_parquet,
 )
-from kcg.dataset.journal import Journal, disk_full, values_of, wiring_json
-from kcg.dataset.reading import CHECKSUMS, FILES, KERNELS, MEASUREMENTS, OPTIONAL_FILES, Export, read_export, sha256_of
+from kcg.dataset.journal import Doubt, Journal, disk_full, values_of, wiring_json
+from kcg.dataset.reading import (
+    CHECKSUMS,
+    DOUBTS,
+    FILES,
+    KERNELS,
+    MEASUREMENTS,
+    OPTIONAL_FILES,
+    Export,
+    read_export,
+    sha256_of,
+)
 from kcg.errors import MismatchError, UsageError
 from kcg.files import is_disk_full, sync
 from kcg.kernel.symbolic import seen_by
@@ -46,7 +57,8 @@ def export(
     overwrite: bool = False,
     extras: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> dict[str, str]:
-    """Writes everything in the journal, of one moment, to `folder` and returns the SHA-256 of each file by name.
+    """Writes everything in the journal that is not doubtful, of one moment, to `folder` and returns the SHA-256 of each
+    file by name.
 
     An export can be exported again, so that one of an earlier schema gets today's columns: to another folder, or over
     itself. What `extras` hold must then be given again.
@@ -64,12 +76,15 @@ def export(
     present = [name for name in (*FILES, CHECKSUMS) if (folder / name).exists()]
     if present and not overwrite:
         raise UsageError(f"{folder} already holds {present[0]}: name a new folder, or allow overwriting")
-    parts = {name: folder / f"{name}.{os.getpid()}.part" for name in (*FILES, *sorted(extras), CHECKSUMS)}
+    parts: dict[str, Path] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with journal.snapshot() if isinstance(journal, Journal) else contextlib.nullcontext():
+            writers = {**extras, **_doubts_writer(journal.doubtful_rows())}
+            names = (*FILES, *sorted(writers), CHECKSUMS)
+            parts |= {name: folder / f"{name}.{os.getpid()}.part" for name in names}
             _write_all(journal, parts)
-            for name, write in extras.items():
+            for name, write in writers.items():
                 write(parts[name])
         checksums = {name: sha256_of(part) for name, part in parts.items() if name != CHECKSUMS}
         _write_json(parts[CHECKSUMS], checksums)
@@ -96,6 +111,7 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
     """Joins journals into a new one and returns its measurements; equal (identity, run, trial) rows are kept once.
 
     An export is as good as a journal, so that a published dataset can be gone on with: what it rounds stays rounded.
+    Doubtful rows are kept, and stay doubtful: also where another journal has them without the mark.
 
     Where a workload differs between journals the later one's calls are kept. Journals of different targets may be
     joined, since each row names its own; `same_target` refuses that. `out` appears when it is complete.
@@ -178,6 +194,15 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     _write_json(parts["workloads.json"], {"regions": regions, "workloads": calls})
 
 
+def _doubts_writer(doubts: Mapping[Doubt, int]) -> dict[str, Callable[[Path], None]]:
+    """The file that says which rows were left out, and what writes it; nothing where there are none."""
+    runs = {
+        doubt.run_id: {"since_unix_s": doubt.since_unix_s, "why": doubt.why, "rows": rows}
+        for doubt, rows in doubts.items()
+    }
+    return {DOUBTS: lambda path: _write_json(path, runs)} if runs else {}
+
+
 def _used(journal: Journal | Export) -> dict[str, set[str]]:
     """The workload in which each kernel was first seen; of an export all of them, since it does not say the first."""
     if isinstance(journal, Export):
@@ -229,8 +254,10 @@ def _copy(source: Journal, joined: Journal) -> None:
         for region_id, declaration in source.lattices(*ids).items():
             joined.add_lattice(region_id, *ids, declaration)
     for protocol in source.protocols():
-        for r in source.records(protocol):
+        for r in source.records(protocol, doubtful=True):
             joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+    for doubt in source.doubts():
+        joined.add_doubt(doubt)
 
 
 def _copy_export(source: Export, joined: Journal) -> None:
@@ -249,3 +276,5 @@ def _copy_export(source: Export, joined: Journal) -> None:
     for protocol in source.protocols():
         for r in source.records(protocol):
             joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+    for doubt in source.doubts():
+        joined.add_doubt(doubt)

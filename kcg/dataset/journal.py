@@ -100,6 +100,26 @@ class Run:
             raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Rows that are not to be trusted: all that were recorded of a run from a Unix time on.
+
+    A host of a fleet that was found to drift may have drifted since its last check that passed (`kcg.fleet.trust`). Its
+    run is over then, but rows of it may still come: another host that makes the same binary shares its timing.
+    """
+
+    run_id: str
+    since_unix_s: float
+    why: str  # in one line
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what is none, as a file can have it."""
+        if not (isinstance(self.run_id, str) and isinstance(self.why, str)):
+            raise TypeError("a doubt has a run and a reason, which are texts")
+        if not 0 <= self.since_unix_s <= LATEST_UNIX_S:
+            raise ValueError("a doubt has a time from which on it is")
+
+
 def disk_full(path: Path) -> JournalError:
     """The error for a write to `path` that found no space."""
     return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
@@ -274,7 +294,7 @@ def identity_of(key: Sequence[Any]) -> bytes:
     return bytes.fromhex(content_id(list(key)))
 
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Doubt", "Journal", "Record", "Run"]
 
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
@@ -509,6 +529,22 @@ class Journal:
             self._rows(PAIRED_RESULTS)
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
+    def add_doubt(self, doubt: Doubt) -> bool:
+        """Marks what a run recorded as doubtful: no reading gives these rows any more, unless it asks for them. Of two
+        doubts about a run the one that reaches further back stays.
+
+        The journal is then of schema `SCHEMA_VERSION`: a kcg that knows no doubts would take the rows for good ones.
+        """
+        with self._transaction():
+            self._rows(DOUBTS)
+            self._rows("UPDATE meta SET value=? WHERE key='schema'", (str(SCHEMA_VERSION),))
+            self._rows(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            return self._insert(
+                """INSERT INTO doubts VALUES(?, ?, ?) ON CONFLICT(run_id) DO UPDATE
+                SET since_unix_s=excluded.since_unix_s, why=excluded.why WHERE excluded.since_unix_s < since_unix_s""",
+                (doubt.run_id, float(doubt.since_unix_s), doubt.why),
+            )
+
     def forget_paired_results(self) -> None:
         """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
         self._rows("DROP TABLE IF EXISTS verdicts")
@@ -524,9 +560,28 @@ class Journal:
         query = "SELECT region_id, declaration FROM lattices WHERE target=? AND toolchain=? ORDER BY region_id"
         return dict(self._rows(query, (target, toolchain))) if self._has_table("lattices") else {}
 
+    def doubts(self) -> list[Doubt]:
+        """What is marked as doubtful, by run."""
+        return list(self.doubtful_rows())
+
+    def doubtful_rows(self) -> dict[Doubt, int]:
+        """How many rows each doubt is about."""
+        if not self._has_table("doubts"):
+            return {}
+        counted, found = f"SELECT COUNT(*) FROM measurements WHERE {_IN_DOUBT}", {}
+        for *values, rows in self._rows(f"SELECT *, ({counted}) FROM doubts ORDER BY run_id"):
+            with self._row("doubts", values[0]):
+                found[Doubt(*values)] = int(rows)
+        return found
+
+    def _trusted(self) -> str:
+        """The condition of SQL that holds for rows of measurements which are not doubtful."""
+        return f"NOT EXISTS (SELECT 1 FROM doubts WHERE {_IN_DOUBT})" if self._has_table("doubts") else "1"
+
     def has(self, key: Sequence[Any]) -> bool:
-        """Whether a measurement of this `Measurement.key` was recorded, in any run and trial."""
-        return bool(self._rows("SELECT 1 FROM measurements WHERE identity=? LIMIT 1", (identity_of(key),)))
+        """Whether a measurement of this `Measurement.key` was recorded, in any run and trial, and is not doubtful."""
+        query = f"SELECT 1 FROM measurements WHERE identity=? AND {self._trusted()} LIMIT 1"
+        return bool(self._rows(query, (identity_of(key),)))
 
     def measured_elsewhere(self, target: str, toolchains: Sequence[str], protocol: int) -> int:
         """How many measurements are of another target, toolchain or protocol: a resume keeps and never uses them."""
@@ -537,7 +592,8 @@ class Journal:
     def known(
         self, target: str, toolchain: str, protocol: int, *, region_id: str | None = None, status: Status | None = None
     ) -> Iterator[Measurement]:
-        """Every measurement of a target and toolchain (by fingerprint) under one protocol, oldest first."""
+        """Every measurement of a target and toolchain (by fingerprint) under one protocol, oldest first; none that is
+        doubtful, so that a resume measures it again."""
         where, values = "target=? AND toolchain=?", [target, toolchain]
         if region_id is not None:
             where, values = f"{where} AND region_id=?", [*values, region_id]
@@ -551,8 +607,9 @@ class Journal:
     ) -> dict[tuple[str, tuple[tuple[str, int], ...]], int]:
         """How many schedules a search has measured of each region and values of its variables."""
         rows = self._rows(
-            """SELECT region_id, variables, COUNT(DISTINCT schedule_kind || schedule_body) FROM measurements
-            WHERE target=? AND toolchain=? AND protocol=? AND early_stop=1 GROUP BY region_id, variables""",
+            f"""SELECT region_id, variables, COUNT(DISTINCT schedule_kind || schedule_body) FROM measurements
+            WHERE target=? AND toolchain=? AND protocol=? AND early_stop=1 AND {self._trusted()}
+            GROUP BY region_id, variables""",
             (target, toolchain, protocol),
         )
         return {
@@ -561,27 +618,30 @@ class Journal:
         }
 
     def measurements(self, protocol: int) -> Iterator[Measurement]:
-        """Every measurement under one protocol, oldest first."""
+        """Every measurement under one protocol that is not doubtful, oldest first."""
         return (r.measurement for r in self._records(protocol, "1", []))
 
-    def records(self, protocol: int) -> Iterator[Record]:
-        """Like `measurements`, with the time at which each was recorded."""
-        return self._records(protocol, "1", [])
+    def records(self, protocol: int, *, doubtful: bool = False) -> Iterator[Record]:
+        """Like `measurements`, with the time at which each was recorded; `doubtful` ones, too, where they are asked
+        for."""
+        return self._records(protocol, "1", [], doubtful=doubtful)
 
-    def _records(self, protocol: int, where: str, values: list[str]) -> Iterator[Record]:
+    def _records(self, protocol: int, where: str, values: list[str], *, doubtful: bool = False) -> Iterator[Record]:
         # Page by page: a cursor left open would hold a snapshot, and this connection's next write would fail as stale.
         after = 0
+        trusted = "1" if doubtful else self._trusted()
         query = f"""SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements
-          WHERE protocol=? AND {where} AND row>? ORDER BY row LIMIT {PAGE_ROWS}"""
+          WHERE protocol=? AND {where} AND {trusted} AND row>? ORDER BY row LIMIT {PAGE_ROWS}"""
         while page := self._rows(query, (protocol, *values, after)):
             yield from map(self._record, page)
             after = page[-1][0]
 
     def sorted_records(self) -> Iterator[Record]:
-        """Everything, of every protocol, in an order that does not depend on when it was recorded: for an export. Read
-        it inside a `snapshot`, which the open cursor needs."""
+        """Everything that is not doubtful, of every protocol, in an order that does not depend on when it was recorded:
+        for an export. Read it inside a `snapshot`, which the open cursor needs."""
         order = "region_id, target, toolchain, protocol, schedule_kind, schedule_body, identity, run_id, trial"
-        query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements ORDER BY {order}"
+        which = f"measurements WHERE {self._trusted()} ORDER BY {order}"
+        query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM {which}"
         with self._lock, translated(self.path):
             yield from map(self._record, self._connection.execute(query))
 
@@ -600,9 +660,10 @@ class Journal:
         return [row[0] for row in self._rows("SELECT DISTINCT protocol FROM measurements ORDER BY protocol")]
 
     def constants(self, names: Sequence[str]) -> dict[str, Any]:
-        """Of these columns of measurements those in which every row has the same value, with the value."""
+        """Of these columns of measurements those in which every row has the same value, with the value; without what is
+        doubtful."""
         columns = ", ".join(f"MIN({name}), MAX({name})" for name in names)
-        ((rows, *found),) = self._rows(f"SELECT COUNT(*), {columns} FROM measurements")
+        ((rows, *found),) = self._rows(f"SELECT COUNT(*), {columns} FROM measurements WHERE {self._trusted()}")
         least_and_most = zip(names, found[::2], found[1::2], strict=True)
         return {name: least for name, least, most in least_and_most if rows and least == most}
 
@@ -684,7 +745,8 @@ class Journal:
 # ---- The journal as a file: its tables, what tells it from any other SQLite file, and SQLite's errors as one line.
 
 APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
-SCHEMA_VERSION = 1
+FIRST_SCHEMA, SCHEMA_VERSION = 1, 2
+"""A journal begins with the first, which every kcg reads, and is of the second once some of its rows are doubtful."""
 BUSY_TIMEOUT_S = 60.0
 
 SCHEMA = f"""
@@ -701,15 +763,20 @@ CREATE TABLE measurements(row INTEGER PRIMARY KEY, identity BLOB NOT NULL, recor
   {", ".join(f"{name} {kind}" for name, kind in MEASUREMENT_COLUMNS.items())});
 CREATE UNIQUE INDEX measurements_identity ON measurements(identity, run_id, trial);
 CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol);
-INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{SCHEMA_VERSION}');
+INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{FIRST_SCHEMA}');
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA user_version = {FIRST_SCHEMA};
 """
 
 LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
   toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
 PAIRED_RESULTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
-"""Made when the first of it is stored: journals without replay tables, or of a run that judged nothing, have none."""
+DOUBTS = """CREATE TABLE IF NOT EXISTS doubts(run_id TEXT PRIMARY KEY, since_unix_s REAL NOT NULL,
+  why TEXT NOT NULL)"""
+"""Made when the first of it is stored: journals without replay tables, of a run that judged nothing, or without
+doubtful rows have none."""
+
+_IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
 
 
 @dataclass(frozen=True)
@@ -764,8 +831,8 @@ def check_ids(path: Path, application_id: int, user_version: int) -> None:
     """Raises JournalError where the two ids of a SQLite file are not those of a journal of this schema."""
     if application_id != APPLICATION_ID:
         raise JournalError(f"{path} is another program's SQLite file, not a journal of kcg: name another file")
-    if user_version != SCHEMA_VERSION:
-        wanted = f"this kcg reads schema {SCHEMA_VERSION}"
+    if not FIRST_SCHEMA <= user_version <= SCHEMA_VERSION:
+        wanted = f"this kcg reads schemas {FIRST_SCHEMA} and {SCHEMA_VERSION}"
         raise JournalError(f"{path} has schema {user_version}, {wanted}: use the kcg that wrote it, or start a new one")
 
 

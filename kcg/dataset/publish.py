@@ -16,7 +16,7 @@ from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run, disk_full
 from kcg.dataset.noise import Spread
 from kcg.dataset.reading import MEASUREMENTS, sha256_of
-from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, share
+from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
 from kcg.files import is_disk_full, whole
@@ -58,6 +58,7 @@ FILES = {
     "measurements.parquet": "one row a schedule that was compiled and timed, or failed: with its time and its splits",
     "timings.parquet": "samples and binary of a measurement; schedules that share a binary share the row",
     "replay.parquet": "replay tables: declared lattices of schedules, each timed to the last one",
+    "doubts.json": "which rows of the journal were left out, since their host was not to be trusted then, and why",
     "runs.json": "each occasion of measuring: when, by which command, with which mix of samplers",
     "targets.json": "the hardware behind `target`",
     "toolchains.json": "the compilers behind `toolchain`",
@@ -121,7 +122,8 @@ CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
 HUB_SPLIT = "unsplit"
 TASKS = ("tabular-regression", "graph-ml")  # as the Hub names them
-BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
+BY_RUN = ("shard", "compile_workers", "revision", "dirty", "report")
+"""Facts of a run that do not make it one of another kind; a `report` is that of its host in a fleet."""
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
@@ -347,6 +349,12 @@ def _outcomes(stats: Stats) -> Iterator[str]:
         ("status", "meaning", "rows", "share"),
         [(f"`{s}`", words.get(s, ""), f"{n:,}", share(n, stats.rows)) for s, n in stats.statuses.items()],
     )
+    if stats.doubts:
+        yield ""
+        yield (
+            f"{stats.doubtful_rows:,} rows that were measured are left out, since their host was not to be trusted "
+            f"then (`doubts.json`): {_plain(reasons_of_doubt(stats))}."
+        )
     if stats.reasons:
         yield ""
         yield "The most frequent causes, numbers left out:"

@@ -35,7 +35,7 @@ from kcg.dataset.columns import (
     timings_schema,
     values_of,
 )
-from kcg.dataset.journal import ROW_ERRORS, Record, Run, record_from_json, region_from_json, status_and_reason
+from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, Run, record_from_json, region_from_json, status_and_reason
 from kcg.errors import DataError
 from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, Measurement, Region, Target, Toolchain, Workload, WorkloadCall, canonical_json
@@ -246,8 +246,9 @@ class _Reader:
 CHECKSUMS = "checksums.json"
 KERNELS, MEASUREMENTS = "kernels.parquet", "measurements.parquet"
 FILES = (KERNELS, MEASUREMENTS, "runs.json", "targets.json", TIMINGS, "toolchains.json", "workloads.json")
-OPTIONAL_FILES = ("README.md", "replay.parquet")
-"""What other parts of kcg add to an export; checked where `checksums.json` lists them."""
+DOUBTS = "doubts.json"
+OPTIONAL_FILES = ("README.md", DOUBTS, "replay.parquet")
+"""What not every export has; checked where `checksums.json` lists them."""
 
 T = TypeVar("T")
 Skip = Callable[[str], None]
@@ -428,6 +429,23 @@ class Export:
     def runs(self) -> dict[str, Run]:
         """Every run by id."""
         return {k: self._built("runs.json", k, lambda run: Run(**run), v) for k, v in self._json("runs.json").items()}
+
+    def doubts(self) -> list[Doubt]:
+        """What was doubtful in the journal, by run."""
+        return list(self.doubtful_rows())
+
+    def doubtful_rows(self) -> dict[Doubt, int]:
+        """How many rows of the journal each doubt was about: they were left out of the export."""
+
+        def build(run: Any) -> tuple[Doubt, int]:
+            run_id, values = run[0], dict(run[1])
+            rows = values.pop("rows")
+            if type(rows) is not int or rows < 0:
+                raise TypeError("the number of its rows is none")
+            return Doubt(run_id, **values), rows
+
+        runs = self._json(DOUBTS) if DOUBTS in self.checksums else {}
+        return dict(self._built(DOUBTS, run[0], build, run) for run in runs.items())
 
     def regions(self) -> dict[str, Region]:
         """Every region by id."""

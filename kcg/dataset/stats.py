@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kcg.dataset.journal import Record
+from kcg.dataset.journal import Doubt, Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
 from kcg.dataset.splits import PARTS, make_splits
 from kcg.errors import CodecError, DataError
@@ -41,6 +41,7 @@ class Source(Protocol):
     def workloads(self) -> list[Workload]: ...
     def protocols(self) -> list[int]: ...
     def records(self, protocol: int) -> Iterator[Record]: ...
+    def doubtful_rows(self) -> Mapping[Doubt, int]: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ class PartStats:
 class Stats:
     """The numbers of a dataset. Speedups are of search timings: what to expect of a result, not one itself."""
 
-    rows: int
+    rows: int  # without doubtful ones, as all numbers but the next two
+    doubtful_rows: int  # of a run that is not to be trusted at that time; an export has left them out
+    doubts: Mapping[str, int]  # rows by why they are doubtful
     ok_rows: int
     search_rows: int  # of the few samples of a search (`early_stop`)
     kernels: int
@@ -166,10 +169,15 @@ def stats(source: Source) -> Stats:
         by_status[status] += count
         by_sampler[sampler] += count
         each[sampler][status] += count
+    doubts: Counter[str] = Counter()
+    for doubt, count in source.doubtful_rows().items():
+        doubts[doubt.why] += count
     sizes = sorted(len(s) for s in schedules.found.values())
     known = [ok for found in schedules.found.values() for ok in found.values()]
     return Stats(
         rows=sum(totals.values()),
+        doubtful_rows=doubts.total(),
+        doubts=_most_first(doubts),
         ok_rows=len(medians),
         search_rows=searched,
         kernels=len(kernels),
@@ -433,6 +441,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "target", "; ".join(stats.targets.values()) or "none"
     unjudged = f" and {stats.unjudged_rows:,} unjudged" if stats.unjudged_rows else ""
     yield "rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok{unjudged}" + (f"; {protocols}" if protocols else "")
+    if stats.doubts:
+        yield "doubtful", f"{stats.doubtful_rows:,} rows more, which count nowhere: {reasons_of_doubt(stats)}"
     yield (
         "schedules",
         f"{stats.schedules:,} distinct, {stats.ok_schedules:,} ok; least, median and most of a kernel "
@@ -482,6 +492,11 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         rates = [f"{rate:,.1f}" for rate in list(stats.rows_per_second.values())[:RUNS]]
         more = len(stats.rows_per_second) - len(rates)
         yield "rows a second", ", ".join(rates) + (f" and {more} more runs" if more else "")
+
+
+def reasons_of_doubt(stats: Stats) -> str:
+    """Why rows are doubtful, and how many for each reason."""
+    return "; ".join(f"{' '.join(why.split())} ({rows:,})" for why, rows in stats.doubts.items())
 
 
 def _action(op: str, stats: Stats) -> str:

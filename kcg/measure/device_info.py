@@ -251,7 +251,7 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
         tinygrad=metadata.version("tinygrad"),
         compiler=_compiler(renderer_name),
         driver=driver,
-        triton=_version("triton"),
+        triton=version_of("triton"),
         action_space=action_space,
         assembler=_assembler(target),
     )
@@ -273,27 +273,33 @@ def _assembler(target: Target) -> str:
     from kcg.compat.assembler import assembler
     from kcg.kernel.tile.targets import supported
 
-    using = assembler() if supported(target) and _version("triton") else None
+    using = assembler() if supported(target) and version_of("triton") else None
     return using.name if using is not None else ""
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; empty where there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
 
 
+def clang_version() -> str:
+    """What the clang of the CPU device says that it is; empty where there is none."""
+    from kcg.compat.device import clang_path
+
+    if (path := clang_path()) is None:
+        return ""
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return text.splitlines()[0].strip() if text else ""
+
+
 def _compiler(renderer: str) -> str:
     if renderer == "X86":
         return "tinygrad X86 assembler"
     if renderer == "CLANG":
-        from kcg.compat.device import clang_path
-
-        text = subprocess.run(
-            [clang_path() or "clang", "--version"], capture_output=True, text=True, check=False
-        ).stdout
-        return text.splitlines()[0].strip() if text else "clang"
+        return clang_version() or "clang"
     if renderer == "CUDA":
         from kcg.compat.hardware import nvrtc_version
 

@@ -22,7 +22,8 @@ from kcg.errors import DeviceError, VerificationError
 from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
 from kcg.kernel.parts import made_by
 from kcg.kernel.program import Executable
-from kcg.measure import child
+from kcg.measure import canary, child
+from kcg.measure.canary import CanaryReading
 from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (
     CompileJob,
@@ -299,6 +300,12 @@ class MeasureService:
     def run_facts(self, run_id: str) -> dict[str, Any]:
         """What is to be known of the run of a row beside what is known of this process: nothing."""
         return {}
+
+    def read_canary(self) -> Future[CanaryReading]:
+        """Run the canary once more, in the child that measures."""
+        first = self._device.reference  # there is one once the device is open
+        known = None if first is None else first.compiled
+        return self._device.submit(canary.canary_job, self.dev, known, timeout_s=canary.TIMEOUT_S)
 
     # ---- what is measured on ----
 

@@ -1,0 +1,31 @@
+"""What tests plant in the child of a service, which owns the device: jobs for its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kcg.measure.workbench import Workbench
+
+
+def slow_clock(factor: float) -> None:
+    """Every launch in this process takes `factor` times as long from now on, by its clock."""
+    launcher = Workbench.launcher
+
+    def slow(self: Workbench, runs: Any, **options: Any) -> Callable[[], float]:
+        launch = launcher(self, runs, **options)
+        return lambda: factor * launch()
+
+    Workbench.launcher = slow  # type: ignore[method-assign]
+
+
+def wrong_reading() -> None:
+    """Every buffer that this process reads back from now on has one element that was not computed."""
+    read = Workbench.read
+
+    def one_wrong(self: Workbench, slot: int) -> Any:
+        found = read(self, slot).copy()
+        found.flat[7] = 0
+        return found
+
+    Workbench.read = one_wrong  # type: ignore[method-assign]
