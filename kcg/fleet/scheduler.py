@@ -1,0 +1,55 @@
+"""`kcg fleet scheduler`: a Dask scheduler in this process, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from kcg.errors import UsageError
+from kcg.fleet.security import parts_of, security_for
+
+CLOSE_S: Final = 10.0
+"""How long open connections may take to end."""
+
+
+def run(listen: str, certificates: Path | None) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        UsageError: the address is not this machine's, is taken, or may not be without certificates.
+    """
+    scheme, host, port = parts_of(listen)
+    security = security_for(listen, certificates)
+    if security is not None:
+        security.get_listen_args("scheduler")  # a folder without the scheduler's files is said here
+    import dask
+
+    from kcg.fleet.servers import SETTINGS
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    with dask.config.set(SETTINGS):
+        asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
+
+
+async def _serve(settings: dict[str, Any]) -> None:
+    from kcg.fleet.servers import FleetScheduler
+
+    scheduler, ended = FleetScheduler(**settings), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        await scheduler
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = f"{settings['protocol']}{settings['host']}:{settings['port']}"
+        raise UsageError(f"cannot listen on {where}: {reason}: give another --listen") from error
+    print(f"kcg fleet worker {scheduler.address}    # on each worker; drivers take --fleet {scheduler.address}")
+    sys.stdout.flush()
+    await asyncio.wait([asyncio.ensure_future(ended.wait()), asyncio.ensure_future(scheduler.finished())],
+                       return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+    await asyncio.wait_for(scheduler.close(), CLOSE_S)
