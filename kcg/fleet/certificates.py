@@ -43,7 +43,7 @@ def make(folder: Path, *, days: int, hosts: Sequence[str] = (), now: datetime | 
     if wrong := [name for name in hosts if not _is_name(name) or name in (*ROLES, AUTHORITY)]:
         raise UsageError(f"{wrong[0]!r} cannot be a worker's folder: give names of hosts, as in --hosts gpu1,gpu2")
     exists = (folder / AUTHORITY / "ca.key").exists()
-    workers = {name: WORKER for name in hosts}
+    workers = dict.fromkeys(hosts, WORKER)
     roles = workers if exists else {SCHEDULER: SCHEDULER, DRIVER: DRIVER, **(workers or {WORKER: WORKER})}
     there = [folder / name for name in roles if (folder / name).exists()]
     if there or not roles:
@@ -87,10 +87,10 @@ def problem_with(folder: Path, role: str, now: datetime | None = None) -> str | 
         return f"{certificate_file} is a certificate of {found or 'no role'}, not of a {role}"
     for one, path in ((authority, folder / "ca.pem"), (certificate, certificate_file)):
         if now > one.not_valid_after_utc:
-            day = one.not_valid_after_utc.date()
-            return f"{path} expired on {day}: make new ones with `kcg fleet certificates`"
+            return f"{path} expired on {one.not_valid_after_utc.date()}: make new ones with `kcg fleet certificates`"
         if now < one.not_valid_before_utc:
-            return f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: is this machine's clock right?"
+            begin = f"{one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            return f"{path} is not valid before {begin}: set this machine's clock, or make new ones"
     return None
 
 

@@ -72,6 +72,7 @@ class _Call:
     """What a pickle gets for a function that it may call while it is read, and change in nothing."""
 
     __slots__ = ("_function",)
+    _function: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         object.__setattr__(self, "_function", function)
@@ -187,14 +188,14 @@ def _refuse(*arguments: object, **named: object) -> Any:
     raise TypeError("a fleet unpickles by kcg.fleet.narrow only")
 
 
-def install(tasks: str = TASKS) -> None:
+def install(tasks: str | None = None) -> None:
     """From now on, all that Dask unpickles in this process is what `NarrowUnpickler` admits. There is no way back.
 
     Every module of `distributed` reaches pickles by its own name for `pickle`, or for a function `loads`: each is
-    replaced. A test reads Dask's source for others.
+    replaced. A test reads Dask's source for others. `tasks` names another module of fixed functions.
     """
     global _tasks
-    _tasks = tasks
+    _tasks = tasks or _tasks
     import distributed.nanny
     import distributed.scheduler
     import distributed.shuffle
@@ -210,7 +211,5 @@ def install(tasks: str = TASKS) -> None:
         for attribute, value in list(vars(module).items()):
             if value is pickle:
                 setattr(module, attribute, narrowed)
-            elif value is original:
-                setattr(module, attribute, loads)
-            elif value is pickle.loads:
+            elif value is original or value is pickle.loads:
                 setattr(module, attribute, loads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -26,13 +25,10 @@ def run(listen: str, certificates: Path | None) -> None:
     security = security_for(listen, certificates)
     if security is not None:
         security.get_listen_args("scheduler")  # a folder without the scheduler's files is said here
-    import dask
+    from kcg.fleet.servers import configure
 
-    from kcg.fleet.servers import SETTINGS
-
-    logging.getLogger("distributed").setLevel(logging.WARNING)
-    with dask.config.set(SETTINGS):
-        asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
+    configure()
+    asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
 
 
 async def _serve(settings: dict[str, Any]) -> None:

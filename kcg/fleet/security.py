@@ -91,17 +91,17 @@ def require_scheduler(address: str, security: Security | None, role: str) -> Non
     _, host, port = parts_of(address)
     context = security.get_connection_args(role)["ssl_context"] if security is not None else None
     try:
-        with socket.create_connection((host, port), timeout=ANSWER_S) as plain:
-            if context is None:
-                return
-            with context.wrap_socket(plain) as connection:
-                if not connection.recv(1):  # a scheduler speaks first; with TLS 1.3 it judges after our handshake
-                    raise ConnectionResetError
+        with (
+            socket.create_connection((host, port), timeout=ANSWER_S) as plain,
+            plain if context is None else context.wrap_socket(plain) as connection,
+        ):
+            if not connection.recv(1):  # a scheduler speaks first; with TLS 1.3 it judges after our handshake
+                raise ConnectionResetError
     except ssl.SSLError as error:
         raise UsageError(f"{address}: {_reason_of(error)}") from error
     except (ConnectionResetError, BrokenPipeError) as error:
         raise UsageError(
-            f"{address}: refuses this side: is its certificate of the right role and authority?"
+            f"{address}: it hung up: is it a fleet's scheduler, and the certificate of the right role?"
         ) from error
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
@@ -117,7 +117,7 @@ def _reason_of(error: ssl.SSLError) -> str:
         )
     words = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in words:
-        return f"it refuses this side's certificate ({words}): both sides need certificates of one authority, in their days"
+        return f"it refuses this side's certificate ({words}): both sides need valid ones of one authority"
     return f"it does not speak TLS as a fleet's scheduler does ({words}): start it with `kcg fleet scheduler`"
 
 

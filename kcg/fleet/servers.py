@@ -7,10 +7,12 @@ files, and sending code to workers; and a worker's stream may hold what only a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable
 from typing import Any, Final
 
-from distributed.comm import Comm
+import dask
+from distributed.comm import Comm, CommClosedError
 from distributed.nanny import Nanny
 from distributed.scheduler import Scheduler
 from distributed.spans import SpansSchedulerExtension
@@ -18,8 +20,10 @@ from distributed.utils import has_keyword
 from distributed.worker import Worker
 
 from kcg.fleet import narrow
-from kcg.fleet.certificates import DRIVER, WORKER
+from kcg.fleet.certificates import DRIVER, SCHEDULER, WORKER
 from kcg.fleet.tls import peer_role
+
+logger = logging.getLogger("distributed.kcg")  # shown as Dask's own are
 
 SETTINGS: Final = {
     "distributed.scheduler.work-stealing": False,  # a measurement stays on the host that it was given to
@@ -30,7 +34,7 @@ SETTINGS: Final = {
     "distributed.worker.profile.enabled": False,  # it would sample threads while kernels are timed
     "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
 }
-"""Dask's configuration in every process of a fleet, by `dask.config.set`."""
+"""Dask's configuration in every process of a fleet."""
 NO_DASHBOARD: Final = "127.0.0.1:0"
 """Dask always listens for HTTP: without routes, and within this machine."""
 
@@ -80,8 +84,16 @@ OF_A_WORKER: Final = {
 OF_A_NANNY: Final = {"identity", "instantiate", "kill", "restart", "terminate", "close_gracefully"}
 
 
+def configure() -> None:
+    """Set Dask up in a process of a fleet, which says on stderr only what is wrong."""
+    dask.config.set(SETTINGS)
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+
+
 class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
     """A scheduler that does for a certificate what its role may ask; on plain loopback, what any role may."""
+
+    handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, **settings: Any) -> None:
         narrow.install()
@@ -90,7 +102,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
         )
         roles = {name: {WORKER, DRIVER} for name in ANYONE}
         roles |= {name: {WORKER} for name in OF_WORKERS} | {name: {DRIVER} for name in OF_DRIVERS}
-        self.handlers = {name: _for_roles(self.handlers[name], names) for name, names in roles.items()}
+        self.handlers = _narrowed(self.handlers, roles)
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         allowed = STREAM_OF_DRIVERS if "client" in (extra or {}) else STREAM_OF_WORKERS
@@ -100,19 +112,25 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
 class FleetWorker(Worker):  # type: ignore[misc]
     """A worker that runs the fixed functions of `kcg.fleet.tasks` for its scheduler, and nothing else."""
 
+    handlers: dict[str, Callable[..., Any]]
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         narrow.install()
         super().__init__(*arguments, dashboard_address=NO_DASHBOARD, **settings)
-        self.handlers = {name: self.handlers[name] for name in OF_A_WORKER}
+        roles = {name: {SCHEDULER, WORKER} for name in OF_A_WORKER}
+        self.handlers = _narrowed(self.handlers, roles)
 
 
 class FleetNanny(Nanny):  # type: ignore[misc]
     """Starts a `FleetWorker` again that died. It runs nothing itself."""
 
+    handlers: dict[str, Callable[..., Any]]
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         narrow.install()
         super().__init__(*arguments, worker_class=FleetWorker, **settings)
-        self.handlers = {name: self.handlers[name] for name in OF_A_NANNY}
+        roles = {name: {SCHEDULER, WORKER} for name in OF_A_NANNY}
+        self.handlers = _narrowed(self.handlers, roles)
 
 
 class _CheckedStream:
@@ -131,19 +149,24 @@ class _CheckedStream:
                 continue
             if op not in self._allowed or any(message.get(key, name) != name for key, name in self._sender.items()):
                 await self._comm.close()
-                raise PermissionError(f"{op!r} from {self._sender} is refused: it is not for this role or sender")
+                logger.warning("%r from %s refused: not for its role or sender", op, self._comm.peer_address)
+                raise CommClosedError("a message was refused")
         return messages
 
 
-def _for_roles(handler: Callable[..., Any], roles: set[str]) -> Callable[..., Any]:
-    """A handler of Dask's, for peers of these roles."""
+def _narrowed(handlers: dict[str, Callable[..., Any]], roles: dict[str, set[str]]) -> dict[str, Callable[..., Any]]:
+    """Dask's handlers of operations, for the roles that may ask for each; the others refuse."""
+    return {name: _for_roles(name, handler, roles.get(name, set())) for name, handler in handlers.items()}
+
+
+def _for_roles(name: str, handler: Callable[..., Any], roles: set[str]) -> Callable[..., Any]:
     takes_comm = has_keyword(handler, "comm")
 
-    def checked(comm: Comm, **message: Any) -> Any | Coroutine[Any, Any, Any]:
+    def checked(comm: Comm, **message: Any) -> Any:
         certificate = comm.extra_info.get("peercert")
-        if certificate is not None and peer_role(certificate) not in roles:
-            raise PermissionError(f"{checked.__name__} is not for a {peer_role(certificate) or 'stranger'}")
+        if not roles or (certificate is not None and peer_role(certificate) not in roles):
+            peer = peer_role(certificate) if certificate is not None else "peer without certificate"
+            raise PermissionError(f"{name} is refused to a {peer}")
         return handler(comm, **message) if takes_comm else handler(**message)
 
-    checked.__name__ = getattr(handler, "__name__", "handler")
     return checked

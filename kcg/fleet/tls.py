@@ -27,14 +27,14 @@ class RoleSocket(ssl.SSLSocket):
         super().do_handshake(block)
         context: Any = self.context
         role = peer_role(self.getpeercert())
-        if role in context.peers or (self._within_machine() and self.getpeercert(True) == context.own):
+        if role in context.peers or (role == WORKER and self._is_own_nanny(context.own)):
             return
         wanted = " or ".join(sorted(context.peers))
         raise _refused(f"the other side has a certificate of {role or 'no role'}, not of a {wanted}")
 
-    def _within_machine(self) -> bool:
-        """Whether both ends are of one machine: a worker and the nanny that restarts it have one certificate."""
-        return bool(self.getpeername()[0] == self.getsockname()[0])
+    def _is_own_nanny(self, own: bytes) -> bool:
+        """Whether both ends have one certificate and one machine: so have a worker and the nanny that restarts it."""
+        return bool(self.getpeercert(True) == own and self.getpeername()[0] == self.getsockname()[0])
 
 
 def _refused(why: str) -> ssl.SSLCertVerificationError:
