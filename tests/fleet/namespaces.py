@@ -35,7 +35,9 @@ class Host:
             self._inside(command), capture_output=True, text=True, check=False, timeout=timeout, **settings
         )
 
-    def start(self, *command: object, stderr: IO[Any] | int = subprocess.PIPE, **settings: Any) -> subprocess.Popen[str]:
+    def start(
+        self, *command: object, stderr: IO[Any] | int = subprocess.PIPE, **settings: Any
+    ) -> subprocess.Popen[str]:
         """Start a command in it that goes on: it is killed with all that it started at the end of the network."""
         process = subprocess.Popen(
             self._inside(command), stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True, **settings

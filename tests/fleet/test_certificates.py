@@ -82,7 +82,9 @@ def test_what_cannot_be_used_has_one_line_each(made: Path, tmp_path: Path) -> No
     (tmp_path / "noise").write_text("no certificate")
     problems = {
         "not of the authority": with_files(ca_pem=tmp_path / "other" / "worker" / "ca.pem"),
-        "not the key": with_files(worker_key2=made / "worker" / "worker.key", worker_key=made / "driver" / "driver.key"),
+        "not the key": with_files(
+            worker_key2=made / "worker" / "worker.key", worker_key=made / "driver" / "driver.key"
+        ),
         "certificate of driver, not of a worker": with_files(
             worker_pem=made / "driver" / "driver.pem", worker_key=made / "driver" / "driver.key"
         ),
