@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,6 @@ def run(listen: str, certificates: Path | None) -> None:
     security = security_for(listen, certificates)
     if security is not None:
         security.get_listen_args("scheduler")  # a folder without the scheduler's files is said here
-    from kcg.fleet.servers import configure
-
-    configure()
     asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
 
 
@@ -40,12 +37,14 @@ async def _serve(settings: dict[str, Any]) -> None:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     try:
         await scheduler
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except RuntimeError as error:  # Dask's own, of what went wrong
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__ or error
         where = f"{settings['protocol']}{settings['host']}:{settings['port']}"
         raise UsageError(f"cannot listen on {where}: {reason}: give another --listen") from error
-    print(f"kcg fleet worker {scheduler.address}    # on each worker; drivers take --fleet {scheduler.address}")
-    sys.stdout.flush()
-    await asyncio.wait([asyncio.ensure_future(ended.wait()), asyncio.ensure_future(scheduler.finished())],
-                       return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-    await asyncio.wait_for(scheduler.close(), CLOSE_S)
+    print(
+        f"kcg fleet worker {scheduler.address}  # on each worker; a driver takes --fleet {scheduler.address}",
+        flush=True,
+    )
+    await ended.wait()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(scheduler.close(), CLOSE_S)

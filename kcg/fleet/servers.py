@@ -85,7 +85,8 @@ OF_A_NANNY: Final = {"identity", "instantiate", "kill", "restart", "terminate", 
 
 
 def configure() -> None:
-    """Set Dask up in a process of a fleet, which says on stderr only what is wrong."""
+    """Set Dask up in a process of a fleet: its settings, what it unpickles, and that it says only what is wrong."""
+    narrow.install()
     dask.config.set(SETTINGS)
     logging.getLogger("distributed").setLevel(logging.WARNING)
 
@@ -96,7 +97,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, **settings: Any) -> None:
-        narrow.install()
+        configure()
         super().__init__(
             extensions={"spans": SpansSchedulerExtension}, dashboard=False, dashboard_address=NO_DASHBOARD, **settings
         )
@@ -115,7 +116,7 @@ class FleetWorker(Worker):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        narrow.install()
+        configure()
         super().__init__(*arguments, dashboard_address=NO_DASHBOARD, **settings)
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_WORKER}
         self.handlers = _narrowed(self.handlers, roles)
@@ -127,7 +128,7 @@ class FleetNanny(Nanny):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        narrow.install()
+        configure()
         super().__init__(*arguments, worker_class=FleetWorker, **settings)
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_NANNY}
         self.handlers = _narrowed(self.handlers, roles)

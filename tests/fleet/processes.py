@@ -41,9 +41,8 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 async def _worker(scheduler: str, certificates: Path | None, nanny: bool) -> None:
     from kcg.fleet.security import security_for
-    from kcg.fleet.servers import FleetNanny, FleetWorker, configure
+    from kcg.fleet.servers import FleetNanny, FleetWorker
 
-    configure()
     kind = FleetNanny if nanny else FleetWorker
     async with kind(scheduler, security=security_for(scheduler, certificates), nthreads=1) as worker:
         print(worker.address if not nanny else worker.worker_address, flush=True)

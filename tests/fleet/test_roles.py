@@ -217,8 +217,10 @@ def test_a_worker_that_dies_is_started_again(fleet: Fleet) -> None:
             async with Client(fleet.scheduler, asynchronous=True, security=fleet.security("driver")) as client:
                 pid = await client.submit(fixed_tasks.process, b"", workers=[first], pure=False)
                 os.kill(int(pid), signal.SIGKILL)
-                while not (others := {*client.scheduler_info(-1)["workers"]} - {first, fleet.worker}):
-                    await asyncio.sleep(0.1)
+                others: set[str] = set()
+                while not others:
+                    now = await client.scheduler.identity(n_workers=-1)
+                    others = {*now["workers"]} - {first, fleet.worker}
                 again = await client.submit(fixed_tasks.process, b"", workers=[*others], pure=False)
                 assert again != pid
 
