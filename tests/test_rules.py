@@ -79,6 +79,8 @@ def test_no_two_files_of_tests_have_one_name() -> None:
         "kcg.compare",
         "kcg.dataset",
         "kcg.ui",
+        "kcg.fleet",
+        "kcg.fleet scheduler",
         "kcg.doctor",
     ],
 )

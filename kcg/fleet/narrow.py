@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import sys
@@ -22,7 +23,7 @@ from typing import Any, Final
 from kcg import errors
 
 TASKS: Final = "kcg.fleet.tasks"
-"""The module whose public functions are what a scheduler may call on workers."""
+"""The module whose functions of one `payload` are what a scheduler may call on workers, and nothing else of it."""
 DATA: Final = {"bytes": bytes, "str": str}  # whose types Dask names beside results
 
 _tasks: str = TASKS
@@ -30,8 +31,8 @@ _loading = threading.local()
 
 
 class Fixed:
-    """A public function of the module of tasks, by its name: it is looked up where it is called, and pickles as its
-    name. Nothing of it can be set."""
+    """A public function of one `payload` in the module of tasks, by its name: it is looked up where it is called, and
+    pickles as its name. Nothing of it can be set."""
 
     __slots__ = ("__name__",)
     __name__: str
@@ -63,8 +64,9 @@ class Fixed:
             not isinstance(function, types.FunctionType)
             or function.__module__ != _tasks
             or self.__name__.startswith("_")
+            or [*inspect.signature(function).parameters] != ["payload"]
         ):
-            raise TypeError(f"{self.__name__} is no function of {_tasks}")
+            raise TypeError(f"{self.__name__} is no fixed function of {_tasks}")
         return function
 
 

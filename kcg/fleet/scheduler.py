@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from pathlib import Path
 from typing import Any, Final
 
 from kcg.errors import UsageError
 from kcg.fleet.security import parts_of, security_for
+from kcg.fleet.settings import configure
 
 CLOSE_S: Final = 10.0
 """How long open connections may take to end."""
@@ -25,6 +27,9 @@ def run(listen: str, certificates: Path | None) -> None:
     security = security_for(listen, certificates)
     if security is not None:
         security.get_listen_args("scheduler")  # a folder without the scheduler's files is said here
+    configure()
+    for name in ("distributed.comm", "distributed.fleet"):  # who was refused, a line each
+        logging.getLogger(name).setLevel(logging.WARNING)
     asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import dask
 from distributed.comm import Comm, CommClosedError
 from distributed.nanny import Nanny
 from distributed.scheduler import Scheduler
@@ -23,19 +22,9 @@ from kcg.fleet import narrow
 from kcg.fleet.certificates import DRIVER, SCHEDULER, WORKER
 from kcg.fleet.tls import peer_role
 
-logger = logging.getLogger("distributed.kcg")  # shown as Dask's own are
+logger = logging.getLogger("distributed.fleet")  # shown as Dask's own are
 
-SETTINGS: Final = {
-    "distributed.scheduler.work-stealing": False,  # a measurement stays on the host that it was given to
-    "distributed.scheduler.allowed-failures": 3,  # hosts that may die of one task
-    "distributed.scheduler.worker-ttl": "60 s",  # after which a host that is silent counts as dead
-    "distributed.scheduler.http.routes": [],  # nothing is told without TLS
-    "distributed.worker.http.routes": [],
-    "distributed.worker.profile.enabled": False,  # it would sample threads while kernels are timed
-    "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
-}
-"""Dask's configuration in every process of a fleet."""
-NO_DASHBOARD: Final = "127.0.0.1:0"
+WITHOUT_DASHBOARD: Final = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Dask always listens for HTTP: without routes, and within this machine."""
 
 ANYONE: Final = {"identity", "retire_workers"}
@@ -84,23 +73,15 @@ OF_A_WORKER: Final = {
 OF_A_NANNY: Final = {"identity", "instantiate", "kill", "restart", "terminate", "close_gracefully"}
 
 
-def configure() -> None:
-    """Set Dask up in a process of a fleet: its settings, what it unpickles, and that it says only what is wrong."""
-    narrow.install()
-    dask.config.set(SETTINGS)
-    logging.getLogger("distributed").setLevel(logging.WARNING)
-
-
 class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
     """A scheduler that does for a certificate what its role may ask; on plain loopback, what any role may."""
 
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, **settings: Any) -> None:
-        configure()
-        super().__init__(
-            extensions={"spans": SpansSchedulerExtension}, dashboard=False, dashboard_address=NO_DASHBOARD, **settings
-        )
+        narrow.install()
+        extensions = {"spans": SpansSchedulerExtension}  # the others have operations of their own
+        super().__init__(**{**settings, **WITHOUT_DASHBOARD}, extensions=extensions)
         roles = {name: {WORKER, DRIVER} for name in ANYONE}
         roles |= {name: {WORKER} for name in OF_WORKERS} | {name: {DRIVER} for name in OF_DRIVERS}
         self.handlers = _narrowed(self.handlers, roles)
@@ -116,8 +97,8 @@ class FleetWorker(Worker):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        configure()
-        super().__init__(*arguments, dashboard_address=NO_DASHBOARD, **settings)
+        narrow.install()
+        super().__init__(*arguments, **{**settings, **WITHOUT_DASHBOARD})
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_WORKER}
         self.handlers = _narrowed(self.handlers, roles)
 
@@ -128,7 +109,7 @@ class FleetNanny(Nanny):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        configure()
+        narrow.install()
         super().__init__(*arguments, worker_class=FleetWorker, **settings)
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_NANNY}
         self.handlers = _narrowed(self.handlers, roles)

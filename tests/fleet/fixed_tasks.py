@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from os import system  # noqa: F401  # a name of this module that is no function of it
 
-marks: list[str] = []
-
 
 def shout(payload: bytes) -> bytes:
     return payload.upper()
@@ -22,3 +20,7 @@ def process(payload: bytes) -> bytes:
 
 def _private(payload: bytes) -> bytes:
     return payload
+
+
+def set_up(service: object) -> None:
+    """For this process: nobody else's to call."""

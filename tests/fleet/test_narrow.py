@@ -54,7 +54,17 @@ def test_a_graph_of_fixed_functions_comes_through_and_goes_on() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [os.system, print, eval, getattr, fixed_tasks._private, fixed_tasks.system, subprocess.Popen, Path.unlink],
+    [
+        os.system,
+        print,
+        eval,
+        getattr,
+        fixed_tasks._private,
+        fixed_tasks.system,
+        fixed_tasks.set_up,
+        subprocess.Popen,
+        Path.unlink,
+    ],
 )
 def test_a_task_may_call_nothing_else(function: Any) -> None:
     with pytest.raises(TypeError):

@@ -1,0 +1,43 @@
+"""How Dask is set in every process of a fleet, and kept quiet. Call `configure` before anything of it is imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.util import find_spec
+
+from kcg.cli import pip_install
+from kcg.errors import UsageError
+
+QUIET = ("distributed", "distributed.client", "distributed.gc", "distributed.core", "tornado", "tornado.application")
+
+SETTINGS = {
+    "distributed.scheduler.work-stealing": False,  # a measurement stays with the host that it was given to
+    "distributed.scheduler.allowed-failures": 3,  # hosts that may die of one task
+    "distributed.scheduler.worker-ttl": "60s",  # a host that is not heard of for so long is lost
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.worker.daemon": False,  # a host has children
+    "distributed.worker.profile.enabled": False,  # it would sample threads while kernels are timed
+    "distributed.worker.memory.terminate": False,
+    "distributed.admin.system-monitor.interval": "10s",
+    "distributed.comm.retry.count": 0,
+    "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
+}
+
+
+def configure() -> None:
+    """Set Dask. Its own log goes nowhere unless `DASK_LOGGING__DISTRIBUTED` names a level.
+
+    Raises UsageError where it is not installed."""
+    if find_spec("distributed") is None:
+        raise UsageError(f"a fleet needs Dask distributed: {pip_install('fleet')}")
+    level = os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "critical")  # for the processes that this one starts
+    import dask
+
+    dask.config.set({**SETTINGS, "logging.distributed": level})
+    import distributed  # noqa: F401  # which sets the levels of its loggers
+
+    for name in QUIET:
+        logging.getLogger(name).setLevel(level.upper())
