@@ -128,10 +128,17 @@ def test_public_tinygrad_is_allowed_anywhere(tmp_path: Path) -> None:
         "import builtins\nbuiltins.eval('1')",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
         "__import__('os')",
+        "import pickle\nclass Own(pickle.Unpickler): ...",
+        "from pickle import _Unpickler as Base\nclass Own(Base): ...",
     ],
 )
 def test_a_forbidden_call_is_found(tmp_path: Path, text: str) -> None:
     assert len(list(forbidden_calls(source(tmp_path, "kcg/a.py", text)))) == 1
+
+
+def test_one_module_may_have_an_unpickler_and_call_no_other(tmp_path: Path) -> None:
+    text = "import pickle\nclass Own(pickle.Unpickler): ...\npickle.loads(b'')"
+    assert len(list(forbidden_calls(source(tmp_path, "kcg/fleet/narrow.py", text)))) == 1
 
 
 def test_harmless_calls_are_not_found(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ QUIET = ("distributed", "distributed.client", "distributed.gc", "distributed.cor
 
 SETTINGS = {
     "distributed.scheduler.work-stealing": False,  # a measurement stays with the host that it was given to
+    "distributed.scheduler.allowed-failures": 3,  # hosts that may die of one task
     "distributed.scheduler.worker-ttl": "60s",  # a host that is not heard of for so long is lost
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.http.routes": [],
@@ -22,6 +23,7 @@ SETTINGS = {
     "distributed.worker.memory.terminate": False,
     "distributed.admin.system-monitor.interval": "10s",
     "distributed.comm.retry.count": 0,
+    "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
 }
 
 
