@@ -19,7 +19,7 @@ from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
-from kcg.compat.device import choose_device, cuda_count, prepare
+from kcg.compat.device import check_gpus, choose_device, prepare, visible_gpu
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.errors import DeviceError, KcgError, UsageError
@@ -116,12 +116,7 @@ POLL_S = 1.0
 def generate(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     """Measure until every kernel has its schedules or the budget ends, on every GPU that is there. A second call with
     the same journal goes on. `log(line, eta_s)` gets what happens, about once a second."""
-    choice = choose_device(settings.device)
-    gpus = cuda_count() if choice.device == "CUDA" else 1
-    if settings.gpus is not None:
-        if settings.gpus > gpus:
-            raise DeviceError(f"--gpus {settings.gpus}: {choice.dev} has {gpus} here")
-        gpus = settings.gpus
+    gpus = check_gpus(choose_device(settings.device), settings.gpus)
     return generate_here(settings, log=log) if gpus == 1 else _on_gpus(settings, gpus, log)
 
 
@@ -143,7 +138,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
             compile_workers=settings.compile_workers or max(1, usable_cores() // gpus),
         )
         values = {**asdict(one), "out": str(one.out), "source": str(one.source)}
-        jobs.append({"settings": values, "gpu": _visible(gpu)})
+        jobs.append({"settings": values, "gpu": visible_gpu(gpu)})
     stop = threading.Event()
     with Journal.open(settings.out) as journal, ThreadPoolExecutor(gpus) as threads:
         before = journal.counts()["measurements"]
@@ -159,12 +154,6 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
         finally:
             stop.set()
     return _joined([_result(future) for future in futures], time.monotonic() - began)
-
-
-def _visible(gpu: int) -> str:
-    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
-    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
-    return names[gpu].strip() if names else str(gpu)
 
 
 def _work(job: dict[str, Any], timeout_s: float, stop: threading.Event) -> dict[str, Any]:
