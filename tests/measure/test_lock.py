@@ -106,6 +106,21 @@ def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: py
     assert lock.path_of("CUDA").name.endswith("CUDA-1.lock")
 
 
+def test_every_gpu_that_is_used_is_locked(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: str(9 - gpu))
+    with lock.lock_device("CUDA", gpus=2):
+        assert {path.name for path in tmp_path.iterdir()} == {"kcg-GPU-9.lock", "kcg-GPU-8.lock"}
+        for gpus, named in ((1, "CUDA"), (2, "GPU 1 of CUDA")):  # in the order of the files, as everybody takes them
+            refused = pytest.raises(DeviceError, match=rf"uses {named} \(process {os.getpid()}\): wait")
+            with refused, lock.lock_device("CUDA", gpus=gpus):
+                pass
+    with lock.lock_device("CUDA"):
+        pass
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: None)  # an old driver
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert lock.path_of("CUDA", 1).name.endswith("CUDA-6.lock")
+
+
 def test_the_lock_of_a_gpu_is_for_all_users(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: UUID)
     with lock.lock_device("CUDA"):
