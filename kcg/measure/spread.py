@@ -89,9 +89,16 @@ class Spread:
     """Measures on one service, and on others that are added. `on_measurement` gets every row before its future is done,
     but for those of the check and of what could not run. Called from any thread."""
 
-    def __init__(self, first: Member, *, report: Callable[[str], None] = lambda line: None) -> None:
-        """`report` gets a line, in any thread, about each service that is used from then on, or is left out."""
-        self.first, self.report = first, report
+    def __init__(
+        self,
+        first: Member,
+        *,
+        report: Callable[[str], None] = lambda line: None,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """In any thread `report` gets a line about each service that is used from then on, `warn` about each that is
+        left out."""
+        self.first, self.report, self.warn = first, report, warn
         self.on_measurement: Callable[[Measurement], None] = lambda row: None
         self._used = [_Used(first, "the first")]
         self._members = [first]  # those too that are checked, or were left out
@@ -180,7 +187,7 @@ class Spread:
                 return
             self._left_out.append(member)
             self._used = [used for used in self._used if used.member is not member]
-        self.report(line)
+        self.warn(line)
 
     # ---- measuring ----
 

@@ -83,7 +83,7 @@ class Device:
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
             self._others = self._other_services() if writes else {}
             self._held = held.pop_all()  # until the journal is closed
-        self.spread = Spread(self.service, report=log.alert)
+        self.spread = Spread(self.service, report=log.progress.line, warn=log.alert)
         self._children: list[Callable[[], None]] = [self._close_services]
 
     def _other_services(self) -> dict[str, MeasureService]:

@@ -120,7 +120,7 @@ def test_as_many_gpus_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = device.DeviceChoice("CUDA:PTX", ""), device.DeviceChoice("CPU:X86", "")
     assert [device.check_gpus(cuda, wanted) for wanted in (None, 1, 2)] == [2, 1, 2]
     assert device.check_gpus(cpu, None) == 1
-    with pytest.raises(DeviceError, match="^--gpus 3: CUDA:PTX has 2 here: give at most that many$"):
+    with pytest.raises(DeviceError, match=r"^--gpus 3: CUDA:PTX has 2 here: give at most that many$"):
         device.check_gpus(cuda, 3)
 
 

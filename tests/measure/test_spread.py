@@ -72,7 +72,7 @@ def test_a_device_that_is_lost_loses_no_row(first: MeasureService, second: Measu
     """Three kernels' batches on two services; the second's child dies, and none that follows it is to be trusted."""
     first._by_binary.clear()
     lines, rows, lost = list[str](), list[Measurement](), threading.Event()
-    spread = Spread(first, report=lines.append)
+    spread = Spread(first, report=lines.append, warn=lines.append)
     spread.add(second, "GPU 1")
 
     def listen(row: Measurement) -> None:
@@ -107,7 +107,7 @@ def test_a_binary_is_timed_once_whoever_timed_it(
     monkeypatch.setattr(spread_module, "AGREED", float("inf"))  # a CPU's times say nothing here
     first._by_binary.clear()
     lines, seen = list[str](), list[Measurement]()
-    spread = Spread(first, report=lines.append)
+    spread = Spread(first, report=lines.append, warn=lines.append)
     request = Request(KERNELS[0], drawn(KERNELS[0], first.target, 1)[0], in_search=True)
     (before,) = rows_of(spread.measure([request]))
 
@@ -128,12 +128,12 @@ def test_a_binary_is_timed_once_whoever_timed_it(
 class ByHand:
     """A service whose answers are given by the test; in a check by `timed`, at once."""
 
-    spent_s: Counter[str] = Counter()
     compilations = 0
 
     def __init__(self, run_id: str, *, facts: tuple[Target, Toolchain] = (TARGET, TOOLCHAIN)) -> None:
         self.run_id, self.facts = run_id, facts
         self.device_error: DeviceError | None = None
+        self.spent_s: Counter[str] = Counter()
         self.timed: Callable[[Request], Measurement] | None = None
         self.asked: list[tuple[Request, Future[Measurement]]] = []
         self.remembered: list[Measurement] = []
@@ -256,7 +256,7 @@ def checked(other: ByHand, *, seconds: float | None = None) -> tuple[Spread, str
     timed(one, 1e-3)
     if seconds is not None:
         timed(other, seconds)
-    spread = Spread(one, report=lines.append)
+    spread = Spread(one, report=lines.append, warn=lines.append)
     spread.check(other, "GPU 1", [batch(region, 1)[0] for region in KERNELS])
     spread._checks[0].join(60)
     (line,) = lines
