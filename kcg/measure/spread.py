@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,15 +43,13 @@ class Member(Protocol):
     futures are done of what could not run."""
 
     @property
-    def run_id(self) -> str: ...
+    def target(self) -> Target: ...
     @property
-    def facts(self) -> tuple[Target, Toolchain]: ...
+    def toolchain(self) -> Toolchain: ...
     @property
     def device_error(self) -> DeviceError | None: ...
     @property
-    def spent_s(self) -> Counter[str]: ...
-    @property
-    def compilations(self) -> int: ...
+    def spent_s(self) -> Mapping[str, float]: ...
 
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]: ...
     def remember(self, row: Measurement) -> None: ...
@@ -105,6 +103,7 @@ class Spread:
         self._checks: list[threading.Thread] = []
         self._left_out: list[Member] = []
         self._holders: dict[str, _Used] = {}  # by region, who measured it last
+        self.compilations = 0  # schedules that were compiled to be measured
         self._known: list[Measurement] = []  # whose binaries are not timed again, whoever timed them
         self._lock = threading.Lock()
         self._closed = False
@@ -123,16 +122,13 @@ class Spread:
         return len(self._members) - len(self._left_out)
 
     @property
-    def spent_s(self) -> Counter[str]:
+    def spent_s(self) -> Mapping[str, float]:
         """Where the time of the children of all services went, by phase."""
-        total: Counter[str] = Counter()
+        total: defaultdict[str, float] = defaultdict(float)
         for member in self._members:
-            total.update(dict(member.spent_s))  # a copy: its threads add phases
+            for phase, seconds in dict(member.spent_s).items():  # a copy: its threads add phases
+                total[phase] += seconds
         return total
-
-    @property
-    def compilations(self) -> int:
-        return sum(member.compilations for member in self._members)
 
     # ---- who measures ----
 
@@ -224,6 +220,7 @@ class Spread:
     def _send(self, batch: _Batch) -> None:
         with self._lock:
             used = self._chosen(batch)
+            self.compilations += len({(request.region.id, request.schedule) for request in batch.requests})
         measured = used.member.measure(batch.requests, together=batch.together)
         for place, future in enumerate(measured):
             future.add_done_callback(partial(self._done, batch, used, place))
@@ -272,11 +269,11 @@ class Spread:
 def _another_kind(first: Member, other: Member) -> str:
     """Why what the other measures is of another kind; empty where it is of the same. Raises DeviceError where it does
     not open."""
-    (target, toolchain), (its_target, its_toolchain) = first.facts, other.facts
+    target, its_target = first.target, other.target
     if its_target.fingerprint != target.fingerprint:
         what = its_target.model if its_target.model != target.model else "set up in another way"
         return f"it is {what}, and the first is {target.model}"
-    if its_toolchain.fingerprint != toolchain.fingerprint:
+    if other.toolchain.fingerprints != first.toolchain.fingerprints:
         return "its compiler or driver is not that of the first"
     return ""
 

@@ -98,7 +98,7 @@ def test_a_device_that_is_lost_loses_no_row(first: MeasureService, second: Measu
     assert {row.run_id for row in rows} == {"first", "second"}
     assert spread.size == 1 and lines == [f"GPU 1 is left out, and the others go on: {second.device_error}"]
     assert spread.spent_s["compile"] == first.spent_s["compile"] + second.spent_s["compile"] > 0
-    assert spread.compilations == first.compilations + second.compilations >= len(wanted)
+    assert spread.compilations > len(wanted), "what was lost was compiled again"
 
 
 def test_a_binary_is_timed_once_whoever_timed_it(
@@ -128,10 +128,8 @@ def test_a_binary_is_timed_once_whoever_timed_it(
 class ByHand:
     """A service whose answers are given by the test; in a check by `timed`, at once."""
 
-    compilations = 0
-
     def __init__(self, run_id: str, *, facts: tuple[Target, Toolchain] = (TARGET, TOOLCHAIN)) -> None:
-        self.run_id, self.facts = run_id, facts
+        self.run_id, (self.target, self.toolchain) = run_id, facts
         self.device_error: DeviceError | None = None
         self.spent_s: Counter[str] = Counter()
         self.timed: Callable[[Request], Measurement] | None = None
@@ -296,11 +294,11 @@ def test_a_gpu_that_is_another_or_fails_is_left_out() -> None:
 
     class Absent(ByHand):
         @property
-        def facts(self) -> tuple[Target, Toolchain]:  # type: ignore[override]
+        def target(self) -> Target:  # type: ignore[override]
             raise DeviceError("CUDA does not open: out of memory")
 
-        @facts.setter
-        def facts(self, value: object) -> None: ...
+        @target.setter
+        def target(self, value: Target) -> None: ...
 
     assert checked(Absent("two"))[1] == "GPU 1 is left out: CUDA does not open: out of memory"
 

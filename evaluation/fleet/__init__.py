@@ -1,0 +1,1 @@
+"""What several devices and several machines gain, cost and survive."""
