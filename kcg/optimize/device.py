@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import uuid
 from collections import Counter, defaultdict
@@ -18,7 +19,7 @@ from kcg.kernel.kinds import SeeksStart
 from kcg.measure.child import start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
-from kcg.measure.protocol import PROTOCOL
+from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, writable_folder
@@ -96,9 +97,9 @@ class Device:
         }
 
     def _close_services(self) -> None:
-        for service in self._others.values():
-            service.close()  # those that no kernel was there for to check them with, too
         self.spread.close()
+        for service in self._others.values():  # those too that were never checked
+            service.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,9 +227,13 @@ class Device:
             self._log.warn(f"Opts alone are searched, and no tile programs: {problem}")
 
     def use_gpus(self, works: Sequence[RegionWork]) -> None:
-        """Have the other GPUs measure the kernels of which tinygrad's own schedules take longest. Those that agree with
-        the first one measure for the search from then on. Returns at once."""
-        timed = sorted((work for work in works if work.baseline_s), key=lambda work: -work.baseline_s)[:CHECKED]
+        """Have the other GPUs time tinygrad's own schedules of a few kernels, the shortest of those that are not short.
+        Those GPUs that agree with the first one measure for the search from then on. Returns at once."""
+
+        def distance(work: RegionWork) -> tuple[bool, float]:
+            return work.baseline_s < SHORT_S, abs(math.log(work.baseline_s / SHORT_S))
+
+        timed = sorted((work for work in works if work.baseline_s), key=distance)[:CHECKED]
         requests = [
             Request(
                 work.call.region,
