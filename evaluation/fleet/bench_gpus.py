@@ -71,7 +71,7 @@ Batch = tuple[Region, tuple[Schedule, ...]]
 Programs = Mapping[tuple[str, Schedule], Executable]
 
 
-@dataclass
+@dataclass(eq=False)
 class Compiled:
     """A service that times what is compiled already."""
 

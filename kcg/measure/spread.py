@@ -229,7 +229,7 @@ class Spread:
         """Who has the least to do, unless who holds the inputs has little more."""
         least = min(self._used, key=lambda used: used.asked)
         holder = self._holders.get(batch.requests[0].region.id)
-        chosen = holder if holder in self._used and holder.asked <= least.asked + PREPARED else least
+        chosen = holder if holder in self._used and holder.asked < least.asked + PREPARED else least
         chosen.asked += len(batch.requests)
         for request in batch.requests:
             self._holders[request.region.id] = chosen
