@@ -18,7 +18,7 @@ from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
-from kcg.compat.device import choose_device, cuda_count, prepare, visible_gpu
+from kcg.compat.device import check_gpus, choose_device, prepare, visible_gpu
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.errors import DeviceError, KcgError, UsageError
@@ -115,12 +115,7 @@ POLL_S = 1.0
 def generate(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     """Measure until every kernel has its schedules or the budget ends, on every GPU that is there. A second call with
     the same journal goes on. `log(line, eta_s)` gets what happens, about once a second."""
-    choice = choose_device(settings.device)
-    gpus = cuda_count() if choice.device == "CUDA" else 1
-    if settings.gpus is not None:
-        if settings.gpus > gpus:
-            raise DeviceError(f"--gpus {settings.gpus}: {choice.dev} has {gpus} here")
-        gpus = settings.gpus
+    gpus = check_gpus(choose_device(settings.device), settings.gpus)
     return generate_here(settings, log=log) if gpus == 1 else _on_gpus(settings, gpus, log)
 
 

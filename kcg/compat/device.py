@@ -123,19 +123,13 @@ def cuda_count() -> int:
     return count.value if driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
-def visible_gpu(gpu: int) -> str:
-    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
-    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
-    return names[gpu].strip() if names else str(gpu)
-
-
-def cuda_uuid() -> str | None:
-    """Which GPU is the first one that the CUDA driver shows, whatever `CUDA_VISIBLE_DEVICES` calls it: its UUID as
+def cuda_uuid(gpu: int = 0) -> str | None:
+    """Which GPU is the `gpu`-th one that the CUDA driver shows, whatever `CUDA_VISIBLE_DEVICES` calls it: its UUID as
     `nvidia-smi -L` writes it, without `GPU-` before it; of a part of a GPU (MIG) that of the part. Opens no context.
-    None where the driver does not tell (before 11.4) or shows no GPU.
+    None where the driver does not tell (before 11.4) or shows no such GPU.
     """
     device, uuid, driver = ctypes.c_int(0), (ctypes.c_ubyte * 16)(), _cuda_driver()
-    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) != 0:
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), gpu) != 0:
         return None
     try:
         answer = driver.cuDeviceGetUuid_v2(uuid, device)
@@ -147,6 +141,21 @@ def cuda_uuid() -> str | None:
 def has_cuda() -> bool:
     """Whether the CUDA driver finds a GPU. Opens no context."""
     return cuda_count() > 0
+
+
+def visible_gpu(gpu: int) -> str:
+    """The name by which `CUDA_VISIBLE_DEVICES` knows the `gpu`-th GPU that is shown to this process."""
+    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
+    return names[gpu].strip() if names else str(gpu)
+
+
+def check_gpus(choice: DeviceChoice, wanted: int | None) -> int:
+    """How many GPUs are used: as many as `wanted`, or all that are shown; of other devices than CUDA there is one.
+    Raises DeviceError where there are fewer."""
+    there = cuda_count() if choice.device == "CUDA" else 1
+    if wanted is not None and wanted > there:
+        raise DeviceError(f"--gpus {wanted}: {choice.dev} has {there} here: give at most that many")
+    return there if wanted is None else wanted
 
 
 def choose_cpu() -> DeviceChoice:

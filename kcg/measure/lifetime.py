@@ -76,17 +76,18 @@ class FreshProcess(SpawnProcess):
             return SpawnProcess._Popen(process_obj)
 
 
-def start(dev: str, parent_pid: int, cache_db: str) -> None:
+def start(dev: str, parent_pid: int, cache_db: str, gpu: str = "") -> None:
     """Initialise a child: dies with its parent and takes what it started with it, leaves Ctrl-C to the parent, reads
-    no terminal, never touches the user's tinygrad cache."""
+    no terminal, never touches the user's tinygrad cache. `gpu` is what `CUDA_VISIBLE_DEVICES` is to show it; empty:
+    what it shows its parent."""
     _begin(parent_pid)
-    _settings(dev, cache_db)
+    _settings(dev, cache_db, gpu)
 
 
-def start_compiler(dev: str, parent_pid: int, cache_db: str) -> None:
+def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "") -> None:
     """Initialise a compiling child: as `start`, with limited memory."""
     _begin(parent_pid)
-    _settings(dev, cache_db)
+    _settings(dev, cache_db, gpu)
     import kcg.kernel.compile  # noqa: F401  # seconds that are not the first kernel's
 
     # a lowering makes a million short-lived objects, and looking for cycles among them is a fifth of its time
@@ -225,8 +226,10 @@ def without_the_users_settings() -> None:
     os.environ["DEBUG"] = "0"
 
 
-def _settings(dev: str, cache_db: str) -> None:
+def _settings(dev: str, cache_db: str, gpu: str) -> None:
     without_the_users_settings()
+    if gpu:  # before anything asks the driver, which reads it once
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     from kcg.compat.device import prepare, use_cache
 
     use_cache(cache_db)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from kcg.compat.device import cuda_uuid
+from kcg.compat.device import cuda_uuid, visible_gpu
 from kcg.errors import DeviceError, KcgError, UsageError
 from kcg.files import locked
 
@@ -32,13 +32,16 @@ POLL_S = 1.0
 EVERYBODYS = "kcg-GPU-"
 
 
-def path_of(dev: str) -> Path:
-    """The file of a device, of those that this process is shown; of a GPU that tells its UUID that of all users."""
+def path_of(dev: str, gpu: int = 0) -> Path:
+    """The file of a device, the `gpu`-th of those that this process is shown; of a GPU that tells its UUID that of all
+    users."""
     device = dev.split(":")[0]
-    uuid = cuda_uuid() if device in ("CUDA", "NV") else None  # one GPU, whichever of the two drives it
+    uuid = cuda_uuid(gpu) if device in ("CUDA", "NV") else None  # one GPU, whichever of the two drives it
     if uuid is not None:
         return Path(tempfile.gettempdir()) / f"{EVERYBODYS}{uuid}.lock"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
+    if gpu:
+        shown = visible_gpu(gpu)
     return _own_file(re.sub(r"[^A-Za-z0-9]+", "-", f"{device}-{shown}").strip("-"))
 
 
@@ -72,17 +75,30 @@ def _writable_by_all(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def lock_device(dev: str, *, wait: bool = False, log: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Hold the lock of a device. Raises DeviceError where another process has it, unless it is to `wait`."""
+def lock_device(
+    dev: str, *, gpus: int = 1, wait: bool = False, log: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
+    """Hold the lock of a device, or those of the first `gpus` ones that are shown. Raises DeviceError where another
+    process has one of them, unless it is to `wait`."""
     if dev.startswith("CPU"):
         yield
         return
-    with _open(path_of(dev)) as file:
+    paths = {path_of(dev, gpu): dev if gpus == 1 else f"GPU {gpu} of {dev}" for gpu in range(gpus)}
+    with contextlib.ExitStack() as held:
+        for path in sorted(paths):  # everybody in the same order: two that wait do not wait for each other
+            held.enter_context(_lock_file(path, paths[path], wait=wait, log=log))
+        yield
+
+
+@contextlib.contextmanager
+def _lock_file(path: Path, name: str, *, wait: bool, log: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of one device, which messages call by this name."""
+    with _open(path) as file:
 
         def taken() -> tuple[KcgError, str]:
             holder = _holder(Path(file.name))
-            refused = DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
-            return refused, f"waiting for {holder}, which uses {dev}"
+            refused = DeviceError(f"another optimisation uses {name} ({holder}): wait until it ends, or add --wait")
+            return refused, f"waiting for {holder}, which uses {name}"
 
         _take(lambda: locked(file), taken, wait=wait, log=log)
         file.seek(0)

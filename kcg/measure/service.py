@@ -226,41 +226,56 @@ class MeasureService:
         *,
         run_id: str,
         compile_workers: int | None = None,
+        gpu: str = "",
+        compilers_of: MeasureService | None = None,
         cache_dir: Path | None = None,
         compile_timeout_s: float = COMPILE_TIMEOUT_S,
         timing_timeout_s: float = TIMING_TIMEOUT_S,
         open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
+        """`gpu` is the GPU that its children see, as `CUDA_VISIBLE_DEVICES` names it; empty: all that this process
+        sees. With `compilers_of` it compiles in the children of another service of this machine, which outlives it:
+        what either compiled, both have."""
         self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
         assert folder is not None
         self.dev, self.run_id = dev, run_id
         self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
-        self.compile_workers = compile_workers or usable_cores()
-        self.initargs = initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))  # of every child
+        workers = compilers_of.compile_workers if compilers_of else compile_workers
+        self.compile_workers: int = workers or usable_cores()
+        self.gpu = gpu
+        self.initargs = initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"), gpu)  # of every child
         self._open_timeout_s = open_timeout_s
         self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
-        self._compilers = CompilePool(
-            initargs, workers=self.compile_workers, before=self._device.wait_idle if self._on_cpu else lambda: None
-        )
-        if not self._on_cpu:
-            self._compilers.start_early()
+        self._owns_compilers = compilers_of is None
+        self._compilers: CompilePool
+        self._compilers = self._start_compilers() if compilers_of is None else compilers_of._compilers
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self._lock = threading.Lock()
         self._spent_lock = threading.Lock()
+        # what was compiled, by region, and the references of regions of several kernels: whose compilers made them
+        self._kept: dict[tuple[str, Schedule], CompileOutcome] = compilers_of._kept if compilers_of else {}
+        self._kept_lock: threading.Lock = compilers_of._kept_lock if compilers_of else threading.Lock()
+        self._references: dict[tuple[str, Variables], Future[References]]
+        self._references = compilers_of._references if compilers_of else {}
         self._compiling = 0
         self._ready: list[Ready] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
-        self._kept: dict[tuple[str, Schedule], CompileOutcome] = {}  # by region
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self._floors: dict[tuple[str, CacheState], float] = {}
-        self._references: dict[tuple[str, Variables], Future[References]] = {}  # of regions of several kernels
         self.compilations = 0
         self.binaries_timed = 0
         self.spent_s: Counter[str] = Counter()  # where the time of the children went, by phase
+
+    def _start_compilers(self) -> CompilePool:
+        before = self._device.wait_idle if self._on_cpu else lambda: None
+        compilers = CompilePool(self.initargs, workers=self.compile_workers, before=before)
+        if not self._on_cpu:
+            compilers.start_early()
+        return compilers
 
     def __enter__(self) -> MeasureService:
         return self
@@ -271,7 +286,8 @@ class MeasureService:
     def close(self) -> None:
         """Kill all children. What is not done by then ends as a failure that is not recorded."""
         self._device.close()
-        self._compilers.close()
+        if self._owns_compilers:
+            self._compilers.close()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -285,7 +301,7 @@ class MeasureService:
         """
         reference = None if self._on_cpu else self._device.reference
         with tempfile.TemporaryDirectory(prefix="kcg-") as folder:
-            initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"))
+            initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"), self.gpu)
             pool = DevicePool(self.dev, initargs, open_timeout_s=self._open_timeout_s, reference=reference)
             try:
                 pool.submit(child.ping, timeout_s=self._open_timeout_s).result(timeout=self._open_timeout_s)
@@ -372,7 +388,7 @@ class MeasureService:
             self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
 
     def _keep(self, key: tuple[str, Schedule], outcome: CompileOutcome) -> None:
-        with self._lock:
+        with self._kept_lock:
             while len(self._kept) >= KEPT_BINARIES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = outcome

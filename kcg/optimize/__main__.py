@@ -121,6 +121,9 @@ def optimize(
         typer.Option("--allow-tf32", help="products may round float32 operands to 10 bits of mantissa"),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="of the search")] = 0,
+    gpus: Annotated[
+        int, typer.Option(min=1, metavar="N", help="GPUs that measure for the search; the first of them judges")
+    ] = 1,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
@@ -158,6 +161,7 @@ def optimize(
         seed=seed,
         resume=resume,
         wait=wait,
+        gpus=gpus,
         folder=Path("kcg-out") / _folder_name(what, form) if report is None else check_folder(report),
         script_args=own_args,
         script_check=not no_script_check,
@@ -211,7 +215,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.next_steps import resumed
-    from kcg.optimize.settings import Settings, check_names
+    from kcg.optimize.settings import Settings, check_gpu_count, check_names
 
     assert isinstance(settings, Settings)
     with progress(quiet=quiet, json_mode=json_mode) as shown:
@@ -220,6 +224,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
 
         choice = choose_device(settings.device)
         check_names(settings, choice.device)  # before anything is opened, and before anything else is said
+        check_gpu_count(settings, choice)
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
             from kcg.optimize.run import preview

@@ -76,10 +76,10 @@ def measure_baselines(
     untimed, now = sum(not work.is_timed for work in waiting), time.monotonic()
     if not (timed := len(waiting) - untimed):
         return Measured(works, now, untimed)
-    return Measured(works, now, untimed, (now - begun) / timed, preparing_s(device.service.spent_s) / timed)
+    return Measured(works, now, untimed, (now - begun) / timed, preparing_s(device.spread.spent_s) / timed)
 
 
 def preparing_s(spent_s: Mapping[str, float]) -> float:
-    """Seconds of `MeasureService.spent_s` that were not spent on compiling, on runs or on samples."""
+    """Seconds of `Spread.spent_s` that were not spent on compiling, on runs or on samples."""
     named = (phase for phase in spent_s if phase in PREPARING or phase.startswith("check: "))
     return sum(spent_s[phase] for phase in named if phase != "check: run")

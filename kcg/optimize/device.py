@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import uuid
 from collections import Counter, defaultdict
@@ -12,15 +13,16 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
-from kcg.compat.device import choose_device, prepare
+from kcg.compat.device import choose_device, prepare, visible_gpu
 from kcg.errors import UsageError
 from kcg.kernel.kinds import SeeksStart
 from kcg.measure.child import start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
-from kcg.measure.protocol import PROTOCOL
+from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
-from kcg.optimize.settings import Settings, check_names, writable_folder
+from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
+from kcg.optimize.settings import Settings, check_gpu_count, check_names, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
 from kcg.types import CacheState, Measurement, Schedule, ScheduleKind, Status, Variables, Workload
@@ -40,7 +42,8 @@ PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 
 class Device:
     """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
-    manager: leaving it kills every child and closes the journal.
+    manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow are asked for the
+    measurements of the search only, once `use_gpus` is called.
 
     Whatever is measured is journalled and charged to the budget before its future is done.
     """
@@ -68,6 +71,7 @@ class Device:
         self._neighbours = Neighbours()  # before this process has work for the machine
         self.choice = choose_device(settings.device)
         check_names(settings, self.choice.device)
+        check_gpu_count(settings, self.choice)
         prepare(self.choice.dev)
         self._is_new = writes and not settings.folder.exists()
         self.folder = writable_folder(settings.folder) if writes else settings.folder
@@ -75,10 +79,27 @@ class Device:
             held.callback(self._remove_new_folder)
             if writes:  # before the device is opened
                 held.enter_context(lock_folder(self.folder, wait=settings.wait, log=log.progress.line))
-                held.enter_context(lock_device(self.choice.dev, wait=settings.wait, log=log.progress.line))
+                gpus, say = settings.gpus, log.progress.line
+                held.enter_context(lock_device(self.choice.dev, gpus=gpus, wait=settings.wait, log=say))
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
+            self._others = self._other_services() if writes else {}
             self._held = held.pop_all()  # until the journal is closed
-        self._children: list[Callable[[], None]] = [self.service.close]
+        self.spread = Spread(self.service, report=log.progress.line, warn=log.alert)
+        self._children: list[Callable[[], None]] = [self._close_services]
+
+    def _other_services(self) -> dict[str, MeasureService]:
+        """A service of each other GPU that is to be used, by its name; they open meanwhile."""
+        return {
+            f"GPU {gpu}": MeasureService(
+                self.choice.dev, run_id=uuid.uuid4().hex, gpu=visible_gpu(gpu), compilers_of=self.service
+            )
+            for gpu in range(1, self._settings.gpus)
+        }
+
+    def _close_services(self) -> None:
+        self.spread.close()
+        for service in self._others.values():  # those too that were never checked
+            service.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,9 +153,10 @@ class Device:
         for fingerprint in toolchain.fingerprints:
             journal.add_toolchain(toolchain, fingerprint)
         journal.add_workload(workload)
-        about = {"device": self.choice.dev, **provenance()}
-        journal.add_run(Run(self.run_id, self._created.isoformat(), self._settings.command, about))
-        self.service.on_measurement = self._record
+        for service in (self.service, *self._others.values()):
+            about = {"device": self.choice.dev, **({"gpu": service.gpu} if service.gpu else {}), **provenance()}
+            journal.add_run(Run(service.run_id, self._created.isoformat(), self._settings.command, about))
+        self.spread.on_measurement = self._record
         return journal
 
     def set_aside(self, *names: str) -> None:
@@ -204,6 +226,33 @@ class Device:
         if supported(self.service.target) and (problem := missing(self.service.target)):
             self._log.warn(f"Opts alone are searched, and no tile programs: {problem}")
 
+    def use_gpus(self, works: Sequence[RegionWork]) -> None:
+        """Have the other GPUs time tinygrad's own schedules of a few kernels, the shortest of those that are not short.
+        Those GPUs that agree with the first one measure for the search from then on. Returns at once."""
+
+        def distance(work: RegionWork) -> tuple[bool, float]:
+            return work.baseline_s < SHORT_S, abs(math.log(work.baseline_s / SHORT_S))
+
+        timed = sorted((work for work in works if work.baseline_s), key=distance)[:CHECKED]
+        requests = [
+            Request(
+                work.call.region,
+                work.space.baseline(),
+                work.bindings[0],
+                CHECK,
+                trial=CHECK_TRIAL,
+                timeout_s=BASELINE_TIMEOUT_S,
+            )
+            for work in timed
+        ]
+
+        def seen(row: Measurement) -> None:
+            with self._lock:
+                self._count(row)
+
+        for name, service in self._others.items():
+            self.spread.check(service, name, requests, seen=seen)
+
     # ---- measuring ----
 
     def plan(self, workload: Workload) -> list[RegionWork]:
@@ -241,7 +290,7 @@ class Device:
             if rounds_to_tf32(row.schedule) and not self._settings.allow_tf32:
                 continue
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
-                self.service.remember(row)
+                self.spread.remember(row)
                 rows = found[work.id, row.schedule]
                 rows[row.variables] = row
                 if work.charge([row]) is not None:
@@ -297,7 +346,7 @@ class Device:
             for values, scale in zip(work.bindings, work.scales, strict=True)
         ]
         together = not self.is_cpu and stop_above_s is not None  # one kernel's: its inputs stay on the device
-        measured = iter(self.service.measure(requests, together=together))
+        measured = iter(self.spread.measure(requests, together=together))
         return [
             self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends))))
             for work, schedule, _ in wanted
@@ -329,8 +378,11 @@ class Device:
             new = work.charge(rows)
             self._budget.charge(measurements=int(new is not None), compilations=1)
             if new is not None:
-                self.samples += len(new.samples_s)
-                self.samples_s += sum(new.samples_s)
+                self._count(new)
+
+    def _count(self, row: Measurement) -> None:
+        self.samples += len(row.samples_s)
+        self.samples_s += sum(row.samples_s)
 
     def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""

@@ -276,15 +276,16 @@ class Estimates:
     def flush_s(self) -> float:
         """What emptying the cache once takes, by the samples of this run: the rest of their time was the kernels'."""
         taken, own_s = self.device.samples, self.device.samples_s
-        spent_s = self.device.service.spent_s["sample"]
+        spent_s = self.device.spread.spent_s["sample"]
         if taken and spent_s > own_s:
             return (spent_s - own_s) / taken
         return FLUSH_S.get(self.device.choice.device, FLUSH_ELSEWHERE_S)
 
     @property
     def _measuring_s(self) -> float:
-        """What measuring one schedule takes, in seconds: as long as a baseline took in this run."""
-        return self.measured.baseline_s or FLUSH_S["CPU"]
+        """What a search takes for measuring one schedule, in seconds: as long as a baseline took in this run, on one
+        GPU. So many of them are measured at once as there are GPUs; what is judged has the first alone."""
+        return (self.measured.baseline_s or FLUSH_S["CPU"]) / self.device.spread.size
 
     def _largest(self) -> list[RegionWork]:
         """The kernel that takes most of the workload's time: where a search is likely to find something first."""
@@ -305,8 +306,8 @@ class Estimates:
             return whole_script.expected_cost_s(self.settings, recorded_s=recorded_s, plans=plans, rounds=rounds)
         if changed is None:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
-        service = self.device.service
-        compile_s = service.spent_s["compile"] / service.compilations if service.compilations else 0.0
+        service, spread = self.device.service, self.device.spread
+        compile_s = spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0
         if self.settings.in_memory:
             return whole_function.expected_cost_s(
                 self.captured,

@@ -251,6 +251,7 @@ def baselines(
         guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
+    device.use_gpus(works)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
 

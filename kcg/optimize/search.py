@@ -258,7 +258,7 @@ class _Search:
         if self.device.is_cpu:
             return Limits(measuring=max(4, compilers), batch=4, least_saving=least)  # four take no more than one
         searching = self.guide.workers.count if self.guide.workers is not None else 2
-        return Limits.on_gpu(compilers, searching, least_saving=least)
+        return Limits.on_gpu(compilers, searching, gpus=self.device.spread.size, least_saving=least)
 
     def _patience_s(self) -> float:
         wait_s = self.budget.patience_s(0.0)

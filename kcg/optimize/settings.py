@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
 from kcg.workloads.script import Form, Program, check_program
 
@@ -46,6 +47,7 @@ class Settings:
     seed: int = 0
     resume: bool = False
     wait: bool = False  # while another optimisation uses the device
+    gpus: int = 1  # that measure for the search; the first of them does everything else
     folder: Path = Path("kcg-out")
     form: Form | None = None  # of a program; None: a path of a script, or else a name
     script_args: tuple[str, ...] = ()
@@ -115,6 +117,16 @@ def check_measurements(count: int | None) -> int | None:
     if count is not None and count < 0:
         raise UsageError(f"--measurements {count} is negative: 0 predicts only, more allows that many")
     return count
+
+
+def check_gpu_count(settings: Settings, choice: DeviceChoice) -> None:
+    """Raises DeviceError where there are not so many GPUs, UsageError where they would have nothing to do."""
+    if settings.gpus == 1:
+        return
+    check_gpus(choice, settings.gpus)
+    if settings.measurements == 0 or settings.search.startswith(TINY_BEAM):
+        asked = "--measurements 0" if settings.measurements == 0 else f"--search {settings.search}"
+        raise UsageError(f"--gpus {settings.gpus}: {asked} has no use for more than one GPU: leave out one of the two")
 
 
 def check_folder(folder: str) -> Path:

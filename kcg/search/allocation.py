@@ -136,10 +136,11 @@ class Limits:
     least_saving: float = WORTHLESS  # share of the workload's time
 
     @classmethod
-    def on_gpu(cls, compilers: int, searching: int, *, least_saving: float = WORTHLESS) -> Limits:
-        """Kept busy by many kernels at once. Half as many again as can be compiled are on their way: with more, what
-        matters least would be compiled before what matters most."""
-        return cls(max(2, compilers + compilers // 2), searching=searching, alternate=False, least_saving=least_saving)
+    def on_gpu(cls, compilers: int, searching: int, *, gpus: int = 1, least_saving: float = WORTHLESS) -> Limits:
+        """Kept busy by many kernels at once. Half as many again as can be compiled are on their way, and two for each
+        GPU: with more, what matters least would be compiled before what matters most."""
+        measuring = max(2 * gpus, compilers + compilers // 2)
+        return cls(measuring, searching=searching, alternate=False, least_saving=least_saving)
 
 
 @dataclass(eq=False)

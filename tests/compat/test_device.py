@@ -108,9 +108,26 @@ class OneGpu:
         return 0
 
 
+def test_a_gpu_has_the_name_that_the_parent_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device.visible_gpu(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-7f,2")
+    assert [device.visible_gpu(gpu) for gpu in range(3)] == ["5", "GPU-7f", "2"]
+
+
+def test_as_many_gpus_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "cuda_count", lambda: 2)
+    cuda, cpu = device.DeviceChoice("CUDA:PTX", ""), device.DeviceChoice("CPU:X86", "")
+    assert [device.check_gpus(cuda, wanted) for wanted in (None, 1, 2)] == [2, 1, 2]
+    assert device.check_gpus(cpu, None) == 1
+    with pytest.raises(DeviceError, match=r"^--gpus 3: CUDA:PTX has 2 here: give at most that many$"):
+        device.check_gpus(cuda, 3)
+
+
 def test_a_gpu_is_known_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.ctypes, "CDLL", OneGpu)
     assert device.cuda_uuid() == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert device.cuda_uuid(1) is None, "there is but one"
     monkeypatch.delattr(OneGpu, "cuDeviceGetUuid_v2")
     assert device.cuda_uuid() is None, "a driver before 11.4"
     monkeypatch.setattr(OneGpu, "__init__", lambda gpu, path: setattr(gpu, "cuInit", lambda flags: 100))

@@ -92,7 +92,7 @@ def test_devices_have_locks_of_their_own_and_a_cpu_none(device: str, monkeypatch
 
 def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"": UUID, "0": UUID, f"GPU-{UUID}": UUID, "1": UUID.replace("4", "5")}
-    monkeypatch.setattr(lock, "cuda_uuid", lambda: shown[os.environ.get("CUDA_VISIBLE_DEVICES", "")])
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: shown[os.environ.get("CUDA_VISIBLE_DEVICES", "")])
     with lock.lock_device("CUDA"):
         for name in ("0", f"GPU-{UUID}"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
@@ -102,12 +102,27 @@ def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: py
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         with lock.lock_device("CUDA"):
             assert lock.path_of("AMD").name.endswith("AMD-1.lock"), "others go by the text"
-    monkeypatch.setattr(lock, "cuda_uuid", lambda: None)  # an old driver
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: None)  # an old driver
     assert lock.path_of("CUDA").name.endswith("CUDA-1.lock")
 
 
+def test_every_gpu_that_is_used_is_locked(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: str(9 - gpu))
+    with lock.lock_device("CUDA", gpus=2):
+        assert {path.name for path in tmp_path.iterdir()} == {"kcg-GPU-9.lock", "kcg-GPU-8.lock"}
+        for gpus, named in ((1, "CUDA"), (2, "GPU 1 of CUDA")):  # in the order of the files, as everybody takes them
+            refused = pytest.raises(DeviceError, match=rf"uses {named} \(process {os.getpid()}\): wait")
+            with refused, lock.lock_device("CUDA", gpus=gpus):
+                pass
+    with lock.lock_device("CUDA"):
+        pass
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: None)  # an old driver
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert lock.path_of("CUDA", 1).name.endswith("CUDA-6.lock")
+
+
 def test_the_lock_of_a_gpu_is_for_all_users(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "cuda_uuid", lambda: UUID)
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: UUID)
     with lock.lock_device("CUDA"):
         (file,) = tmp_path.iterdir()
         assert file.name == f"kcg-GPU-{UUID}.lock" and file.stat().st_mode & 0o777 == 0o666
@@ -117,7 +132,7 @@ def test_the_lock_of_a_gpu_is_for_all_users(device: str, tmp_path: Path, monkeyp
 def test_what_another_user_put_in_its_place_is_not_written(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_there: str
 ) -> None:
-    monkeypatch.setattr(lock, "cuda_uuid", lambda: UUID)
+    monkeypatch.setattr(lock, "cuda_uuid", lambda gpu=0: UUID)
     victim, place = tmp_path / "victim", lock.path_of("CUDA")
     victim.write_text("precious")
     put = {"a link": place.symlink_to, "a second name": place.hardlink_to}

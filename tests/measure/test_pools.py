@@ -37,14 +37,15 @@ def surroundings() -> dict[str, Any]:
         "device": Device.DEFAULT,
         "dev": os.environ["DEV"],
         "said": os.environ.get("SAID"),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "stdin": Path("/dev/fd/0").readlink(),
         "group": os.getpgid(0) == os.getpid(),
         "opened": sorted(Device._opened_devices),
     }
 
 
-def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
-    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(folder / "cache.db")), **how)
+def seen_in_a_child(folder: Path, *gpu: str, **how: bool) -> dict[str, Any]:
+    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(folder / "cache.db"), *gpu), **how)
     try:
         found: dict[str, Any] = pool.schedule(surroundings).result(timeout=60)
         return found
@@ -79,6 +80,15 @@ def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypat
     monkeypatch.setenv("SAID", "later")
     messages = seen_in_a_child(tmp_path, fork=True)
     assert messages["said"] == "later" and not messages["forked"], "the server knows nothing of it"
+
+
+@linux
+@pytest.mark.usefixtures("forking")
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_child_sees_the_gpu_that_it_is_to_use(tmp_path: Path, fork: bool) -> None:
+    messages = seen_in_a_child(tmp_path, "GPU-5", fork=fork)
+    assert messages["gpus"] == "GPU-5" != os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert messages["forked"] is fork and messages["opened"] == [], "before a device is opened"
 
 
 @linux
