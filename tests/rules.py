@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"commands", "files", "provenance"},
+    {"commands", "files", "nouns", "provenance"},
     {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},

@@ -22,7 +22,7 @@ from kcg.kernel.program import Compiled, Program
 from kcg.measure import verify
 from kcg.measure.jobs import NearbyOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.result import noun_from_json, noun_to_json
+from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import Region, Schedule, Target, Toolchain, Variables
 
 if TYPE_CHECKING:

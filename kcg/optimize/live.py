@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kcg.errors import ResultError
 from kcg.files import whole
-from kcg.optimize.result import noun_from_json, noun_to_json
+from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import ProgressPoint
 
 FILE_NAME: Final = "live.json"

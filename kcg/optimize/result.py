@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import math
-import types
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import meant_by, write_whole
 from kcg.kernel.kinds import parse
+from kcg.nouns import Document, Malformed, decode, encode, hints_of, no_constant, same_names, shown, unique
 from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
-
-T = TypeVar("T")
 
 SCHEMA = 13
 """The version of the file. A change of any field is a new number, never a silent one."""
@@ -62,9 +59,6 @@ ADDED = {
 MAX_BYTES = 512 * 1024 * 1024
 """Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
 
-LARGEST = 2**63 - 1
-"""Of an integer: what is beyond is no count, no size and no seed."""
-
 OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quarantined")
 """What became of a kernel; `RegionResult.note` says it in words. All but the first keep tinygrad's own schedule:
 
@@ -85,20 +79,12 @@ USED_UP = "the measurements were used up"
 TIME_OVER = "the time for searching was over"
 """Notes of kernels that were not searched."""
 
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ADVICE = "use an intact copy or run the search again"
-
-
-class _Malformed(Exception):
-    """What is wrong at which place of the document."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where or 'the document'}: {what}")
 
 
 def to_dict(result: Result) -> dict[str, Any]:
     """The object that is stored and that `--json` prints: JSON values only; `from_dict` reads it back."""
-    body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **_encode(result)}
+    body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **encode(result)}
     body["asts"] = {kernel.id: kernel.ast_json for row in result.deployed for kernel in row.region.kernels}
     return body
 
@@ -112,7 +98,7 @@ def from_dict(document: Any) -> Result:
     """
     try:
         return _read(document)
-    except _Malformed as error:
+    except Malformed as error:
         raise ResultError(f"not a result that kcg can trust: {error}: {_ADVICE}") from None
 
 
@@ -146,37 +132,23 @@ def read_result(path: Path) -> Result:
     except OSError as error:
         raise ResultError(f"cannot read {path}: {error.strerror}: give the RESULT.json of a run") from error
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except _Malformed as error:
+        document = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
+    except Malformed as error:
         raise ResultError(f"{path} is not a result: {error}: {_ADVICE}") from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:100]
         raise ResultError(f"{path} is truncated or not JSON ({reason}): {_ADVICE}") from None
     try:
         return _read(document)
-    except _Malformed as error:
+    except Malformed as error:
         raise ResultError(f"{path} is not a result that kcg can trust: {error}: {_ADVICE}") from None
-
-
-def noun_to_json(value: Any) -> str:
-    """One noun as text, for what is kept outside of a result; `noun_from_json` reads it back."""
-    return json.dumps(_encode(value), allow_nan=False)
-
-
-def noun_from_json(noun: type[T], text: str) -> T:
-    """A dataclass from the text of `noun_to_json`, every field checked. Raises ResultError where it is not one."""
-    try:
-        made: T = _decode(json.loads(text, parse_constant=_no_constant), noun, "", of=_Document({}, set()))
-    except (_Malformed, ValueError, TypeError, RecursionError) as error:
-        raise ResultError(f"not a {noun.__name__}: {error}") from None
-    return made
 
 
 def _derived(result: Result) -> dict[str, Any]:
     """What follows from the fields, for readers without kcg. `before_s` and `after_s` are of all calls."""
     return {
-        "total_before_s": _encode(float(result.total_before_s)),
-        "total_after_s": _encode(float(result.total_after_s)),
+        "total_before_s": encode(float(result.total_before_s)),
+        "total_after_s": encode(float(result.total_after_s)),
         "plan_id": result.plan.id,
         "kernels": [_kernel_entry(row) for row in result.regions],
     }
@@ -187,97 +159,12 @@ def _kernel_entry(row: RegionResult) -> dict[str, Any]:
         "id": row.region.id,
         "name": row.chosen.name,
         "calls": int(row.calls),
-        "before_s": _encode(float(row.before_s)),
-        "after_s": _encode(float(row.after_s)),
+        "before_s": encode(float(row.before_s)),
+        "after_s": encode(float(row.after_s)),
         "outcome": row.outcome,
-        "schedule": _encode(row.chosen.schedule),
+        "schedule": encode(row.chosen.schedule),
         "verified": row.chosen.verification.passed,
     }
-
-
-def _encode(value: Any) -> Any:
-    """JSON of a noun: dataclasses are objects, tuples lists, a region names its kernels by id."""
-    if isinstance(value, Kernel):
-        return value.id
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple | list):
-        return [_encode(v) for v in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return str(value) if isinstance(value, str) else int(value)
-
-
-@cache
-def _hints(noun: type) -> dict[str, Any]:
-    return get_type_hints(noun)
-
-
-@dataclass(frozen=True)
-class _Document:
-    """What decoding a part needs of the whole."""
-
-    kernels: dict[str, Kernel]
-    later: set[tuple[str, str]]  # (noun, field) that the version of the document does not have
-
-
-def _decode(value: Any, hint: Any, where: str, *, of: _Document) -> Any:
-    """`value` as the type that `hint` annotates. `where` is the path in the document, for the message."""
-    if get_origin(hint) in (Union, types.UnionType):  # of None and one other
-        if value is None:
-            return None
-        (hint,) = (h for h in get_args(hint) if h is not type(None))
-    origin = get_origin(hint)
-    if hint is Kernel:
-        if not isinstance(value, str) or value not in of.kernels:
-            raise _Malformed(where, f"no kernel {_shown(value)} under asts")
-        return of.kernels[value]
-    if is_dataclass(hint) and isinstance(hint, type):
-        hints = {n: h for n, h in _hints(hint).items() if (hint.__name__, n) not in of.later}
-        if not isinstance(value, dict):
-            raise _Malformed(where, f"an object is expected, not {_shown(value)}")
-        if hint is Region and "args" not in hints:
-            value = _without_wiring(value, where)
-        _same_names(set(value), set(hints), where)
-        return hint(**{n: _decode(value[n], h, f"{where}.{n}".lstrip("."), of=of) for n, h in hints.items()})
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise _Malformed(where, f"a list is expected, not {_shown(value)}")
-        inner = get_args(hint)
-        wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
-        if len(wanted) != len(value):
-            raise _Malformed(where, f"{len(wanted)} entries are expected, not {len(value)}")
-        return tuple(_decode(v, h, f"{where}[{i}]", of=of) for i, (v, h) in enumerate(zip(value, wanted, strict=True)))
-    if hint is float:
-        if isinstance(value, str) and value in _NON_FINITE:
-            return _NON_FINITE[value]
-        if type(value) in (int, float):
-            return _float(value, where)
-        raise _Malformed(where, f"a number is expected, not {_shown(value)}")
-    if type(value) is not hint:  # not isinstance: True is no number of calls
-        raise _Malformed(where, f"{hint.__name__} is expected, not {_shown(value)}")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise _Malformed(where, "the number is too large")
-    return value
-
-
-def _without_wiring(value: dict[str, Any], where: str) -> dict[str, Any]:
-    """A region of a file from before schema 9, which had `wiring` and only ever one kernel."""
-    if value.get("wiring") != []:
-        raise _Malformed(f"{where}.wiring", "an empty list is expected")
-    return {name: part for name, part in value.items() if name != "wiring"}
-
-
-def _float(value: float, where: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):  # such as 1e999
-        raise _Malformed(where, "the number is too large")
-    return number
 
 
 def _rounds_to_tf32(row: RegionResult) -> bool:
@@ -290,17 +177,17 @@ def _rounds_to_tf32(row: RegionResult) -> bool:
 
 def _read(document: Any) -> Result:
     if not isinstance(document, dict) or "schema" not in document:
-        raise _Malformed("", "it has no schema number")
+        raise Malformed("", "it has no schema number")
     schema = document["schema"]
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise _Malformed("schema", f"{_shown(schema)} is none of 1 to {SCHEMA}, which this kcg reads")
-    later = {place for version, places in ADDED.items() if version > schema for place in places}
-    names = {n for n in _hints(Result) if ("Result", n) not in later}
+        raise Malformed("schema", f"{shown(schema)} is none of 1 to {SCHEMA}, which this kcg reads")
+    later = frozenset(place for version, places in ADDED.items() if version > schema for place in places)
+    names = {n for n in hints_of(Result) if ("Result", n) not in later}
     derived = ("total_before_s", "total_after_s", "plan_id", "kernels")
-    _same_names(set(document), {"schema", "asts", *derived, *names}, "")
+    same_names(set(document), {"schema", "asts", *derived, *names}, "")
     asts = document["asts"]
     if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
-        raise _Malformed("asts", "an object of texts is expected")
+        raise Malformed("asts", "an object of texts is expected")
     kernels = {name: Kernel(text) for name, text in asts.items()}
     for name, kernel in kernels.items():
         try:
@@ -308,43 +195,43 @@ def _read(document: Any) -> Result:
         except UnicodeEncodeError:  # lone surrogates
             same = False
         if not same:
-            raise _Malformed(f"asts.{_shown(name)}", "the text of the kernel was changed")
+            raise Malformed(f"asts.{shown(name)}", "the text of the kernel was changed")
     parts = {n: document[n] for n in names}
-    result: Result = _decode(parts, Result, "", of=_Document(kernels, later))
+    result: Result = decode(parts, Result, "", of=Document(kernels, later))
     for field in fields(result.target):
         value = getattr(result.target, field.name)
         if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
-            raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
+            raise Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
     if not result.allow_tf32 and any(map(_rounds_to_tf32, result.regions)):
-        raise _Malformed("allow_tf32", "a schedule rounds to tf32, which was not allowed")
+        raise Malformed("allow_tf32", "a schedule rounds to tf32, which was not allowed")
     if result.planning is not None:
         _check_planning(result.planning, result, "planning")
     check = result.model_check
     counts = () if check is None else (*(n for _, n in check.replaced), *(n for _, _, n in check.left))
     if any(count < 0 for count in counts):
-        raise _Malformed("model_check", "a count is negative")
+        raise Malformed("model_check", "a count is negative")
     if result.steps < 0:
-        raise _Malformed("steps", "the count is negative")
+        raise Malformed("steps", "the count is negative")
     if any(seconds < 0 for _, seconds in result.phases):
-        raise _Malformed("phases", "a time is negative")
+        raise Malformed("phases", "a time is negative")
     if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
-        raise _Malformed("left_out", "a count is negative")
+        raise Malformed("left_out", "a count is negative")
     for i, seen in enumerate(result.expectations):
         if not 0 <= seen.region < len(result.regions):
-            raise _Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
+            raise Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
-            raise _Malformed(f"expectations[{i}]", "a time is negative")
+            raise Malformed(f"expectations[{i}]", "a time is negative")
         _check_schedule(seen.schedule, f"expectations[{i}].schedule")
     try:
         datetime.fromisoformat(result.created)
     except ValueError:
-        raise _Malformed("created", f"{_shown(result.created)} is not an ISO date and time") from None
+        raise Malformed("created", f"{shown(result.created)} is not an ISO date and time") from None
     expected = _derived(result)
     for name in derived:
         if not _same(document[name], expected[name]):
-            raise _Malformed(name, "it contradicts the regions")
+            raise Malformed(name, "it contradicts the regions")
     return result if schema >= 8 else replace(result, regions=tuple(_in_todays_words(row) for row in result.regions))
 
 
@@ -362,28 +249,28 @@ def _in_todays_words(row: RegionResult) -> RegionResult:
 def _check_region(row: RegionResult, where: str) -> None:
     region: Region = row.region
     if wrong := malformed(region):
-        raise _Malformed(f"{where}.region", wrong)
+        raise Malformed(f"{where}.region", wrong)
     if row.outcome not in OUTCOMES:
-        raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
+        raise Malformed(f"{where}.outcome", f"{shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0 or not 0 <= row.replayed <= row.calls:
-        raise _Malformed(where, "a count is negative, or more are replayed than called")
+        raise Malformed(where, "a count is negative, or more are replayed than called")
     if any(calls < 1 for _, calls in row.origins):
-        raise _Malformed(f"{where}.origins", "a count is not positive")
+        raise Malformed(f"{where}.origins", "a count is not positive")
     if row.again_s and not (region.again and 0 < row.again_s <= row.baseline.cold_s):
-        raise _Malformed(f"{where}.again_s", "it is no part of the baseline's time that is computed again")
+        raise Malformed(f"{where}.again_s", "it is no part of the baseline's time that is computed again")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
-        raise _Malformed(f"{where}.ends", "a share or a time is negative")
+        raise Malformed(f"{where}.ends", "a share or a time is negative")
     most = 2 if len(region.kernels) == 1 else 4
     shares = sum(end.share for end in row.ends)
     if row.ends and not (2 <= len(row.ends) <= most and math.isclose(shares, 1, abs_tol=1e-9)):
-        raise _Malformed(f"{where}.ends", f"they are not {'two' if most == 2 else 'two to four'} whose shares sum to 1")
+        raise Malformed(f"{where}.ends", f"they are not {'two' if most == 2 else 'two to four'} whose shares sum to 1")
     if len({tuple(name for name, _ in end.variables) for end in row.ends}) > 1:
-        raise _Malformed(f"{where}.ends", "they name different variables")
+        raise Malformed(f"{where}.ends", "they name different variables")
     for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen), ("opts", row.opts)):
         if finalist is None:
             continue
         if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
-            raise _Malformed(f"{where}.{name}", "a time is negative")
+            raise Malformed(f"{where}.{name}", "a time is negative")
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
 
 
@@ -392,28 +279,28 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
     for i, region in enumerate(planning.regions):
         here, row = f"{where}.regions[{i}]", rows.get(region.region)
         if row is None:
-            raise _Malformed(f"{here}.region", "it names no region of several kernels of the result")
+            raise Malformed(f"{here}.region", "it names no region of several kernels of the result")
         if len(region.kernels) != len(row.region.kernels) or region.calls != row.calls:
-            raise _Malformed(here, "it contradicts the regions")
+            raise Malformed(here, "it contradicts the regions")
         if region.again != row.region.again:
-            raise _Malformed(f"{here}.again", "it contradicts the regions")
+            raise Malformed(f"{here}.again", "it contradicts the regions")
         if (region.saved_bytes < 0 and not region.again) or any(count < 0 for _, count in region.left):
-            raise _Malformed(here, "a size or a count is negative")
+            raise Malformed(here, "a size or a count is negative")
         if region.nearby_s is not None and not region.nearby_s[0] <= region.nearby_s[1] <= region.nearby_s[2]:
-            raise _Malformed(f"{here}.nearby_s", "it is no interval with its median")
+            raise Malformed(f"{here}.nearby_s", "it is no interval with its median")
     chosen = [plan for plan in planning.plans if plan.chosen]
     if len(chosen) != 1 or sorted(chosen[0].regions) != sorted(region.region for region in planning.regions):
-        raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")
+        raise Malformed(f"{where}.plans", "the chosen one is not that of the regions")
     if any(min(plan.expected_s, plan.step_s or 0.0) < 0 for plan in planning.plans):
-        raise _Malformed(f"{where}.plans", "a time is negative")
+        raise Malformed(f"{where}.plans", "a time is negative")
     for name, counts in (("passed_over", planning.passed_over), ("unread", planning.unread)):
         if any(count < 0 for _, count in counts):
-            raise _Malformed(f"{where}.{name}", "a count is negative")
+            raise Malformed(f"{where}.{name}", "a count is negative")
     shown = {(row.region.id, row.variables) for row in result.regions}
     for i, row in enumerate(planning.inside):
         _check_region(row, f"{where}.inside[{i}]")
         if len(row.region.kernels) > 1 or row.calls or (row.region.id, row.variables) in shown:
-            raise _Malformed(f"{where}.inside[{i}]", "it is no kernel, or one that runs by itself")
+            raise Malformed(f"{where}.inside[{i}]", "it is no kernel, or one that runs by itself")
 
 
 def _same(stored: Any, derived: Any) -> bool:
@@ -425,34 +312,8 @@ def _same(stored: Any, derived: Any) -> bool:
 
 def _check_schedule(schedule: Schedule, where: str) -> None:
     if schedule.kind not in list(ScheduleKind):
-        raise _Malformed(where, f"unknown kind {_shown(schedule.kind)}")
+        raise Malformed(where, f"unknown kind {shown(schedule.kind)}")
     try:
         parse(schedule.kind, schedule.body)
     except ScheduleError as error:
-        raise _Malformed(where, str(error)) from None
-
-
-def _same_names(found: set[str], wanted: set[str], where: str) -> None:
-    if missing := sorted(wanted - found):
-        raise _Malformed(where, f"the field {missing[0]!r} is missing")
-    if unknown := sorted(found - wanted):
-        raise _Malformed(where, f"the field {_shown(unknown[0])} is unknown")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Malformed("", "a field appears twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise _Malformed("", f"{name} is not JSON")
-
-
-def _shown(value: Any) -> str:
-    """A foreign value in an error message: ASCII, one line, short."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge number"
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise Malformed(where, str(error)) from None

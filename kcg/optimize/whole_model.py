@@ -375,7 +375,7 @@ class _Comparison:
 
     def _take_in(self, line: str, places: Sequence[int]) -> None:
         """What a child found of the results at these places."""
-        from kcg.optimize.result import noun_from_json
+        from kcg.nouns import noun_from_json
 
         for place, text in zip(places, json.loads(line), strict=True):
             self._checks[place] = replace(noun_from_json(ModelCheck, text), weights=self._weights)
@@ -605,7 +605,8 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
-    from kcg.optimize.result import noun_to_json, read_result
+    from kcg.nouns import noun_to_json
+    from kcg.optimize.result import read_result
     from kcg.workloads.registry import spec_of
 
     if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:

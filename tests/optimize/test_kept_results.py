@@ -18,11 +18,11 @@ from kcg.measure import verify
 from kcg.measure.jobs import PairedOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
+from kcg.nouns import noun_to_json
 from kcg.optimize import kept
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.kept import KeptResults, Side
 from kcg.optimize.paired import Compared
-from kcg.optimize.result import noun_to_json
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Measured, Offer, RegionWork
 from kcg.types import Region, Schedule, Verification

@@ -1,0 +1,170 @@
+"""The nouns as JSON, and back with every field checked: for results, what a run keeps beside them, and what travels.
+
+Floats are exact. NaN and the infinities, which JSON lacks, are the strings `"nan"`, `"inf"` and `"-inf"`. A region
+names its kernels by id; whoever writes regions keeps the kernels' texts beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kcg.errors import ResultError
+from kcg.types import Kernel, Region
+
+T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""Of an integer: what is beyond is no count, no size and no seed."""
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Malformed(Exception):
+    """What is wrong at which place of the document."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where or 'the document'}: {what}")
+
+
+def noun_to_json(value: Any) -> str:
+    """One noun as text, for what is kept outside of a result; `noun_from_json` reads it back."""
+    return json.dumps(encode(value), allow_nan=False)
+
+
+def noun_from_json(noun: type[T], text: str) -> T:
+    """A dataclass from the text of `noun_to_json`, every field checked. Raises ResultError where it is not one."""
+    try:
+        made: T = decode(json.loads(text, parse_constant=no_constant), noun, "", of=Document())
+    except (Malformed, ValueError, TypeError, RecursionError) as error:
+        raise ResultError(f"not a {noun.__name__}: {error}") from None
+    return made
+
+
+def encode(value: Any) -> Any:
+    """JSON of a noun: dataclasses are objects, tuples and sets lists, a region names its kernels by id."""
+    if isinstance(value, Kernel):
+        return value.id
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple | list):
+        return [encode(v) for v in value]
+    if isinstance(value, frozenset):
+        return [encode(v) for v in sorted(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value) if isinstance(value, str) else int(value)
+
+
+@cache
+def hints_of(noun: type) -> dict[str, Any]:
+    """The fields of a dataclass and what annotates them."""
+    return get_type_hints(noun)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What decoding a part needs of the whole."""
+
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id
+    later: frozenset[tuple[str, str]] = frozenset()  # (noun, field) that the version of the document does not have
+
+
+def decode(value: Any, hint: Any, where: str, *, of: Document) -> Any:
+    """`value` as the type that `hint` annotates. `where` is the path in the document, for the message. Raises
+    Malformed, or ValueError or TypeError of the noun itself."""
+    if get_origin(hint) in (Union, types.UnionType):  # of None and one other
+        if value is None:
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not type(None))
+    origin = get_origin(hint)
+    if hint is Kernel:
+        if not isinstance(value, str) or value not in of.kernels:
+            raise Malformed(where, f"no kernel {shown(value)} under asts")
+        return of.kernels[value]
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = {n: h for n, h in hints_of(hint).items() if (hint.__name__, n) not in of.later}
+        if not isinstance(value, dict):
+            raise Malformed(where, f"an object is expected, not {shown(value)}")
+        if hint is Region and "args" not in hints:
+            value = _without_wiring(value, where)
+        same_names(set(value), set(hints), where)
+        return hint(**{n: decode(value[n], h, f"{where}.{n}".lstrip("."), of=of) for n, h in hints.items()})
+    if origin is tuple or origin is frozenset:
+        if not isinstance(value, list):
+            raise Malformed(where, f"a list is expected, not {shown(value)}")
+        inner = get_args(hint)
+        same = origin is frozenset or (len(inner) == 2 and inner[1] is Ellipsis)
+        wanted = [inner[0]] * len(value) if same else list(inner)
+        if len(wanted) != len(value):
+            raise Malformed(where, f"{len(wanted)} entries are expected, not {len(value)}")
+        return origin(decode(v, h, f"{where}[{i}]", of=of) for i, (v, h) in enumerate(zip(value, wanted, strict=True)))
+    if hint is float:
+        if isinstance(value, str) and value in _NON_FINITE:
+            return _NON_FINITE[value]
+        if type(value) in (int, float):
+            return _float(value, where)
+        raise Malformed(where, f"a number is expected, not {shown(value)}")
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if value not in list(hint):
+            raise Malformed(where, f"{shown(value)} is no {hint.__name__}")
+        return hint(value)
+    if type(value) is not hint:  # not isinstance: True is no number of calls
+        raise Malformed(where, f"{hint.__name__} is expected, not {shown(value)}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise Malformed(where, "the number is too large")
+    return value
+
+
+def _without_wiring(value: dict[str, Any], where: str) -> dict[str, Any]:
+    """A region of a file from before schema 9, which had `wiring` and only ever one kernel."""
+    if value.get("wiring") != []:
+        raise Malformed(f"{where}.wiring", "an empty list is expected")
+    return {name: part for name, part in value.items() if name != "wiring"}
+
+
+def _float(value: float, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):  # such as 1e999
+        raise Malformed(where, "the number is too large")
+    return number
+
+
+def same_names(found: set[str], wanted: set[str], where: str) -> None:
+    """Raises Malformed where the fields of an object are not those that are wanted."""
+    if missing := sorted(wanted - found):
+        raise Malformed(where, f"the field {missing[0]!r} is missing")
+    if unknown := sorted(found - wanted):
+        raise Malformed(where, f"the field {shown(unknown[0])} is unknown")
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object whose fields appear once. Raises Malformed."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Malformed("", "a field appears twice")
+    return found
+
+
+def no_constant(name: str) -> Any:
+    """For `json.loads`: NaN and the infinities are no JSON. Raises Malformed."""
+    raise Malformed("", f"{name} is not JSON")
+
+
+def shown(value: Any) -> str:
+    """A foreign value in an error message: ASCII, one line, short."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge number"
+    return text if len(text) <= 60 else text[:57] + "..."
