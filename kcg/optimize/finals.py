@@ -68,12 +68,14 @@ class Judge:
         log: RunLog,
         judged: dict[str, RegionResult],
         needed: Needed | None = None,
+        in_new_child: bool = False,
     ) -> None:
+        """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed = judged, needed
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
-        self._comparisons = Comparisons(estimates, device)
+        self._comparisons = Comparisons(estimates, device, in_new_child=in_new_child)
         self._pace = Pace(estimates)
         self._undecided = 0
         self._kernels: list[RegionWork] = []  # that are due
@@ -86,7 +88,7 @@ class Judge:
         self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:
-                judged[work.id] = self._with_offers(work, self._as_searched(work))
+                judged[work.id] = work.stored or self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
         self._plan(left)
         self._show(count, self._of_plans(left))
