@@ -78,8 +78,9 @@ class Judge:
         self._comparisons = Comparisons(estimates, device, in_new_child=in_new_child)
         self._pace = Pace(estimates)
         self._undecided = 0
+        self.seen: dict[tuple[str, Schedule], Compared] = {}  # the last comparison of each, by `RegionWork.id`
         self._kernels: list[RegionWork] = []  # that are due
-        self._seen: set[str] = set()  # what was judged, by `RegionWork.id`
+        self._done: set[str] = set()  # what was judged, by `RegionWork.id`
 
     def run(self) -> RegionResults:
         """The results of all regions."""
@@ -100,7 +101,7 @@ class Judge:
                 count += 1
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
-                    self._seen.add(work.id)
+                    self._done.add(work.id)
                     if work.proposed:
                         self._plan(left)
                 else:  # no other plan could be judged either
@@ -168,7 +169,7 @@ class Judge:
     def _is_worth_checking(self, *rows: RegionResult) -> bool:
         """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
         found = [work for work in self._kernels if work.id not in self._covered]
-        judged_s = sum(work.saving_s for work in found if work.id in self._seen)
+        judged_s = sum(work.saving_s for work in found if work.id in self._done)
         return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
 
     @staticmethod
@@ -221,6 +222,8 @@ class Judge:
             seen = self._comparisons.compare(work, own, found)
             if seen.late:
                 return self._too_late(work)
+            if schedule is not None:
+                self.seen[work.id, schedule] = seen
             if seen.outcome is None:
                 if schedule is None:
                     return _quarantined(work, f"tinygrad's own schedule fails: {seen.reason}")
@@ -360,6 +363,7 @@ class Judge:
         seen = self._comparisons.compare(work, theirs, mine)
         if seen.late:
             return "not judged: the budget was over"
+        self.seen[work.id, after] = seen
         if seen.outcome is None:
             return f"rejected: {seen.reason}"
         if (verified := seen.outcome.finalist_verification) is None:

@@ -113,6 +113,8 @@ def optimize(
                 store.verify(works, ahead, device=device, log=log, judged=judged, in_new_child=True)
             log.begin(BASELINES)
             measured = baselines(settings, works, device=device, budget=budget, guide=guide, log=log)
+            if store is not None:
+                store.measure_unclear(works, device=device)
             estimates = Estimates(settings, captured, measured, device, budget, kept)
             log.begin(SEARCH)
             if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
@@ -120,7 +122,9 @@ def optimize(
             candidates = search(estimates, guide, device=device, log=log)
             proposed = None
             if estimates.wants_regions:
-                proposed = search_regions(candidates, estimates, guide, device=device, log=log)
+                proposed = search_regions(
+                    candidates, estimates, guide, device=device, log=log, store=store, judged=judged
+                )
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)

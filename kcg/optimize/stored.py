@@ -8,7 +8,7 @@ a schedule that proved true is neither searched nor judged again.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
+    from kcg.optimize.paired import Compared
     from kcg.optimize.work import RegionWork
 
 SLACK: Final = 1.25
 """So many times less than its claim a speed-up may be, beside both intervals and the noise, before the claim counts as
 refuted: two runs on one busy CPU differed by up to a fifth in what neither had changed."""
+NEARLY: Final = 0.999  # of the time of the best that is known a schedule of a store is expected to take, at most
 SAYING_NOTHING: Final = ("undecided", "unjudged", "quarantined")
 """Outcomes that say nothing of an entry: there was no time, or tinygrad's own schedule is what cannot be judged."""
 
@@ -45,9 +47,15 @@ class Stored:
     store: Store
     allow_tf32: bool
     refuted: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by the region's work
+    unclear: defaultdict[str, list[Schedule]] = field(default_factory=lambda: defaultdict(list))  # by the same
     warned: set[Path] = field(default_factory=set)
 
-    def entries(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> dict[str, list[Found]]:
+    def holds(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> list[RegionWork]:
+        """Those of which it has a schedule that can be planned."""
+        found = self._entries(works, device=device, log=log)
+        return [work for work in works if work.id in found]
+
+    def _entries(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> dict[str, list[Found]]:
         """What the store has of these regions and can be planned for them, by `RegionWork.id`."""
         target, toolchain = device.service.facts
         found: dict[str, list[Found]] = {}
@@ -77,57 +85,74 @@ class Stored:
         device: Device,
         log: RunLog,
         judged: dict[str, RegionResult],
-        in_new_child: bool,
+        in_new_child: bool = False,
     ) -> None:
         """Judge what the store has of these regions. What proves true is in `RegionWork.stored`, and in `judged`. Each
         is known by its claims until then, and afterwards by what was measured, or not at all."""
-        found = self.entries(works, device=device, log=log)
+        found = self._entries(works, device=device, log=log)
         hits = [work for work in works if work.id in found]
         if not hits:
             return
-        log.progress.phase(f"re-timing and verifying what the store has for {counted(len(hits), 'kernel')}")
+        what = "region" if hits[0].proposed else "kernel"
+        log.progress.phase(f"re-timing and verifying what the store has for {counted(len(hits), what)}")
         before = {work.id: (dict(work.known), dict(work.of_tiles)) for work in hits}
         seen: dict[str, RegionResult] = {}
         try:
             for work in hits:
                 _expect(work, [_entry(one) for one in found[work.id]])
             here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
-            Judge(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child).run()
+            judge = Judge(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
+            judge.run()
         finally:
             for work in hits:
                 work.known, work.of_tiles = before[work.id]
         for work in hits:
-            self._take_in(work, seen[work.id], found[work.id], log=log, judged=judged)
+            if (row := seen[work.id]).outcome not in SAYING_NOTHING:
+                self._take_in(work, row, found[work.id], judge, log=log, judged=judged)
+        if unclear := sum(map(len, self.unclear.values())):
+            what = counted(unclear, "schedule")
+            log.alert(f"{what} of the store could not be told from tinygrad's own: the search goes on from there")
 
     def _take_in(
         self,
         work: RegionWork,
         row: RegionResult,
         found: Sequence[Found],
+        judge: Judge,
         *,
         log: RunLog,
         judged: dict[str, RegionResult],
     ) -> None:
-        if row.outcome in SAYING_NOTHING:
-            return
-        kept = {one.schedule for one in (row.chosen, row.opts) if one is not None} - {row.baseline.schedule}
+        chosen = {one.schedule for one in (row.chosen, row.opts) if one is not None} - {row.baseline.schedule}
         true = list[Schedule]()
         for one in found:
-            schedule = _entry(one).chosen.schedule
-            if schedule not in kept:
-                self._refute(work, one, f"{describe(schedule)}: {row.note}", log=log)
-            elif why := _why_slower(_entry(one), row):
-                self._refute(work, one, f"{describe(schedule)} {why}", log=log)
-            else:
+            entry, schedule = _entry(one), _entry(one).chosen.schedule
+            compared = judge.seen.get((work.id, schedule))
+            if why := _why_refuted(entry, compared, row):
+                self._refute(work, one, why, log=log)
+            elif schedule in chosen:
                 true.append(schedule)
+            elif compared is not None and not _is_faster(compared):
+                self.unclear[work.id].append(schedule)
+            elif "rejected: " in row.note:  # under stress, after it was compared
+                self._refute(work, one, row.note, log=log)
         if not true:
             return
         where = self.store.location if row.chosen.schedule in true else ""
         note = f"from the store {where}; {row.note}" if where else row.note
         judged[work.id] = work.stored = replace(row, store=where, note=note)
+        self.unclear.pop(work.id, None)
         for side in (row.baseline, row.chosen, row.opts):
             if side is not None:
                 work.keep(_measured(side))
+
+    def measure_unclear(self, works: Sequence[RegionWork], *, device: Device) -> None:
+        """Measure what could be neither confirmed nor refuted, as a search does: from there it goes on."""
+        for work in works:
+            for schedule in self.unclear.get(work.id, ()):
+                for future in device.measure(work, [schedule]):
+                    work.keep(future.result())
+        device.check_journal()
 
     def _refute(self, work: RegionWork, one: Found, why: str, *, log: RunLog) -> None:
         """Say once why an entry is not used."""
@@ -150,8 +175,9 @@ class Stored:
             return 0
         added = 0
         try:
+            wrong = _in_wrong_plans(result)
             for name, row in judged.items():
-                if not row.store:
+                if not row.store and row.region.id not in wrong:
                     entries = entries_of(result, [row])
                     added += sum(self.store.add(entry, instead_of=self.refuted[name]) for entry in entries)
         except (UsageError, DataError) as error:
@@ -159,6 +185,21 @@ class Stored:
         if added:
             log.progress.line(f"kcg: {counted(added, 'schedule')} added to the store {self.store.location}")
         return added
+
+
+def _in_wrong_plans(result: Result) -> set[str]:
+    """Regions of several kernels that a whole step was wrong with, but for those of the chosen plan."""
+    plans = result.planning.plans if result.planning is not None else ()
+    return {name for plan in plans if plan.passed is False for name in plan.regions} - {
+        row.region.id for row in result.regions
+    }
+
+
+def covered(work: RegionWork, works: Sequence[RegionWork]) -> bool:
+    """Whether what a store has takes all calls of a kernel of a region of several: it occurs nowhere beside that."""
+    calls = {one.call.region.id: one.call.calls for one in works if not one.proposed}
+    taken = sum((one.taken for one in works if one.proposed and one.stored), Counter[str]())
+    return any(taken[kernel] >= calls.get(kernel, 0) for kernel in work.taken)
 
 
 def name_of_work(work: RegionWork) -> str:
@@ -191,9 +232,8 @@ def _expect(work: RegionWork, entries: Sequence[Entry]) -> None:
     if own not in work.known:
         slowest_s = max(entry.baseline.cold_s for entry in entries)
         work.keep(Observation(own, Status.OK, slowest_s, binary_hash="claimed:own"))
-    limit_s = work.baseline_s
-    for entry in entries:
-        seconds = min(entry.chosen.cold_s, limit_s / entry.speed_up)
+    for entry in sorted(entries, key=lambda entry: -entry.chosen.cold_s):  # each is faster than what is known
+        seconds = min(entry.chosen.cold_s, work.baseline_s / entry.speed_up, NEARLY * work.best_s)
         work.keep(Observation(entry.chosen.schedule, Status.OK, seconds, binary_hash=f"claimed:{entry.id}"))
 
 
@@ -201,14 +241,32 @@ def _measured(side: Finalist) -> Observation:
     return Observation(side.schedule, Status.OK, side.cold_s, binary_hash=side.binary_hash)
 
 
-def _why_slower(entry: Entry, row: RegionResult) -> str:
-    """Why the claim of an entry is refuted by what was measured of it; empty where both may be true."""
-    schedule = entry.chosen.schedule
-    one = row.chosen if row.chosen.schedule == schedule else row.opts
-    assert one is not None
-    claimed = entry.baseline.interval_s[0] / entry.chosen.interval_s[1]
-    seen = row.baseline.interval_s[1] / one.interval_s[0] * (1 + row.noise_floor)
-    if seen * SLACK >= claimed:
+def _why_refuted(entry: Entry, compared: Compared | None, row: RegionResult) -> str:
+    """Why an entry is not true, by the last comparison of its schedule and the result of its region; empty where it may
+    be. What does not get so far as a comparison has no program of its own."""
+    words = describe(entry.chosen.schedule)
+    if compared is None:
+        return row.note if words in row.note else f"{words}: {row.note}"
+    outcome = compared.outcome
+    if outcome is None:
+        return f"{words}: {compared.reason}"
+    verified = outcome.finalist_verification
+    if verified is None or not verified.passed:
+        return "" if verified is None or verified.unjudged else f"{words} is wrong: {verified.reason}"
+    if not _is_timed(compared):
         return ""
-    ratio = row.baseline.cold_s / one.cold_s
-    return f"is slower than claimed: {ratio:.2f}× as fast as tinygrad's own, and {entry.speed_up:.2f}× is claimed"
+    claimed = entry.baseline.interval_s[0] / entry.chosen.interval_s[1]
+    if compared.before.schedule == row.chosen.schedule:  # the best of all others, which it had to beat
+        claimed *= row.chosen.cold_s / row.baseline.cold_s
+    if compared.speed_up[2] * (1 + compared.noise) * SLACK >= claimed:
+        return ""
+    return f"{words} is slower than claimed: {compared.words}, and {entry.speed_up:.2f}× is claimed"
+
+
+def _is_timed(compared: Compared) -> bool:
+    outcome = compared.outcome
+    return outcome is not None and not outcome.noisy and bool(outcome.finalist_cold_s)
+
+
+def _is_faster(compared: Compared) -> bool:
+    return _is_timed(compared) and compared.is_faster
