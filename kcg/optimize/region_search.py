@@ -147,9 +147,12 @@ def search_regions(
     if store is not None and judged is not None and (held := store.holds(works, device=device, log=log)):
         timed = _timed(held, kernels, estimates, device=device, log=log, until=until)
         store.verify(timed, estimates, device=device, log=log, judged=judged)
-        works = [work for work in works if work in held or not covered(work, [*kernels, *timed])]
         store.measure_unclear(timed, device=device)
-    rest = [work for work in works if work not in timed]
+        asked = {work.id for work in held}
+        rest = [w for w in works if w.id not in asked and not covered(w, [*kernels, *timed])]
+        works = [*held, *rest]
+    else:
+        rest = works
     timed += _timed(rest, kernels, estimates, device=device, log=log, until=until) if rest else []
     if not timed:
         log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
