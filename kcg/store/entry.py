@@ -37,6 +37,7 @@ SCHEMA: Final = 1
 """The version of stores and of their entries. A change of any field is a new number, never a silent one."""
 
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
+NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
 LONGEST_S: Final = 3600.0  # that one call may take
 _ADVICE = "restore it, or delete it"
 
@@ -90,7 +91,8 @@ class Entry:
 def key_of(region: str, ends: Iterable[Variables], target: str, toolchain: str, *, tf32: bool) -> str:
     """What an entry is found by: a hash of the region's id, the values with which it is timed, and the fingerprints of
     the target and of the toolchain that makes such a schedule."""
-    return content_id([region, [[list(one) for one in values] for values in ends], target, toolchain, tf32])
+    places = [[list(one) for one in values] for values in ends]
+    return content_id([region, places, target, toolchain, tf32])[:NAME_LENGTH]
 
 
 def entries_of(result: Result, rows: Iterable[RegionResult]) -> list[Entry]:

@@ -20,12 +20,12 @@ from typing import Final
 
 from kcg.errors import DataError, UsageError
 from kcg.files import write_whole
-from kcg.store.entry import MAX_BYTES, SCHEMA, Entry, from_json, key_of, to_json
+from kcg.store.entry import MAX_BYTES, NAME_LENGTH, SCHEMA, Entry, from_json, key_of, to_json
 from kcg.types import Target, Toolchain, Variables
 
 MARKER: Final = "kcg-store.json"
 HUB: Final = "hf://"
-_HASH = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")
 _HUB = re.compile(r"hf://(?P<repo>[^@\s]+)@(?P<revision>[0-9a-f]{40})")
 
 
@@ -70,7 +70,7 @@ class Store:
             return Found(path, None, f"cannot be read: {error.strerror or error}")
         except DataError as error:
             return Found(path, None, str(error))
-        if (entry.key, entry.id) != (path.parent.name, path.stem):
+        if (entry.key, file_name(entry)) != (path.parent.name, path.name):
             return Found(path, None, "it lies in another entry's place: delete it")
         return Found(path, entry)
 
@@ -115,12 +115,17 @@ class Store:
             return False
         if not (self.folder / MARKER).exists():
             write_whole(self.folder / MARKER, json.dumps({"kcg store": SCHEMA}) + "\n")
-        write_whole(self.folder / entry.key / f"{entry.id}.json", to_json(entry))
+        write_whole(self.folder / entry.key / file_name(entry), to_json(entry))
         for path in [*refuted, *(found.path for found in others)]:
             if path.parent.name == entry.key:
                 with contextlib.suppress(OSError):  # somebody else removed it, or may, where this one may not
                     path.unlink()
         return True
+
+
+def file_name(entry: Entry) -> str:
+    """Of an entry, in the folder of its key."""
+    return f"{entry.id[:NAME_LENGTH]}.json"
 
 
 def _seconds(found: Found) -> float:
