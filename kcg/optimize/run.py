@@ -39,7 +39,7 @@ from kcg.optimize.stored import Stored
 from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
-from kcg.store.folder import open_store
+from kcg.store.location import open_store
 from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, SeenAs, Workload
 
 if TYPE_CHECKING:

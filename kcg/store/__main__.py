@@ -34,7 +34,7 @@ def show(
     from rich.table import Table
 
     from kcg.kernel.kinds import describe
-    from kcg.store.folder import open_store
+    from kcg.store.location import open_store
 
     found = list(open_store(store).all())
     for bad in (one for one in found if one.entry is None):
@@ -80,7 +80,7 @@ def add(
     """Add the verified schedules of a result; what the store has that is faster stays."""
     from kcg.optimize.result import read_result
     from kcg.store.entry import entries_of
-    from kcg.store.folder import open_store
+    from kcg.store.location import open_store
 
     found, into = read_result(result), open_store(store, new=True)
     if not into.writable:
@@ -98,7 +98,7 @@ def add(
 def verify(store: Location) -> None:
     """Read every entry: its hash, its schema, its kernels, its schedules. Speed and results are verified where a
     schedule is used."""
-    from kcg.store.folder import open_store
+    from kcg.store.location import open_store
 
     count, bad = 0, 0
     for one in open_store(store).all():

@@ -24,9 +24,7 @@ from kcg.store.entry import MAX_BYTES, NAME_LENGTH, SCHEMA, Entry, from_json, ke
 from kcg.types import Target, Toolchain, Variables
 
 MARKER: Final = "kcg-store.json"
-HUB: Final = "hf://"
 _HASH = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")
-_HUB = re.compile(r"hf://(?P<repo>[^@\s]+)@(?P<revision>[0-9a-f]{40})")
 
 
 @dataclass(frozen=True)
@@ -133,38 +131,27 @@ def _seconds(found: Found) -> float:
     return found.entry.chosen.cold_s
 
 
-def open_store(location: str, *, new: bool = False) -> Store:
-    """The store of a folder, or of a pinned commit of the Hub, `hf://owner/name@<40 hex digits>`, which is downloaded
-    once. A `new` one may begin in a folder that is empty or not there yet.
+def open_folder(location: str, *, new: bool = False) -> Store:
+    """The store of a folder. A `new` one may begin where the folder is empty or not there yet.
 
     Raises:
-        UsageError: it is no store, or its name is none.
-        DataError: it is of another schema, or cannot be read or downloaded.
+        UsageError: it is no store, or has no name.
+        DataError: it is of another schema, or cannot be read.
     """
-    if location.startswith(HUB):
-        from kcg.store.publish import cached
-
-        return Store(location, cached(*hub_name(location)), writable=False)
     if not location.strip():
         raise UsageError("the store has no name: give a folder, or hf://OWNER/NAME@REVISION")
     folder = Path(location)
-    if not (folder / MARKER).is_file():
-        is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-        if not (new and is_empty):
-            what = "is no store of kcg" if folder.exists() else "is not there"
-            advice = "give a store, or a new or empty folder" if new else "give the folder of a store"
-            raise UsageError(f"{location} {what} (no {MARKER}): {advice}")
-    else:
+    if (folder / MARKER).is_file():
         check_marker(folder)
+    elif not (new and _is_empty(folder)):
+        what = "is no store of kcg" if folder.exists() else "is not there"
+        advice = "give a store, or a new or empty folder" if new else "give the folder of a store"
+        raise UsageError(f"{location} {what} (no {MARKER}): {advice}")
     return Store(location, folder, writable=_may_write(folder))
 
 
-def hub_name(location: str) -> tuple[str, str]:
-    """The repository and the commit of `hf://owner/name@revision`. Raises UsageError where it is no pinned commit."""
-    match = _HUB.fullmatch(location)
-    if match is None:
-        raise UsageError(f"{location} is no pinned store: give hf://OWNER/NAME@ and the 40 hex digits of a commit")
-    return match["repo"], match["revision"]
+def _is_empty(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def check_marker(folder: Path) -> None:

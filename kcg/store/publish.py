@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from kcg.errors import DataError
 from kcg.hub import LIMITS, MAIN, Cargo, Limits, cached_folder, pull_folder, push_folder
 from kcg.store.entry import MAX_BYTES
-from kcg.store.folder import MARKER, Store, check_marker, open_store
+from kcg.store.folder import MARKER, Store, check_marker, open_folder
 
 
 def push(
@@ -24,7 +24,7 @@ def push(
 ) -> str:
     """Uploads a store to the dataset `repo` in one commit; returns its 40-hex id. Entries of the repository that the
     folder lacks stay: of several of a key the fastest counts. Errors as `kcg.hub.push_folder` says."""
-    store = open_store(str(folder))
+    store = open_folder(str(folder))
     return push_folder(
         store.folder,
         repo,

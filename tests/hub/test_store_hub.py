@@ -13,7 +13,8 @@ from kcg.errors import DataError, UsageError
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.measure.device_info import detect
 from kcg.store.entry import Entry, entries_of
-from kcg.store.folder import Store, open_store
+from kcg.store.folder import Store
+from kcg.store.location import open_store
 from kcg.store.publish import pull, push
 from kcg.types import RegionResult, Verification
 from tests.hub.checks import contents, is_untouched, refused

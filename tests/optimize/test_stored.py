@@ -22,7 +22,8 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import RegionWork, missing_share
 from kcg.store.entry import Entry, Timed
-from kcg.store.folder import Store, file_name, open_store
+from kcg.store.folder import Store, file_name
+from kcg.store.location import open_store
 from kcg.types import RegionResult, Result, Schedule
 from tests.optimize_run import Begun, begun, optimized
 from tests.small_result import unlike_baseline

@@ -11,7 +11,8 @@ from kcg.compat.device import prepare
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.measure.device_info import detect
 from kcg.store.entry import entries_of
-from kcg.store.folder import Store, open_store
+from kcg.store.folder import Store
+from kcg.store.location import open_store
 from kcg.types import Finalist, Result, Verification
 from tests.small_result import small_result
 

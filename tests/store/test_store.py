@@ -20,7 +20,8 @@ from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.result import write_result
 from kcg.store.__main__ import main
 from kcg.store.entry import SCHEMA, Entry, entries_of, from_json, to_json
-from kcg.store.folder import MARKER, Store, file_name, open_store
+from kcg.store.folder import MARKER, Store, file_name
+from kcg.store.location import open_store
 from kcg.types import ModelCheck, Result, Schedule, content_id
 from tests.commands import Ended, ended
 from tests.store.conftest import faster

@@ -1,0 +1,1 @@
+"""Figures of fleets and of stores of results."""
