@@ -7,7 +7,6 @@ from typing import Final
 
 from kcg.errors import UsageError
 from kcg.store.folder import Store, open_folder
-from kcg.store.publish import cached
 
 HUB: Final = "hf://"
 _PINNED = re.compile(r"hf://(?P<repo>[^@\s]+)@(?P<revision>[0-9a-f]{40})")
@@ -26,4 +25,6 @@ def open_store(location: str, *, new: bool = False) -> Store:
     match = _PINNED.fullmatch(location)
     if match is None:
         raise UsageError(f"{location} is no pinned store: give hf://OWNER/NAME@ and the 40 hex digits of a commit")
+    from kcg.store.publish import cached
+
     return Store(location, cached(match["repo"], match["revision"]), writable=False)
