@@ -69,6 +69,8 @@ class Stored:
             )
             usable = []
             for one in seen:
+                if work.proposed and _entry(one).chosen.schedule.kind == ScheduleKind.PARTS:
+                    continue  # its parts are searched as kernels
                 if why := _why_unplanned(work, _entry(one).chosen.schedule):
                     self._refute(work, one, why, log=log)
                 else:

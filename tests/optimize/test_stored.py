@@ -14,21 +14,26 @@ from typing import Any
 
 import pytest
 
+from kcg.kernel.kinds import kind_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
-from kcg.measure.jobs import PairedJob, PairedOutcome
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.measure.jobs import CompileOutcome, PairedJob, PairedOutcome
 from kcg.measure.service import MeasureService
+from kcg.optimize import region_search
+from kcg.optimize.paired import Comparisons
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import Stored, covered
-from kcg.optimize.work import RegionWork, missing_share
+from kcg.optimize.work import Candidates, RegionWork, missing_share
 from kcg.store.entry import Entry, Timed
 from kcg.store.folder import Store, file_name
 from kcg.store.location import open_store
-from kcg.types import RegionResult, Result, Schedule
+from kcg.types import RegionResult, Result, Schedule, ScheduleKind
 from tests.optimize_run import Begun, begun, optimized
 from tests.small_result import unlike_baseline
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
+NORM = SCRIPT.with_name("norm_steps.py")
 ARGUMENTS = ("--measurements", "4", "--search", "random", "--no-script-check", "--device")
 
 
@@ -221,6 +226,59 @@ def test_a_region_that_what_the_store_has_leaves_no_calls_for_is_covered(works: 
     held = RegionWork(works[0].call, works[0].space, proposed=True)
     held.stored = object()  # type: ignore[assignment]
     assert covered(region, [*kernels, held])
+
+
+class Tiles:
+    """As much of a space of tile programs as judging asks for."""
+
+    def check(self, schedule: Schedule) -> None:
+        pass
+
+    def tile(self, schedule: Schedule) -> tuple[int, ...]:
+        return TileParameters.from_json(schedule.body).tile
+
+    def legend(self, schedule: Schedule) -> str:
+        return "rows"
+
+
+def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_planned_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in of the same parts takes the place of its program, which a CPU has none of."""
+    settings = Settings(str(NORM), device=os.environ["DEV"], measurements=5, folder=tmp_path / "out", regions=True)
+    tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
+    monkeypatch.setattr(Comparisons, "compare_jointly", lambda *_: True)  # two by two, with the samples given here
+    propose = region_search._works
+    with begun(settings) as run:
+        estimates, chosen = run.estimates(run.measured(meanwhile=run.guide.read)), list[str]()
+
+        def works(*given: Any, **more: Any) -> list[RegionWork]:
+            made = propose(*given, **more)
+            largest = max(made, key=lambda work: len(work.call.region.kernels))
+            largest.tiles = Tiles()  # type: ignore[assignment]
+            region, own = largest.call.region, largest.space.baseline()
+            compiled = kind_of(own).compile(region, largest.space.neighbours(own)[0], run.device.service.target)
+            run.device.service._keep((region.id, tile), CompileOutcome(compiled, 0.1))
+            store.add(entry_of(run, largest, tile))
+            chosen.append(largest.id)
+            return made
+
+        store, judged = open_store(str(tmp_path / "tuned"), new=True), dict[str, RegionResult]()
+        monkeypatch.setattr(region_search, "_works", works)
+        stored = Stored(store, allow_tf32=False)
+        kernels = Candidates(run.works)
+        proposed = region_search.search_regions(
+            kernels, estimates, run.guide, device=run.device, log=run.log, usable=bool, store=stored, judged=judged
+        )
+        assert proposed is not None and not run.log.warnings, run.log.warnings
+        (held,) = [work for work in proposed.works if work.stored]
+        assert [held.id] == chosen == list(judged)
+        row = judged[held.id]
+        assert row.store == store.location and row.chosen.schedule == tile and row.chosen.verification.passed
+        results = run.judge(proposed.estimates, proposed.candidates).run()
+        assert row in results.rows, "and it is not judged again"
+        plan, *_ = region_search.variants(results, proposed, run.captured.workload)
+        assert {one.region.id for one in plan.rows if one.store} == {row.region.id}
 
 
 # ---- a run
