@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,8 @@ def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     What is not `durable` is not waited for until it is on the disk: a power cut may leave it empty.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # several machines may write to one folder, and number their processes alike
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary

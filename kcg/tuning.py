@@ -265,6 +265,7 @@ def tune(
     device: str | None = None,
     search: str = "mcts",
     folder: Path | str | None = None,
+    store: Path | str | None = None,
     quiet: bool = False,
     **kwargs: Any,
 ) -> Tuned:
@@ -282,6 +283,8 @@ def tune(
         device: tinygrad's default device, which is the one that is used; another is refused.
         search: a strategy, as of `python -m kcg.optimize --search`.
         folder: where RESULT.json, report.html and the journal go, `kcg-out/NAME` by default.
+        store: a store of results, a folder or `hf://OWNER/NAME@REVISION`: what it has is verified and not searched, and
+            what is found is added.
         quiet: no progress on stderr.
 
     Raises:
@@ -293,7 +296,7 @@ def tune(
 
     started = time.monotonic()
     call = Call(check_callable(fn), args, kwargs)
-    settings = settings_of(call, budget=budget, search=search, folder=folder)
+    settings = settings_of(call, budget=budget, search=search, folder=folder, store="" if store is None else str(store))
     with Installed.suspended(), progress(quiet=quiet) as shown:
         check_not_inside()
         dev = device_here(device)
@@ -309,7 +312,9 @@ def check_callable(fn: Any) -> Callable[..., Any]:
     return checked
 
 
-def settings_of(call: Call, *, budget: str | float, search: str, folder: Path | str | None) -> Settings:
+def settings_of(
+    call: Call, *, budget: str | float, search: str, folder: Path | str | None, store: str = ""
+) -> Settings:
     """What tuning `call` is asked to do, but for its device. Raises UsageError for what is wrong with it."""
     from kcg.optimize.settings import Settings, check_search, check_writable, parse_budget
     from kcg.workloads.function import PREFIX
@@ -324,6 +329,7 @@ def settings_of(call: Call, *, budget: str | float, search: str, folder: Path | 
         budget_s=parse_budget(str(budget), "budget"),
         wait=True,
         folder=chosen,
+        store=store,
         command=f"kcg.tune({call.name}, budget={str(budget)!r}, search={search!r})",
         in_memory=True,
     )

@@ -519,6 +519,7 @@ class RegionResult:
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
     again_s: float = 0.0  # of the baseline's time that of kernels which it computes again, and which count elsewhere
     origins: tuple[tuple[str, int], ...] = ()  # where its calls come from: a layer or a source line, and how many
+    store: str = ""  # which store the chosen schedule came from, as the run named it; empty: it was searched
 
     @property
     def before_s(self) -> float:

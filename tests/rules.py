@@ -22,7 +22,7 @@ LEVELS = (
     {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},
-    {"workloads", "measure"},
+    {"workloads", "measure", "store"},
     {"dataset"},
     {"predictor"},
     {"search", "data"},

@@ -1,1 +1,1 @@
-"""What several devices and several machines gain, cost and survive."""
+"""What fleets, several devices and stores of results gain, cost and survive."""

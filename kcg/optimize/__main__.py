@@ -92,6 +92,13 @@ def optimize(
         int | None,
         typer.Option(metavar="N", help="the search stops at so many binaries timed; 0 predicts only, then verifies"),
     ] = None,
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="STORE",
+            help="a folder, or hf://OWNER/NAME@REVISION: what it has is verified and not searched, what is found added",
+        ),
+    ] = "",
     kernels: Annotated[
         list[Path] | None,
         typer.Option(
@@ -167,6 +174,7 @@ def optimize(
         script_check=not no_script_check,
         weights=weights,
         regions=regions,
+        store=store,
         kernels=tuple(path.absolute() for path in kernels or ()),
         allow_tf32=allow_tf32,
         command=command_text("optimize"),

@@ -540,6 +540,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    if stored := [row for row in result.regions if row.store]:
+        lines.append((f"{counted(len(stored), 'schedule')} from the store {stored[0].store}, verified here", ""))
     lines += _left_as_they_are(result)
     by_hand = [
         f"{name} for {row.baseline.name or row.region.id[:12]}: {fate}"

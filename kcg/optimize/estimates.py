@@ -182,9 +182,10 @@ class Estimates:
     # ---- judging ----
 
     def is_due(self, work: RegionWork) -> bool:
-        """Whether a region is judged: something was found for it, or it has no measurement that could stand. Of one
-        that is proposed a program of its own has to be found: its parts are judged as kernels, and are no news."""
-        if work.is_unjudged or (self.measured.untimed and not work.is_timed):
+        """Whether a region is judged: something was found for it, or it has no measurement that could stand. What came
+        from a store was judged before. Of one that is proposed a program of its own has to be found: its parts are
+        judged as kernels, and are no news."""
+        if work.stored or work.is_unjudged or (self.measured.untimed and not work.is_timed):
             return False
         if work.proposed:
             return bool(work.offers or work.tile_candidates)

@@ -68,16 +68,19 @@ class Judge:
         log: RunLog,
         judged: dict[str, RegionResult],
         needed: Needed | None = None,
+        in_new_child: bool = False,
     ) -> None:
+        """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed = judged, needed
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
-        self._comparisons = Comparisons(estimates, device)
+        self._comparisons = Comparisons(estimates, device, in_new_child=in_new_child)
         self._pace = Pace(estimates)
         self._undecided = 0
+        self.seen: dict[tuple[str, Schedule], Compared] = {}  # the last comparison of each, by `RegionWork.id`
         self._kernels: list[RegionWork] = []  # that are due
-        self._seen: set[str] = set()  # what was judged, by `RegionWork.id`
+        self._done: set[str] = set()  # what was judged, by `RegionWork.id`
 
     def run(self) -> RegionResults:
         """The results of all regions."""
@@ -86,7 +89,7 @@ class Judge:
         self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:
-                judged[work.id] = self._with_offers(work, self._as_searched(work))
+                judged[work.id] = work.stored or self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
         self._plan(left)
         self._show(count, self._of_plans(left))
@@ -98,7 +101,7 @@ class Judge:
                 count += 1
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
-                    self._seen.add(work.id)
+                    self._done.add(work.id)
                     if work.proposed:
                         self._plan(left)
                 else:  # no other plan could be judged either
@@ -166,7 +169,7 @@ class Judge:
     def _is_worth_checking(self, *rows: RegionResult) -> bool:
         """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
         found = [work for work in self._kernels if work.id not in self._covered]
-        judged_s = sum(work.saving_s for work in found if work.id in self._seen)
+        judged_s = sum(work.saving_s for work in found if work.id in self._done)
         return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
 
     @staticmethod
@@ -219,6 +222,8 @@ class Judge:
             seen = self._comparisons.compare(work, own, found)
             if seen.late:
                 return self._too_late(work)
+            if schedule is not None:
+                self.seen[work.id, schedule] = seen
             if seen.outcome is None:
                 if schedule is None:
                     return _quarantined(work, f"tinygrad's own schedule fails: {seen.reason}")
@@ -358,6 +363,7 @@ class Judge:
         seen = self._comparisons.compare(work, theirs, mine)
         if seen.late:
             return "not judged: the budget was over"
+        self.seen[work.id, after] = seen
         if seen.outcome is None:
             return f"rejected: {seen.reason}"
         if (verified := seen.outcome.finalist_verification) is None:

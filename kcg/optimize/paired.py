@@ -128,8 +128,9 @@ def _finalist(
 class Comparisons:
     """Makes the comparisons of one run, and knows of which regions some were made or taken over."""
 
-    def __init__(self, estimates: Estimates, device: Device) -> None:
+    def __init__(self, estimates: Estimates, device: Device, *, in_new_child: bool = False) -> None:
         self._estimates, self._device, self._kept = estimates, device, estimates.kept
+        self._in_new_child = in_new_child
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
@@ -139,7 +140,8 @@ class Comparisons:
         """Have a fresh process, and compile what is to be compared before the first comparison: on a CPU nothing may
         compile while one runs. On a GPU the compiling children compute the references of these regions meanwhile."""
         service, expected_s = self._device.service, self._estimates.compiling_s()
-        service.fresh_child()
+        if not self._in_new_child:
+            service.fresh_child()
         sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
         self._ask_for_references(works)
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))

@@ -45,6 +45,7 @@ from kcg.optimize.region_plans import (
 )
 from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import Weights, search
+from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.search.problem import Observation, best
 from kcg.types import (
@@ -114,10 +115,12 @@ def search_regions(
     device: Device,
     log: RunLog,
     usable: Callable[[Region], bool] | None = None,
+    store: Stored | None = None,
+    judged: dict[str, RegionResult] | None = None,
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
     none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
-    in which what it found is to be judged."""
+    in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched."""
     none = "no region of several kernels was searched"
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{none}: the measurements were used up")
@@ -140,9 +143,17 @@ def search_regions(
         _measure_starts(late, device, until=until)
     works = _works(proposals, kernels, device=device)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
-    seek = functools.partial(device.find_starts, works)
-    measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=seek, until=until)
-    timed = _with_best_parts([work for work in works if work.baseline_s], kernels, device, until=until)
+    timed: list[RegionWork] = []
+    if store is not None and judged is not None and (held := store.holds(works, device=device, log=log)):
+        timed = _timed(held, kernels, estimates, device=device, log=log, until=until)
+        store.verify(timed, estimates, device=device, log=log, judged=judged)
+        store.measure_unclear(timed, device=device)
+        asked = {work.id for work in held}
+        rest = [w for w in works if w.id not in asked and not covered(w, [*kernels, *timed])]
+        works = [*held, *rest]
+    else:
+        rest = works
+    timed += _timed(rest, kernels, estimates, device=device, log=log, until=until) if rest else []
     if not timed:
         log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
         return None
@@ -157,10 +168,26 @@ def search_regions(
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 
 
+def _timed(
+    works: Sequence[RegionWork],
+    kernels: Sequence[RegionWork],
+    estimates: Estimates,
+    *,
+    device: Device,
+    log: RunLog,
+    until: float | None,
+) -> list[RegionWork]:
+    """Those of some regions that ran as tinygrad schedules their kernels, and as the best known schedules of these."""
+    seek = functools.partial(device.find_starts, works)
+    measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=seek, until=until)
+    return _with_best_parts([work for work in works if work.baseline_s], kernels, device, until=until)
+
+
 def _not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[RegionWork]:
     """Kernels that the first search did not come to, and that take more than `least_s`: milliseconds in all were
     nothing beside seconds, and are now."""
-    return [w for w in kernels if w.baseline_s and w.tiles is not None and not w.of_tiles and w.before_s > least_s]
+    late = [w for w in kernels if w.baseline_s and w.tiles is not None and not w.of_tiles and not w.stored]
+    return [work for work in late if work.before_s > least_s]
 
 
 def _measure_starts(kernels: Sequence[RegionWork], device: Device, *, until: float | None) -> None:

@@ -21,7 +21,7 @@ from kcg.kernel.kinds import parse
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, no_constant, same_names, shown, unique
 from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
-SCHEMA = 13
+SCHEMA = 14
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -53,6 +53,7 @@ ADDED = {
         ("Result", "allow_tf32"),
     },
     13: {("RegionResult", "origins"), ("ModelCheck", "spread_s"), ("ModelCheck", "untimed")},
+    14: {("RegionResult", "store")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

@@ -35,9 +35,11 @@ from kcg.optimize.report import write_report
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
+from kcg.optimize.stored import Stored
 from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
+from kcg.store.location import open_store
 from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, SeenAs, Workload
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def optimize(
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
     settings = with_what_was_allowed(settings)
+    store = Stored(open_store(settings.store, new=True), settings.allow_tf32) if settings.store else None
     log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
@@ -82,6 +85,8 @@ def optimize(
         contextlib.ExitStack() as children,
     ):
         guide = Guide(settings, device)
+        if store is not None:
+            store.say_read_only(log)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         if captured is None:
@@ -102,8 +107,14 @@ def optimize(
         estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         try:
+            if store is not None:  # before the device's child has run anything but its canary
+                log.begin(JUDGING)
+                ahead = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept)
+                store.verify(works, ahead, device=device, log=log, judged=judged, in_new_child=True)
             log.begin(BASELINES)
             measured = baselines(settings, works, device=device, budget=budget, guide=guide, log=log)
+            if store is not None:
+                store.measure_unclear(works, device=device)
             estimates = Estimates(settings, captured, measured, device, budget, kept)
             log.begin(SEARCH)
             if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
@@ -111,7 +122,9 @@ def optimize(
             candidates = search(estimates, guide, device=device, log=log)
             proposed = None
             if estimates.wants_regions:
-                proposed = search_regions(candidates, estimates, guide, device=device, log=log)
+                proposed = search_regions(
+                    candidates, estimates, guide, device=device, log=log, store=store, judged=judged
+                )
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)
@@ -149,6 +162,8 @@ def optimize(
                     checked = check_steps(made, settings, estimates, planning, device=device, log=log)
                 result, check = checked  # the check is of this plan, whichever try writes it
                 finished = write(ended, result, check, device=device, budget=budget, log=log)
+                if store is not None and results is not None and check.passed is not False:
+                    store.add(finished.result, judged, log=log)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
@@ -242,13 +257,16 @@ def baselines(
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
     guides the search is read meanwhile."""
+    is_missing = any(work.stored is None for work in works)
     if settings.measurements == 0:
-        guide.read()
+        if is_missing:
+            guide.read()
         return Measured(works, time.monotonic())
 
     def meanwhile() -> None:
-        device.find_starts(works)
-        guide.read()
+        if is_missing:  # else nothing is searched
+            device.find_starts(works)
+            guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
     device.use_gpus(works)

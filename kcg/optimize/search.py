@@ -14,7 +14,7 @@ from kcg.cli import counted
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
-from kcg.optimize.work import Candidates, RegionWork, searched_of, total_s
+from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem
@@ -113,6 +113,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.works = self.works or self.estimates.works
+        self.missing = [work for work in self.works if work.stored is None]  # a store has none of them
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
         self.allocator: Allocator | None = None
@@ -120,7 +121,7 @@ class _Search:
 
     def run(self) -> Candidates:
         settings, budget, log = self.settings, self.budget, self.log
-        too_short = self.estimates.too_short()
+        too_short = self.estimates.too_short() if self.missing else ""
         if too_short:
             budget.search_until(self.estimates.measured.at)
             log.progress.line(too_short, important=True)
@@ -129,9 +130,9 @@ class _Search:
             if advice := self.estimates.too_short_for_the_model():
                 log.progress.line(advice)
         elif settings.measurements is None:
-            budget.search_until(time.monotonic() + EFFORTS[settings.effort].search_s)
+            budget.search_until(time.monotonic() + missing_share(self.works) * EFFORTS[settings.effort].search_s)
         used_up = self.ledger.used_up
-        if self.searched or not (too_short or used_up):
+        if self.missing and (any(work.tried for work in self.missing) or not (too_short or used_up)):
             self._spend()
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
@@ -233,7 +234,7 @@ class _Search:
             self.ledger, self._limits(), seen=self._seen, weigh=self._weigh, patience_s=self._patience_s
         )
         # without a baseline there is nothing to compare with
-        searched = {work.id for work in searched_of(self.works)}
+        searched = {work.id for work in searched_of(self.missing)}
         works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in searched]
         works.sort(key=lambda one: -one[1].before_s)
         workers = self.guide.workers
@@ -299,7 +300,7 @@ class _Search:
         """tinygrad's own BEAM, region by region, the largest first."""
         self.log.progress.phase(f"searching with tinygrad's own BEAM={width}")
         service = self.device.service
-        for work in sorted(searched_of(self.works), key=lambda w: -w.before_s):
+        for work in sorted(searched_of(self.missing), key=lambda w: -w.before_s):
             if self.ledger.exhausted:
                 break
             left = 3600.0 if self.ledger.deadline is None else self.ledger.deadline - time.monotonic()
@@ -325,6 +326,8 @@ class _Search:
 
         self.log.progress.phase("choosing by prediction, without measuring")
         for index, work in enumerate(self.works):
+            if work.stored:
+                continue
             if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
                 self.log.warn("the budget ended before a schedule was predicted for every kernel")
                 break

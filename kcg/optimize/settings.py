@@ -54,6 +54,7 @@ class Settings:
     script_check: bool = True  # whether a script runs again at the end, to compare what it leaves
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
     regions: bool | None = None  # whether regions of several kernels are searched and planned; None: see `Estimates`
+    store: str = ""  # a folder, or `hf://owner/name@revision`: looked at first, and added to; empty: none
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     allow_tf32: bool = False  # whether products of tile programs may round float32 operands to tf32
     command: str = ""

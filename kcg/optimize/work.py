@@ -70,6 +70,7 @@ class RegionWork:
     tiles: Space | None = None  # of its tile programs; none where there can be none
     of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
+    stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
     proposed: bool = False  # whether its calls are counted as those of its kernels, too: no plan has it yet
 
     # ---- what is learned of it ----
@@ -283,6 +284,15 @@ def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:
             seen.add(observation.binary_hash)
             ordered.append(observation.schedule)
     return ordered
+
+
+def missing_share(works: Sequence[RegionWork]) -> float:
+    """The share of their time, as tinygrad schedules them, of those of which a store had nothing: of a search that is
+    not bound by a budget they have as much."""
+    if not any(work.stored for work in works):
+        return 1.0
+    total_s = sum(work.before_s for work in works)
+    return sum(work.before_s for work in works if work.stored is None) / total_s if total_s else 1.0
 
 
 ONCE_COUNTS = 0.1

@@ -1,0 +1,89 @@
+"""How long tuning takes where a store has it, beside tuning from nothing.
+
+    python -m evaluation.fleet.bench_store
+
+`kcg optimize flux/mini` runs cold into an empty store, and then from an empty folder with what it left there, each
+with a tinygrad cache of its own. `store_hit_vs_cold` is the time of the second over that of the first, from start to
+result as each run's result says; what came from the store is counted, and every schedule of the second run has to be
+verified. Adds its keys to results/bench_fleet.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kcg.cli import command_text, guarded, record_results
+from kcg.optimize.result import read_result
+from kcg.types import Result
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "evaluation" / "results" / "bench_fleet.json"
+
+
+def main(
+    workload: Annotated[str, typer.Option(help="a name, with its preset")] = "flux/mini",
+    device: Annotated[str, typer.Option(help="as of kcg optimize")] = "auto",
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Run both and write the figures."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="kcg-bench-store-") as folder:
+        results = [optimized(workload, device, Path(folder), name) for name in ("cold", "store")]
+    entry, headline = figures(*results)
+    entry |= {"command": command_text("evaluation.fleet.bench_store"), "cores": os.cpu_count(), "load": load}
+    record_results(out, "store", entry, headline)
+    typer.echo(json.dumps(headline, indent=1))
+
+
+def optimized(workload: str, device: str, folder: Path, name: str) -> Result:
+    """The result of one run, in a process of its own. Raises CalledProcessError where it fails."""
+    command = [sys.executable, "-m", "kcg", "optimize", workload, "--device", device]
+    command += ["--store", str(folder / "tuned"), "--report", str(folder / name)]
+    environment = {**os.environ, "CACHEDB": str(folder / f"{name}.db")}
+    subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return read_result(folder / name / "RESULT.json")
+
+
+def figures(cold: Result, warm: Result) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is kept of both runs, and the headline."""
+    rows = [row for row in warm.regions if row.outcome == "improved"]
+    check = warm.model_check
+    entry = {
+        "workload": f"{warm.workload}/{warm.preset}",
+        "target": warm.target.model,
+        "toolchain": warm.toolchain.compiler,
+        "cold_s": cold.search_s,
+        "store_s": warm.search_s,
+        "cold_phases": dict(cold.phases),
+        "store_phases": dict(warm.phases),
+        "cold_improved": sum(row.outcome == "improved" for row in cold.regions),
+        "store_improved": len(rows),
+        "from_store": sum(bool(row.store) for row in rows),
+        "all_verified": all(row.chosen.verification.passed for row in rows),
+        "whole_verified": check is not None and check.passed is True,
+        "cold_speed_up": cold.total_before_s / cold.total_after_s,
+        "store_speed_up": warm.total_before_s / warm.total_after_s,
+        "warnings": list(warm.warnings),
+    }
+    headline = {
+        "store_hit_vs_cold": warm.search_s / cold.search_s,
+        "store_cold_s": cold.search_s,
+        "store_hit_s": warm.search_s,
+        "store_schedules": entry["from_store"],
+        "store_all_verified": entry["all_verified"] and entry["whole_verified"],
+    }
+    return entry, headline
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -1,0 +1,274 @@
+"""What a store has of the regions of a run: looked up, judged as any finalist, and used only where it proves true.
+
+This comes before anything of a region is searched. So an entry that is wrong, that is slower than it claims, or that
+does not apply costs one comparison: its region is then searched as if there were none. A region of which the store has
+a schedule that proved true is neither searched nor judged again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kcg.cli import counted
+from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.kernel.kinds import describe
+from kcg.measure.device_info import first_line
+from kcg.optimize.finals import Judge
+from kcg.optimize.work import Candidates
+from kcg.search.problem import Observation
+from kcg.store.entry import Entry, entries_of
+from kcg.store.folder import Found, Store
+from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, Status
+
+if TYPE_CHECKING:
+    from kcg.optimize.device import Device
+    from kcg.optimize.estimates import Estimates
+    from kcg.optimize.log import RunLog
+    from kcg.optimize.paired import Compared
+    from kcg.optimize.work import RegionWork
+
+SLACK: Final = 1.25
+"""So many times less than its claim a speed-up may be, beside both intervals and the noise, before the claim counts as
+refuted: two runs on one busy CPU differed by up to a fifth in what neither had changed."""
+NEARLY: Final = 0.999  # of the time of the best that is known a schedule of a store is expected to take, at most
+SAYING_NOTHING: Final = ("undecided", "unjudged", "quarantined")
+"""Outcomes that say nothing of an entry: there was no time, or tinygrad's own schedule is what cannot be judged."""
+
+
+@dataclass
+class Stored:
+    """The store of one run, and which of its entries did not prove true."""
+
+    store: Store
+    allow_tf32: bool
+    refuted: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by the region's work
+    unclear: defaultdict[str, list[Schedule]] = field(default_factory=lambda: defaultdict(list))  # by the same
+    warned: set[Path] = field(default_factory=set)
+
+    def holds(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> list[RegionWork]:
+        """Those of which it has a schedule that can be planned."""
+        found = self._entries(works, device=device, log=log)
+        return [work for work in works if work.id in found]
+
+    def _entries(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> dict[str, list[Found]]:
+        """What the store has of these regions and can be planned for them, by `RegionWork.id`."""
+        target, toolchain = device.service.facts
+        found: dict[str, list[Found]] = {}
+        for work in works:
+
+            def warn(bad: Found, work: RegionWork = work) -> None:
+                self._refute(work, bad, bad.problem, log=log)
+
+            seen = self.store.look_up(
+                work.call.region.id, work.bindings, target, toolchain, allow_tf32=self.allow_tf32, warn=warn
+            )
+            usable = []
+            for one in seen:
+                if work.proposed and _entry(one).chosen.schedule.kind == ScheduleKind.PARTS:
+                    continue  # its parts are searched as kernels
+                if why := _why_unplanned(work, _entry(one).chosen.schedule):
+                    self._refute(work, one, why, log=log)
+                else:
+                    usable.append(one)
+            if usable:
+                found[work.id] = usable
+        return found
+
+    def verify(
+        self,
+        works: Sequence[RegionWork],
+        estimates: Estimates,
+        *,
+        device: Device,
+        log: RunLog,
+        judged: dict[str, RegionResult],
+        in_new_child: bool = False,
+    ) -> None:
+        """Judge what the store has of these regions. What proves true is in `RegionWork.stored`, and in `judged`. Each
+        is known by its claims until then, and afterwards by what was measured, or not at all."""
+        found = self._entries(works, device=device, log=log)
+        hits = [work for work in works if work.id in found]
+        if not hits:
+            return
+        what = "region" if hits[0].proposed else "kernel"
+        log.progress.phase(f"re-timing and verifying what the store has for {counted(len(hits), what)}")
+        before = {work.id: (dict(work.known), dict(work.of_tiles)) for work in hits}
+        seen: dict[str, RegionResult] = {}
+        try:
+            for work in hits:
+                _expect(work, [_entry(one) for one in found[work.id]])
+            here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
+            judge = Judge(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
+            judge.run()
+        finally:
+            for work in hits:
+                work.known, work.of_tiles = before[work.id]
+        for work in hits:
+            if (row := seen[work.id]).outcome not in SAYING_NOTHING:
+                self._take_in(work, row, found[work.id], judge, log=log, judged=judged)
+        if unclear := sum(map(len, self.unclear.values())):
+            what = counted(unclear, "schedule")
+            log.alert(f"{what} of the store could not be told from tinygrad's own: the search goes on from there")
+
+    def _take_in(
+        self,
+        work: RegionWork,
+        row: RegionResult,
+        found: Sequence[Found],
+        judge: Judge,
+        *,
+        log: RunLog,
+        judged: dict[str, RegionResult],
+    ) -> None:
+        chosen = {one.schedule for one in (row.chosen, row.opts) if one is not None} - {row.baseline.schedule}
+        true = list[Schedule]()
+        for one in found:
+            entry, schedule = _entry(one), _entry(one).chosen.schedule
+            compared = judge.seen.get((work.id, schedule))
+            if why := _why_refuted(entry, compared, row):
+                self._refute(work, one, why, log=log)
+            elif schedule in chosen:
+                true.append(schedule)
+            elif compared is not None and not _is_faster(compared):
+                self.unclear[work.id].append(schedule)
+            elif "rejected: " in row.note:  # under stress, after it was compared
+                self._refute(work, one, row.note, log=log)
+        if not true:
+            return
+        where = self.store.location if row.chosen.schedule in true else ""
+        note = f"from the store {where}; {row.note}" if where else row.note
+        judged[work.id] = work.stored = replace(row, store=where, note=note)
+        self.unclear.pop(work.id, None)
+        for side in (row.baseline, row.chosen, row.opts):
+            if side is not None:
+                work.keep(_measured(side))
+
+    def measure_unclear(self, works: Sequence[RegionWork], *, device: Device) -> None:
+        """Measure what could be neither confirmed nor refuted, as a search does: from there it goes on."""
+        for work in works:
+            for schedule in self.unclear.get(work.id, ()):
+                for future in device.measure(work, [schedule]):
+                    work.keep(future.result())
+        device.check_journal()
+
+    def _refute(self, work: RegionWork, one: Found, why: str, *, log: RunLog) -> None:
+        """Say once why an entry is not used."""
+        self.refuted[work.id].append(one.path)
+        if one.path not in self.warned:
+            self.warned.add(one.path)
+            name = name_of_work(work)
+            log.alert(
+                f"{one.path} for {name} is not used, which is searched as if it were not there: {why}", important=True
+            )
+
+    def say_read_only(self, log: RunLog) -> None:
+        """That nothing is added, where that is so."""
+        if not self.store.writable:
+            log.progress.line(f"kcg: the store {self.store.location} is only read: nothing is added", important=True)
+
+    def add(self, result: Result, judged: Mapping[str, RegionResult], *, log: RunLog) -> int:
+        """Keep what this run found and verified; how many schedules the store did not have."""
+        if not self.store.writable:
+            return 0
+        added = 0
+        try:
+            wrong = _in_wrong_plans(result)
+            for name, row in judged.items():
+                if not row.store and row.region.id not in wrong:
+                    entries = entries_of(result, [row])
+                    added += sum(self.store.add(entry, instead_of=self.refuted[name]) for entry in entries)
+        except (UsageError, DataError) as error:
+            log.progress.line(f"kcg: the store does not get what was found: {error}", important=True)
+        if added:
+            log.progress.line(f"kcg: {counted(added, 'schedule')} added to the store {self.store.location}")
+        return added
+
+
+def _in_wrong_plans(result: Result) -> set[str]:
+    """Regions of several kernels that a whole step was wrong with, but for those of the chosen plan."""
+    plans = result.planning.plans if result.planning is not None else ()
+    return {name for plan in plans if plan.passed is False for name in plan.regions} - {
+        row.region.id for row in result.regions
+    }
+
+
+def covered(work: RegionWork, works: Sequence[RegionWork]) -> bool:
+    """Whether what a store has takes all calls of a kernel of a region of several: it occurs nowhere beside that."""
+    calls = {one.call.region.id: one.call.calls for one in works if not one.proposed}
+    taken = sum((one.taken for one in works if one.proposed and one.stored), Counter[str]())
+    return any(taken[kernel] >= calls.get(kernel, 0) for kernel in work.taken)
+
+
+def name_of_work(work: RegionWork) -> str:
+    """What a region is called before there is a result of it."""
+    return work.space.name(work.space.baseline()) or work.call.region.id[:12]
+
+
+def _entry(found: Found) -> Entry:
+    assert found.entry is not None, "what cannot be used was left out"
+    return found.entry
+
+
+def _why_unplanned(work: RegionWork, schedule: Schedule) -> str:
+    """Why a schedule does not apply to its region here; empty where it does."""
+    space = work.tiles if schedule.kind == ScheduleKind.TILE else work.space
+    if space is None:
+        return f"there are no programs of kind {schedule.kind} for it here"
+    try:
+        space.check(schedule)
+    except ScheduleError as error:
+        return f"it does not apply: {first_line(error)}"
+    except Exception as error:  # whatever a foreign one brings up
+        return f"it does not apply: {type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def _expect(work: RegionWork, entries: Sequence[Entry]) -> None:
+    """Know the schedules of a store by what is claimed of them, as a search would have found them."""
+    own = work.space.baseline()
+    if own not in work.known:
+        slowest_s = max(entry.baseline.cold_s for entry in entries)
+        work.keep(Observation(own, Status.OK, slowest_s, binary_hash="claimed:own"))
+    for entry in sorted(entries, key=lambda entry: -entry.chosen.cold_s):  # each is faster than what is known
+        seconds = min(entry.chosen.cold_s, work.baseline_s / entry.speed_up, NEARLY * work.best_s)
+        work.keep(Observation(entry.chosen.schedule, Status.OK, seconds, binary_hash=f"claimed:{entry.id}"))
+
+
+def _measured(side: Finalist) -> Observation:
+    return Observation(side.schedule, Status.OK, side.cold_s, binary_hash=side.binary_hash)
+
+
+def _why_refuted(entry: Entry, compared: Compared | None, row: RegionResult) -> str:
+    """Why an entry is not true, by the last comparison of its schedule and the result of its region; empty where it may
+    be. What does not get so far as a comparison has no program of its own."""
+    words = describe(entry.chosen.schedule)
+    if compared is None:
+        return row.note if words in row.note else f"{words}: {row.note}"
+    outcome = compared.outcome
+    if outcome is None:
+        return f"{words}: {compared.reason}"
+    verified = outcome.finalist_verification
+    if verified is None or not verified.passed:
+        return "" if verified is None or verified.unjudged else f"{words} is wrong: {verified.reason}"
+    if not _is_timed(compared):
+        return ""
+    claimed = entry.baseline.interval_s[0] / entry.chosen.interval_s[1]
+    if compared.before.schedule == row.chosen.schedule:  # the best of all others, which it had to beat
+        claimed *= row.chosen.cold_s / row.baseline.cold_s
+    if compared.speed_up[2] * (1 + compared.noise) * SLACK >= claimed:
+        return ""
+    return f"{words} is slower than claimed: {compared.words}, and {entry.speed_up:.2f}× is claimed"
+
+
+def _is_timed(compared: Compared) -> bool:
+    outcome = compared.outcome
+    return outcome is not None and not outcome.noisy and bool(outcome.finalist_cold_s)
+
+
+def _is_faster(compared: Compared) -> bool:
+    return _is_timed(compared) and compared.is_faster

@@ -1,0 +1,157 @@
+"""kcg store list | add | verify | push | pull"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.cli import command_group, counted, examples, guarded, run_app
+from kcg.commands import command_name
+from kcg.errors import DataError, ExitCode, UsageError
+
+app = command_group("kcg store list STORE", "kcg store COMMAND --help")
+
+Location = Annotated[str, typer.Argument(metavar="STORE", help="a folder, or hf://OWNER/NAME@REVISION")]
+
+
+@app.callback()
+def commands() -> None:
+    """Verified schedules by region, target and toolchain: look at, add to, share."""
+
+
+@app.command("list", epilog=examples("kcg store list tuned", "kcg store list hf://OWNER/NAME@REVISION --json"))
+def show(
+    store: Location,
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
+) -> None:
+    """What a store has: kernels, schedules, speed-ups, targets, and which run each came from."""
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from kcg.kernel.kinds import describe
+    from kcg.store.location import open_store
+
+    found = list(open_store(store).all())
+    for bad in (one for one in found if one.entry is None):
+        typer.echo(f"kcg: {bad.path}: {bad.problem}", err=True)
+    entries = sorted((e for one in found if (e := one.entry)), key=lambda e: (e.target.model, -e.baseline.cold_s))
+    if json_mode:
+        for e in entries:
+            report = {
+                "id": e.id,
+                "key": e.key,
+                "region": e.region.id,
+                "kernels": len(e.region.kernels),
+                "name": e.name,
+                "ends": e.ends,
+                "target": e.target.fingerprint,
+                "model": e.target.model,
+                "schedule": [str(e.chosen.schedule.kind), e.chosen.schedule.body],
+                "before_s": e.baseline.cold_s,
+                "after_s": e.chosen.cold_s,
+                "created": e.created,
+                "revision": e.revision,
+            }
+            sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
+        return
+    table = Table(title=f"{store}: {counted(len(entries), 'schedule')}")
+    for column in ("kernel", "target", "before", "after", "speed-up", "schedule", "of"):
+        table.add_column(column, justify="right" if column in ("before", "after", "speed-up") else "left")
+    for e in entries:
+        before, after = (f"{1e6 * side.cold_s:,.1f} µs" for side in (e.baseline, e.chosen))
+        what = f"{len(e.region.kernels)} kernels" if len(e.region.kernels) > 1 else _plain(e.name) or e.region.id[:12]
+        words = _plain(describe(e.chosen.schedule))
+        row = (what, _plain(e.target.model), before, after, f"{e.speed_up:.2f}×", words, _plain(e.created[:10]))
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=160)).print(table)
+
+
+@app.command(epilog=examples("kcg store add kcg-out/flux/RESULT.json tuned"))
+def add(
+    result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of a run")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="a folder; a new one is made")],
+) -> None:
+    """Add the verified schedules of a result; what the store has that is faster stays."""
+    from kcg.optimize.result import read_result
+    from kcg.store.entry import entries_of
+    from kcg.store.location import open_store
+
+    found, into = read_result(result), open_store(store, new=True)
+    if not into.writable:
+        raise UsageError(f"{store} is only read: give a folder that can be written")
+    if found.model_check is not None and found.model_check.passed is False:
+        raise UsageError(f"{result}: the whole is wrong with its schedules ({found.model_check.reason}): none is added")
+    entries = entries_of(found, found.deployed)
+    if not entries:
+        raise UsageError(f"{result} has no verified schedule that is faster than tinygrad's own: nothing to add")
+    added = sum(into.add(entry) for entry in entries)
+    typer.echo(f"{store}: {added} of {counted(len(entries), 'schedule')} added")
+
+
+@app.command(epilog=examples("kcg store verify tuned"))
+def verify(store: Location) -> None:
+    """Read every entry: its hash, its schema, its kernels, its schedules. Speed and results are verified where a
+    schedule is used."""
+    from kcg.store.location import open_store
+
+    count, bad = 0, 0
+    for one in open_store(store).all():
+        count += 1
+        if one.entry is None:
+            bad += 1
+            typer.echo(f"{one.path}: {one.problem}")
+    if bad:
+        raise DataError(f"{bad} of {counted(count, 'entry', 'entries')} of {store} cannot be used, as said above")
+    typer.echo(f"{store}: {counted(count, 'entry', 'entries')}, all whole")
+
+
+@app.command(epilog=examples("kcg store push tuned OWNER/NAME --private"))
+def push(
+    store: Annotated[Path, typer.Argument(metavar="FOLDER", help="a store")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    revision: Annotated[
+        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
+    ] = "main",
+    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
+    private: Annotated[
+        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
+    ] = False,
+) -> None:
+    """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints how to use the commit."""
+    from kcg.store.publish import push as push_now
+
+    commit = push_now(store, repo, branch=revision, message=message, private=private)
+    typer.echo(f"{repo} has it as {commit}")
+    typer.echo(f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
+
+
+@app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))
+def pull(
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
+) -> None:
+    """Download one commit from the Hugging Face Hub, whole, with every entry read: a folder that can be added to."""
+    from kcg.store.publish import pull as pull_now
+
+    count = pull_now(repo, out, revision=revision)
+    typer.echo(f"{out}: {counted(count, 'entry', 'entries')}")
+
+
+def _plain(text: str) -> str:
+    """A foreign text on one line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:120]
+
+
+def main() -> ExitCode:
+    return run_app(app, command_name("store"))
+
+
+if __name__ == "__main__":
+    guarded(main)

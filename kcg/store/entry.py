@@ -1,0 +1,216 @@
+"""One entry of a store: a verified schedule of a region, what it and tinygrad's own took, and where that comes from.
+
+An entry is a small JSON file whose name is its content hash. What it is found by is its key: the region, the values of
+its variables, the target, the toolchain, and whether it may round operands to tf32. Nothing in it is trusted: whoever
+uses a schedule measures and verifies it first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
+
+from kcg.errors import DataError, ScheduleError
+from kcg.kernel.kinds import parse
+from kcg.nouns import Document, Malformed, decode, encode, no_constant, same_names, shown, unique
+from kcg.types import (
+    Finalist,
+    Kernel,
+    Region,
+    RegionResult,
+    Result,
+    Schedule,
+    ScheduleKind,
+    Target,
+    Toolchain,
+    Variables,
+    content_id,
+    malformed,
+)
+
+SCHEMA: Final = 1
+"""The version of stores and of their entries. A change of any field is a new number, never a silent one."""
+
+MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
+NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
+LONGEST_S: Final = 3600.0  # that one call may take
+_ADVICE = "restore it, or delete it"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A schedule, and the cold median of one call with its 95 % interval, in seconds."""
+
+    schedule: Schedule
+    cold_s: float
+    interval_s: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule that was chosen and verified for a region, beside tinygrad's own."""
+
+    region: Region
+    ends: tuple[Variables, ...]  # the values with which it was timed and verified; one, empty set without variables
+    target: Target
+    toolchain: Toolchain
+    baseline: Timed  # tinygrad's own, in the same turns
+    chosen: Timed
+    name: str  # of the program, for tables
+    rules: tuple[str, ...]  # of verification, all of which passed
+    seeds: int
+    kcg_version: str
+    revision: str  # of kcg's code, as `kcg.provenance` says it
+    dirty: bool | None
+    created: str  # ISO date and time of the run
+
+    @cached_property
+    def key(self) -> str:
+        """What it is found by, see `key_of`."""
+        from kcg.kernel.parts import made_by
+
+        made = made_by(self.toolchain, self.chosen.schedule)
+        return key_of(self.region.id, self.ends, self.target.fingerprint, made, tf32=_rounds(self.chosen.schedule))
+
+    @cached_property
+    def id(self) -> str:
+        """The hash of its content."""
+        return content_id(_body(self))
+
+    @property
+    def speed_up(self) -> float:
+        """How many times as fast as tinygrad's own it was."""
+        return self.baseline.cold_s / self.chosen.cold_s
+
+
+def key_of(region: str, ends: Iterable[Variables], target: str, toolchain: str, *, tf32: bool) -> str:
+    """What an entry is found by: a hash of the region's id, the values with which it is timed, and the fingerprints of
+    the target and of the toolchain that makes such a schedule."""
+    places = [[list(one) for one in values] for values in ends]
+    return content_id([region, places, target, toolchain, tf32])[:NAME_LENGTH]
+
+
+def entries_of(result: Result, rows: Iterable[RegionResult]) -> list[Entry]:
+    """What a store can keep of these rows of a result: schedules that improved and passed every rule, but for those
+    that are written by hand, which need a file of their author. Where a tile program won, the best Opts too."""
+    found = []
+    for row in rows:
+        if row.outcome != "improved":
+            continue
+        for one in dict.fromkeys((row.chosen, row.opts)):
+            if one is None or one.schedule == row.baseline.schedule or not one.verification.passed:
+                continue
+            if not _is_by_hand(one.schedule) and 0 < one.cold_s < row.baseline.cold_s:
+                found.append(_entry(result, row, one))
+    return found
+
+
+def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
+    base = row.baseline
+    return Entry(
+        region=row.region,
+        ends=tuple(end.variables for end in row.ends) or (row.variables,),
+        target=result.target,
+        toolchain=result.toolchain,
+        baseline=Timed(base.schedule, base.cold_s, base.interval_s),
+        chosen=Timed(one.schedule, one.cold_s, one.interval_s),
+        name=one.name,
+        rules=one.verification.rules,
+        seeds=one.verification.seeds,
+        kcg_version=result.kcg_version,
+        revision=result.revision,
+        dirty=result.dirty,
+        created=result.created,
+    )
+
+
+def _is_by_hand(schedule: Schedule) -> bool:
+    if schedule.kind != ScheduleKind.PARTS:
+        return schedule.kind == ScheduleKind.SOURCE
+    from kcg.kernel.parts import parts_of
+
+    return any(part.schedule.kind == ScheduleKind.SOURCE for part in parts_of(schedule))
+
+
+def _rounds(schedule: Schedule) -> bool:
+    if schedule.kind not in (ScheduleKind.TILE, ScheduleKind.PARTS):
+        return False  # without what makes tile programs being imported
+    from kcg.kernel.tile.kind import rounds_to_tf32
+
+    return rounds_to_tf32(schedule)
+
+
+# ---- as JSON
+
+
+def _body(entry: Entry) -> dict[str, Any]:
+    asts = {kernel.id: kernel.ast_json for kernel in entry.region.kernels}
+    return {"schema": SCHEMA, **encode(entry), "asts": asts}
+
+
+def to_json(entry: Entry) -> str:
+    """The text of its file."""
+    return json.dumps({"id": entry.id, **_body(entry)}, indent=1, allow_nan=False) + "\n"
+
+
+def from_json(data: bytes) -> Entry:
+    """The entry of a file. Raises DataError, in a line without the file's name, where it is truncated, tampered with,
+    of another schema, or no entry at all."""
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
+        return _read(document)
+    except Malformed as error:
+        raise DataError(f"no entry that kcg can trust: {error}: {_ADVICE}") from None
+    except (ValueError, RecursionError, TypeError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:100]
+        raise DataError(f"truncated or not JSON ({reason}): {_ADVICE}") from None
+
+
+def _read(document: Any) -> Entry:
+    if not isinstance(document, dict) or "schema" not in document:
+        raise Malformed("", "it has no schema number")
+    if (schema := document["schema"]) != SCHEMA or type(schema) is not int:
+        raise Malformed("schema", f"{shown(schema)}, and this kcg reads {SCHEMA}")
+    same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(Entry))}, "")
+    if document["id"] != content_id({name: value for name, value in document.items() if name != "id"}):
+        raise Malformed("", "its content is not that of its hash, so it was changed")
+    asts = document["asts"]
+    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
+        raise Malformed("asts", "an object of texts is expected")
+    kernels = {name: Kernel(text) for name, text in asts.items()}
+    if changed := [name for name, kernel in kernels.items() if kernel.id != name]:
+        raise Malformed(f"asts.{shown(changed[0])}", "the text of the kernel was changed")
+    parts = {field.name: document[field.name] for field in fields(Entry)}
+    entry: Entry = decode(parts, Entry, "", of=Document(kernels))
+    _check(entry)
+    return entry
+
+
+def _check(entry: Entry) -> None:
+    if wrong := malformed(entry.region):
+        raise Malformed("region", wrong)
+    if not entry.ends:
+        raise Malformed("ends", "there is not one set of values")
+    for name, timed in (("baseline", entry.baseline), ("chosen", entry.chosen)):
+        low, high = timed.interval_s
+        if not (0 < timed.cold_s <= LONGEST_S and 0 < low <= high < math.inf):
+            raise Malformed(name, "its time is none")
+        if timed.schedule.kind not in list(ScheduleKind) or _is_by_hand(timed.schedule):
+            raise Malformed(f"{name}.schedule", f"a store keeps no kind {shown(timed.schedule.kind)}")
+        try:
+            parse(timed.schedule.kind, timed.schedule.body)
+        except ScheduleError as error:
+            raise Malformed(f"{name}.schedule", str(error)) from None
+    if entry.chosen.cold_s >= entry.baseline.cold_s:
+        raise Malformed("chosen", "it is not faster than tinygrad's own")
+    if not entry.rules or entry.seeds < 1:
+        raise Malformed("rules", "it was not verified")
+    try:
+        datetime.fromisoformat(entry.created)
+    except ValueError:
+        raise Malformed("created", f"{shown(entry.created)} is not an ISO date and time") from None

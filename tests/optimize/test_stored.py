@@ -1,0 +1,308 @@
+"""What a store has is judged as any finalist before the search, used only where it proves true, and never searched.
+
+Verification is real; samples are given, since no test may depend on time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.kernel.kinds import kind_of
+from kcg.kernel.opts.schedule import Opt, schedule_of
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.measure.jobs import CompileOutcome, PairedJob, PairedOutcome
+from kcg.measure.service import MeasureService
+from kcg.optimize import region_search
+from kcg.optimize.paired import Comparisons
+from kcg.optimize.result import read_result
+from kcg.optimize.settings import Settings
+from kcg.optimize.stored import Stored, covered
+from kcg.optimize.work import Candidates, RegionWork, missing_share
+from kcg.store.entry import Entry, Timed
+from kcg.store.folder import Store, file_name
+from kcg.store.location import open_store
+from kcg.types import RegionResult, Result, Schedule, ScheduleKind
+from tests.optimize_run import Begun, begun, optimized
+from tests.small_result import unlike_baseline
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
+NORM = SCRIPT.with_name("norm_steps.py")
+ARGUMENTS = ("--measurements", "4", "--search", "random", "--no-script-check", "--device")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """A run whose kernels are planned."""
+    folder = tmp_path_factory.mktemp("out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, script_args=("8",))
+    with begun(settings) as started:
+        yield started
+
+
+@pytest.fixture
+def works(opened: Begun) -> list[RegionWork]:
+    return [RegionWork(work.call, work.space) for work in opened.works]
+
+
+@pytest.fixture(autouse=True)
+def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is right is twice as fast as tinygrad's own, to the nanosecond."""
+    really = MeasureService.compare_paired
+
+    def compare_paired(service: MeasureService, job: PairedJob, **given: Any) -> Future[PairedOutcome]:
+        seen, asked = Future[PairedOutcome](), really(service, job, **given)
+        asked.add_done_callback(lambda done: seen.set_result(_given(done.result())))
+        return seen
+
+    monkeypatch.setattr(MeasureService, "compare_paired", compare_paired)
+
+
+def _given(outcome: PairedOutcome) -> PairedOutcome:
+    if outcome.finalist_verification is None or not outcome.finalist_verification.passed:
+        return outcome
+    slow, fast = (2e-6,) * 9, (1e-6,) * 9
+    return replace(
+        outcome,
+        noisy="",
+        baseline_cold_s=slow,
+        again_cold_s=slow,
+        finalist_cold_s=fast,
+        baseline_warm_s=slow,
+        finalist_warm_s=fast,
+    )
+
+
+def entry_of(opened: Begun, work: RegionWork, schedule: Schedule | None = None, *, claim: float = 2.0) -> Entry:
+    """What a store has of a region: a schedule that is said to be so many times as fast as tinygrad's own."""
+    target, toolchain = opened.device.service.facts
+    chosen = unlike_baseline(work.space) if schedule is None else schedule  # type: ignore[arg-type]
+    return Entry(
+        region=work.call.region,
+        ends=work.bindings,
+        target=target,
+        toolchain=toolchain,
+        baseline=Timed(work.space.baseline(), 2e-6, (2e-6, 2e-6)),
+        chosen=Timed(chosen, 2e-6 / claim, (2e-6 / claim, 2e-6 / claim)),
+        name="r_8_8",
+        rules=("a rule",),
+        seeds=3,
+        kcg_version="0.1.0",
+        revision="",
+        dirty=None,
+        created="2026-11-26T12:00:00+00:00",
+    )
+
+
+def store_of(folder: Path, *entries: Entry) -> Store:
+    store = open_store(str(folder / "tuned"), new=True)
+    assert all(store.add(entry) for entry in entries)
+    return store
+
+
+def verified(opened: Begun, works: list[RegionWork], store: Store) -> tuple[dict[str, RegionResult], Stored, list[str]]:
+    """What was judged of what a store has, and what was said."""
+    judged, stored, before = dict[str, RegionResult](), Stored(store, allow_tf32=False), len(opened.log.warnings)
+    estimates = opened.estimates(opened.untimed())
+    stored.verify(works, estimates, device=opened.device, log=opened.log, judged=judged)
+    return judged, stored, opened.log.warnings[before:]
+
+
+def test_what_proves_true_is_a_result_and_is_not_searched(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work, *others = works
+    store = store_of(tmp_path, entry := entry_of(opened, work))
+    judged, _, said = verified(opened, works, store)
+    assert not said and set(judged) == {work.id}
+    row = judged[work.id]
+    assert row is work.stored and row.outcome == "improved" and row.chosen.schedule == entry.chosen.schedule
+    assert row.store == store.location and row.note.startswith(f"from the store {store.location}; 2.00×")
+    assert row.chosen.verification.passed and len(row.chosen.verification.rules) > 4, "every rule of a finalist"
+    assert work.is_timed and work.best_s == row.chosen.cold_s, "known by what was measured"
+    assert not opened.estimates(opened.untimed()).is_due(work)
+    assert not any(other.stored or other.known for other in others)
+
+
+POISON = {
+    "slower than it claims": (1000.0, None, "slower than claimed"),
+    "no schedule of this kernel": (2.0, schedule_of((Opt("UPCAST", 7, 64),)), "does not apply"),
+}
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_a_poisoned_entry_is_one_warning_and_its_region_as_if_there_were_none(
+    name: str, opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    claim, schedule, words = POISON[name]
+    work = works[0]
+    store = store_of(tmp_path, entry := entry_of(opened, work, schedule, claim=claim))
+    judged, stored, said = verified(opened, works, store)
+    (line,) = said
+    assert words in line and "\n" not in line and str(store.folder / entry.key / file_name(entry)) in line
+    assert not judged and work.stored is None and not work.known, "nothing of its claims is left"
+    assert stored.refuted[work.id] == [store.folder / entry.key / file_name(entry)]
+
+
+def test_a_wrong_schedule_is_refuted(
+    opened: Begun, works: list[RegionWork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(outcome: PairedOutcome) -> PairedOutcome:
+        right = outcome.finalist_verification
+        return (
+            outcome
+            if right is None
+            else replace(
+                outcome,
+                finalist_verification=replace(right, passed=False, reason="output 3 is 0.5 and not 0.7"),
+                baseline_cold_s=(),
+                finalist_cold_s=(),
+            )
+        )
+
+    monkeypatch.setitem(globals(), "_given", wrong)
+    judged, _, said = verified(opened, works, store_of(tmp_path, entry_of(opened, works[0])))
+    assert len(said) == 1 and "is wrong: output 3 is 0.5 and not 0.7" in said[0]
+    assert not judged and not works[0].known
+
+
+def test_noise_refutes_nothing_and_the_search_goes_on_from_there(
+    opened: Begun, works: list[RegionWork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noisy(outcome: PairedOutcome) -> PairedOutcome:
+        return replace(_given_before(outcome), again_cold_s=(7e-6,) * 9, finalist_cold_s=(1e-6, 3e-6, 4e-6) * 3)
+
+    _given_before = _given
+    monkeypatch.setitem(globals(), "_given", noisy)
+    entry = entry_of(opened, works[0])
+    judged, stored, said = verified(opened, works, store_of(tmp_path, entry))
+    assert said == ["1 schedule of the store could not be told from tinygrad's own: the search goes on from there"]
+    assert not judged and not stored.refuted and not works[0].known
+    stored.measure_unclear(works, device=opened.device)
+    assert set(works[0].known) == {entry.chosen.schedule}, "by a measurement of its own"
+
+
+def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_not_true(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work = works[0]
+    store = store_of(tmp_path, entry_of(opened, work, claim=1000.0))
+    _, stored, _ = verified(opened, works, store)
+    true = entry_of(opened, work, schedule := work.space.actions(work.space.start())[0].schedule)
+    judged, again, _ = verified(opened, works, store_of(tmp_path / "other", true))
+    row = replace(judged[work.id], store="")
+    result: Result = opened.result(None, _results(works))
+    assert again.add(result, judged, log=opened.log) == 0, "what came from a store is there"
+    assert stored.add(result, {work.id: row}, log=opened.log) == 1
+    (kept,) = [one.entry for one in store.all()]
+    assert kept is not None and kept.chosen.schedule == schedule and kept.speed_up == pytest.approx(2)
+    read_only = Stored(replace(store, writable=False), allow_tf32=False)
+    assert read_only.add(result, {work.id: row}, log=opened.log) == 0
+
+
+def _results(works: list[RegionWork]) -> Any:
+    from kcg.optimize.finals import as_searched
+
+    return as_searched(works, {}, why="a test")
+
+
+def test_a_search_has_the_share_of_what_is_missing(opened: Begun, works: list[RegionWork], tmp_path: Path) -> None:
+    assert missing_share(works) == 1.0
+    verified(opened, works, store_of(tmp_path, *(entry_of(opened, work) for work in works)))
+    assert missing_share(works) == 0.0
+    works[0].stored = None
+    assert 0 < missing_share(works) < 1
+
+
+def test_a_region_that_what_the_store_has_leaves_no_calls_for_is_covered(works: list[RegionWork]) -> None:
+    kernels, region = works, RegionWork(works[0].call, works[0].space, proposed=True)
+    assert not covered(region, kernels)
+    held = RegionWork(works[0].call, works[0].space, proposed=True)
+    held.stored = object()  # type: ignore[assignment]
+    assert covered(region, [*kernels, held])
+
+
+class Tiles:
+    """As much of a space of tile programs as judging asks for."""
+
+    def check(self, schedule: Schedule) -> None:
+        pass
+
+    def tile(self, schedule: Schedule) -> tuple[int, ...]:
+        return TileParameters.from_json(schedule.body).tile
+
+    def legend(self, schedule: Schedule) -> str:
+        return "rows"
+
+
+def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_planned_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in of the same parts takes the place of its program, which a CPU has none of."""
+    settings = Settings(str(NORM), device=os.environ["DEV"], measurements=5, folder=tmp_path / "out", regions=True)
+    tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
+    monkeypatch.setattr(Comparisons, "compare_jointly", lambda *_: True)  # two by two, with the samples given here
+    propose = region_search._works
+    with begun(settings) as run:
+        estimates, chosen = run.estimates(run.measured(meanwhile=run.guide.read)), list[str]()
+
+        def works(*given: Any, **more: Any) -> list[RegionWork]:
+            made = propose(*given, **more)
+            largest = max(made, key=lambda work: len(work.call.region.kernels))
+            largest.tiles = Tiles()  # type: ignore[assignment]
+            region, own = largest.call.region, largest.space.baseline()
+            compiled = kind_of(own).compile(region, largest.space.neighbours(own)[0], run.device.service.target)
+            run.device.service._keep((region.id, tile), CompileOutcome(compiled, 0.1))
+            store.add(entry_of(run, largest, tile))
+            chosen.append(largest.id)
+            return made
+
+        store, judged = open_store(str(tmp_path / "tuned"), new=True), dict[str, RegionResult]()
+        monkeypatch.setattr(region_search, "_works", works)
+        stored = Stored(store, allow_tf32=False)
+        kernels = Candidates(run.works)
+        proposed = region_search.search_regions(
+            kernels, estimates, run.guide, device=run.device, log=run.log, usable=bool, store=stored, judged=judged
+        )
+        assert proposed is not None and not run.log.warnings, run.log.warnings
+        (held,) = [work for work in proposed.works if work.stored]
+        assert [held.id] == chosen == list(judged)
+        row = judged[held.id]
+        assert row.store == store.location and row.chosen.schedule == tile and row.chosen.verification.passed
+        results = run.judge(proposed.estimates, proposed.candidates).run()
+        assert row in results.rows, "and it is not judged again"
+        plan, *_ = region_search.variants(results, proposed, run.captured.workload)
+        assert {one.region.id for one in plan.rows if one.store} == {row.region.id}
+
+
+# ---- a run
+
+
+def test_a_run_uses_a_store_and_says_so(opened: Begun, tmp_path: Path) -> None:
+    entry = entry_of(opened, opened.works[0])
+    store = store_of(tmp_path, entry)
+    done = optimized(
+        SCRIPT, *ARGUMENTS, os.environ["DEV"], "--store", store.location, "--report", tmp_path / "out", "--", "8"
+    )
+    assert done.returncode == 0, done.stderr
+    result = read_result(tmp_path / "out" / "RESULT.json")
+    (row,) = [row for row in result.regions if row.store]
+    assert row.region == entry.region and row.chosen.schedule == entry.chosen.schedule
+    assert row.chosen.verification.passed and row.measurements == 0, "it was not searched"
+    assert f"1 schedule from the store {store.location}, verified here" in " ".join(done.stdout.split())
+    assert f"from the store {store.location}" in (tmp_path / "out" / "report.html").read_text()
+    assert entry in [one.entry for one in store.all()]
+
+
+@pytest.mark.parametrize("location", ["hf://owner/name", "file"])
+def test_a_location_that_is_no_store_ends_a_run_before_it_begins(location: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    named = location if location.startswith("hf") else tmp_path / location
+    done = optimized(SCRIPT, "--store", named, "--report", tmp_path / "out")
+    assert done.returncode == 2 and done.stderr.count("kcg: ") == 1 and not (tmp_path / "out").exists()

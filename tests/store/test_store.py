@@ -1,0 +1,218 @@
+"""A store keeps the fastest verified schedule of each region, whoever writes to it, and trusts no file in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.errors import DataError, ExitCode, UsageError
+from kcg.kernel.opts.schedule import Opt
+from kcg.kernel.opts.schedule import schedule_of as opts_schedule
+from kcg.kernel.tile.parameters import CONTRACTION, TF32, TileParameters
+from kcg.kernel.tile.space import schedule_of
+from kcg.optimize.result import write_result
+from kcg.store.__main__ import main
+from kcg.store.entry import SCHEMA, Entry, entries_of, from_json, to_json
+from kcg.store.folder import MARKER, Store, file_name
+from kcg.store.location import open_store
+from kcg.types import ModelCheck, Result, Schedule, content_id
+from tests.commands import Ended, ended
+from tests.store.conftest import faster
+
+
+def entries(store: Store) -> list[Entry]:
+    return [entry for one in store.all() if (entry := one.entry) is not None]
+
+
+def looked_up(store: Store, entry: Entry, **given: Any) -> list[Entry]:
+    found = store.look_up(entry.region.id, entry.ends, entry.target, entry.toolchain, **given)
+    return [one.entry for one in found if one.entry is not None]
+
+
+def timed(entry: Entry, cold_s: float, schedule: Schedule | None = None) -> Entry:
+    """The same with another time."""
+    chosen = replace(entry.chosen, cold_s=cold_s, interval_s=(cold_s, cold_s))
+    return replace(entry, chosen=chosen if schedule is None else replace(chosen, schedule=schedule))
+
+
+def other_schedule(number: int = 1) -> Schedule:
+    return opts_schedule((Opt("UPCAST", 0, 100 + number),))
+
+
+def store_command(*arguments: str | Path) -> Ended:
+    return ended(main, *arguments)
+
+
+# ---- what is kept
+
+
+def test_what_improved_and_was_verified_is_found_by_its_region_and_target(store: Store, result: Result) -> None:
+    improved = [row for row in result.regions if row.outcome == "improved"]
+    assert len(improved) == len(entries(store)) == len(result.regions) - 1
+    for entry in entries(store):
+        assert looked_up(store, entry) == [entry]
+        assert from_json(to_json(entry).encode()) == entry
+        assert looked_up(store, replace(entry, target=replace(entry.target, cores=entry.target.cores + 1))) == []
+        assert looked_up(store, replace(entry, toolchain=replace(entry.toolchain, compiler="another"))) == []
+        assert looked_up(store, replace(entry, ends=((("start_pos", 3),),))) == []
+
+
+def test_what_was_not_verified_or_is_written_by_hand_is_not_kept(result: Result) -> None:
+    row = result.regions[0]
+    assert len(entries_of(result, [row])) == 1
+    unverified = replace(row.chosen, verification=replace(row.chosen.verification, passed=False))
+    by_hand = replace(row.chosen, schedule=Schedule("source", "{}"))
+    for other in (replace(row, chosen=unverified), replace(row, chosen=by_hand), replace(row, outcome="kept")):
+        assert entries_of(result, [other]) == []
+    both = replace(row, chosen=by_hand, opts=faster(row.chosen, 1.5e-6))
+    assert [entry.chosen.schedule for entry in entries_of(result, [both])] == [row.chosen.schedule], "the best Opts"
+
+
+def test_of_two_schedules_the_faster_one_stays(store: Store) -> None:
+    entry, other = entries(store)[0], other_schedule()
+    slower, faster_one = timed(entry, 1.5e-6, other), timed(entry, 0.5e-6, other)
+    assert not store.add(slower) and looked_up(store, entry) == [entry]
+    assert not store.add(timed(entry, 0.5e-6)), "the same schedule, timed once more"
+    assert store.add(faster_one) and looked_up(store, entry) == [faster_one]
+    assert len(list((store.folder / entry.key).iterdir())) == 1, "the slower one is gone"
+
+
+def test_what_did_not_prove_true_gives_way_to_what_did(store: Store) -> None:
+    entry, other = entries(store)[0], other_schedule()
+    verified, file = timed(entry, 1.5e-6, other), store.folder / entry.key / file_name(entry)
+    assert store.add(verified, instead_of=[file])
+    assert looked_up(store, entry) == [verified] and not file.exists()
+
+
+def test_many_writers_at_once_leave_the_fastest(store: Store) -> None:
+    entry = entries(store)[0]
+    others = [timed(entry, 1e-6 - 1e-8 * number, other_schedule(number)) for number in range(1, 20)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store.add, others))
+    assert looked_up(store, entry) == [others[-1]]
+    assert all(one.entry is not None for one in store.all())
+    assert not [path for path in store.folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_a_program_that_rounds_to_tf32_is_for_those_who_allow_it(store: Store) -> None:
+    entry = entries(store)[0]
+    tile = schedule_of(TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, precision=TF32))
+    rounded = timed(entry, 1e-7, tile)
+    assert store.add(rounded)
+    assert looked_up(store, entry) == [entry]
+    assert looked_up(store, entry, allow_tf32=True) == [entry, rounded]
+
+
+# ---- what is refused
+
+
+def _with(change: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> Callable[[bytes], bytes]:
+    """A file with a change, and a hash that fits it if it is to be `sealed`."""
+
+    def changed(data: bytes) -> bytes:
+        document = json.loads(data)
+        change(document)
+        if sealed:
+            document["id"] = content_id({name: value for name, value in document.items() if name != "id"})
+        return json.dumps(document).encode()
+
+    return changed
+
+
+BAD = {
+    "truncated": (lambda data: data[: len(data) // 2], "truncated"),
+    "no JSON": (lambda data: b"\x00\xff", "truncated or not JSON"),
+    "a list": (lambda data: b"[]", "no schema number"),
+    "another schema": (_with(lambda d: d.update(schema=SCHEMA + 1)), f"this kcg reads {SCHEMA}"),
+    "tampered": (_with(lambda d: d["chosen"].update(cold_s=1e-9), sealed=False), "was changed"),
+    "another kernel": (_with(lambda d: d.update(asts=dict.fromkeys(d["asts"], "{}"))), "kernel was changed"),
+    "a field more": (_with(lambda d: d.update(more=1)), "unknown"),
+    "a time that is none": (_with(lambda d: d["chosen"].update(cold_s="nan")), "time is none"),
+    "never verified": (_with(lambda d: d.update(rules=[])), "not verified"),
+    "not faster": (_with(lambda d: d["chosen"].update(cold_s=1.0)), "not faster"),
+    "no schedule": (_with(lambda d: d["chosen"]["schedule"].update(body="[[1]]")), "chosen.schedule"),
+    "code": (_with(lambda d: d["chosen"]["schedule"].update(kind="source", body="{}")), "keeps no kind"),
+    "a foreign kind": (_with(lambda d: d["chosen"]["schedule"].update(kind="\x1b[2J")), "keeps no kind"),
+    "another place": (_with(lambda d: d.update(name="x")), "another entry's place"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_entry_is_one_line_and_counts_for_nothing(name: str, store: Store) -> None:
+    change, words = BAD[name]
+    entry, *_ = entries(store)
+    file = store.folder / entry.key / file_name(entry)
+    file.write_bytes(change(file.read_bytes()))
+    said = []
+    assert looked_up(store, entry, warn=said.append) == []
+    (bad,) = said
+    assert bad.path == file and words in bad.problem and "\n" not in bad.problem and bad.problem.isprintable()
+    done = store_command("verify", store.folder)
+    assert done.returncode == ExitCode.USAGE and str(file) in done.stdout and words in done.stdout
+    assert "1 of" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for location in (tmp_path / "other", tmp_path / "absent", tmp_path / "other" / "notes.txt"):
+        with pytest.raises(UsageError, match=MARKER):
+            open_store(str(location))
+    with pytest.raises(UsageError, match="empty folder"):
+        open_store(str(tmp_path / "other"), new=True)
+    assert not open_store(str(tmp_path / "absent"), new=True).folder.exists(), "nothing is made before it is needed"
+    for marker, words in (('{"kcg store": 99}', "schema '99'"), ("{}", "not that of a store"), ("", "not that of")):
+        (store.folder / MARKER).write_text(marker)
+        with pytest.raises(DataError, match=words):
+            open_store(str(store.folder))
+
+
+@pytest.mark.parametrize("location", ["hf://owner/name", "hf://owner/name@main", "hf://@" + "a" * 40, ""])
+def test_a_location_that_is_not_pinned_is_refused(location: str) -> None:
+    with pytest.raises(UsageError, match="hf://OWNER/NAME@"):
+        open_store(location)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_only_read(store: Store) -> None:
+    store.folder.chmod(0o500)
+    assert not open_store(str(store.folder)).writable
+    store.folder.chmod(0o700)
+
+
+# ---- the commands
+
+
+def test_a_result_is_added_and_listed(result: Result, tmp_path: Path) -> None:
+    write_result(result, tmp_path / "RESULT.json")
+    folder = tmp_path / "made" / "here"
+    count = len(result.regions) - 1
+    assert f"{count} of {count} schedules added" in store_command("add", tmp_path / "RESULT.json", folder).stdout
+    assert f"0 of {count} schedules added" in store_command("add", tmp_path / "RESULT.json", folder).stdout
+    shown = store_command("list", folder)
+    assert shown.returncode == 0 and f"{count} schedules" in shown.stdout and "2.00×" in shown.stdout
+    rows = [json.loads(line) for line in store_command("list", folder, "--json").stdout.splitlines()]
+    assert {row["region"] for row in rows} == {row.region.id for row in result.regions if row.outcome == "improved"}
+    assert f"{count} entries, all whole" in store_command("verify", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: replace(r, regions=r.regions[-1:], expectations=()), "no verified schedule"),
+        (lambda r: replace(r, model_check=ModelCheck(False, "it is wrong")), "none is added"),
+    ],
+)
+def test_a_result_that_has_nothing_to_add_says_so(
+    change: Callable[[Result], Result], words: str, result: Result, tmp_path: Path
+) -> None:
+    write_result(change(result), tmp_path / "RESULT.json")
+    done = store_command("add", tmp_path / "RESULT.json", tmp_path / "made")
+    assert done.returncode == ExitCode.USAGE and words in done.stderr and not (tmp_path / "made").exists()
