@@ -161,9 +161,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if kernel.others and kernel.contraction is None:
         if parameters.form != REDUCTION or parameters.axes != (tuple(range(len(kernel.outputs))),):
             raise TileRefusal("axes", "products of one launch have tiles of rows")
-    elif kernel.others and (
-        parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize
-    ):
+    elif kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
         raise TileRefusal("form", "contractions of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
