@@ -37,7 +37,7 @@ BETWEEN_S = 1.5e-6
 program of several launches pays once too."""
 
 EDGES_S = 6e-6
-"""Of a launch that streams a matrix: until all multiprocessors wait for memory together, and while the last ones end. On
+"""Of a launch that streams a matrix: until all multiprocessors wait for memory together, and while the last end. On
 an H100 113 MB took 48.1 µs and 57 MB 30.9, so 13.7 µs beside the bytes, of which the pair of events takes half."""
 
 Key = tuple[str, tuple[int, ...]]
