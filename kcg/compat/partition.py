@@ -184,11 +184,11 @@ class Partition:
                 return
             kernel = order[len(chosen)]
             for place in self._candidates(kernels[kernel], args[kernel], bound) if chosen else [first]:
+                if (place in self._taken and kernel not in region.again) or place in chosen.values():
+                    continue
                 if tries <= 0:
                     return
                 tries -= 1
-                if (place in self._taken and kernel not in region.again) or place in chosen.values():
-                    continue
                 if (more := _bind(args[kernel], self.calls[place].slots, bound)) is not None:
                     yield from extend({**chosen, kernel: place}, more)
 

@@ -12,7 +12,8 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `SHARED`: contractions that read the same operand (query, key and value);
 - `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way;
 - `BESIDE`: two contractions of which neither needs the other, whose tiles fill waves together (the same layer of two
-  streams).
+  streams);
+- `VECTOR`: matrix-vector products that read the same vector (a modulation's; query, key and value of one token).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.symbolic import at_values, mean_values
 from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.vectors import vectors_of
 from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
 
 Steps = dict[UOp, int]
@@ -48,6 +50,7 @@ class Form(StrEnum):
     SHARED = "contractions with a shared operand"
     PROLOGUE = "contraction with its operand computed on the way"
     BESIDE = "contractions beside each other"
+    VECTOR = "products of one vector"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Limits:
     sharing: int = 4  # contractions with one operand
     again: int = 16  # operations an element of what is computed more than once
     subsets: int = 64  # of the calls of one group
-    near: int = 8  # calls from a contraction to one beside it
+    near: int = 8  # calls from a contraction, or a matrix-vector product, to one beside it
+    products: int = 8  # matrix-vector products of one vector
     few: int = 1 << 23  # elements that the smaller of contractions beside each other stores: a few waves of tiles
 
 
@@ -169,6 +173,7 @@ class _Read:
             self.product = rows.dtype, self.reduce_extent, _count(self.outputs[n] for n in columns.ranges)
         self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)
         self.is_reduction = not self.is_contraction and not self.is_elementwise
+        self.vectors = vectors_of(tile)
         self.stored = _steps(tile.store.address)
         self.loads: dict[int, list[_Load]] = {}
         for load in tile.loads:
@@ -227,6 +232,24 @@ def _count(ranges: Iterable[UOp]) -> int:
 def _extent_at(axis: UOp, values: Mapping[str, int]) -> int:
     """The number of steps of a range with these values of its variables."""
     return int(sym_infer(axis.src[0], dict(values))) if is_symbolic(axis) else extent(axis)
+
+
+def _stretches(places: list[int], near: int) -> list[list[int]]:
+    """Places in stretches of which each is near the one before."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and place - found[-1][-1] <= near:
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return found
+
+
+def _groups(places: list[int], most: int) -> Iterator[list[int]]:
+    """Places in groups: all of them, if they are not too many, and groups of a power of two."""
+    sizes = {1 << power for power in range(1, most.bit_length()) if 1 << power <= len(places)}
+    for size in sorted(sizes | ({len(places)} if 1 < len(places) <= most else set()), reverse=True):
+        yield from (places[at : at + size] for at in range(0, len(places) - size + 1, size))
 
 
 # ---- the rules
@@ -312,6 +335,8 @@ class _Candidates:
                     yield Form.PROLOGUE, more, frozenset([maker])
         for places in self._beside(contractions):
             yield Form.BESIDE, places, none
+        for places in self._of_vectors():
+            yield Form.VECTOR, places, none
 
     def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
         """How a call reads a view."""
@@ -545,6 +570,41 @@ class _Candidates:
             and min(_count(one.outputs), _count(two.outputs)) <= self.limits.few
             and other not in self.after[place]
             and is_convex(self.after, [place, other])
+        )
+
+    # -- matrix-vector products
+
+    def _of_vectors(self) -> Iterator[frozenset[int]]:
+        """Products of each vector. Of equal ones that follow each other groups of `Limits.products`, of half as many
+        and so on: a program with more of them than were captured has the larger groups first. Of a few others all
+        groups, also with one that needs another one's result row by row."""
+        read: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for place, kernel in enumerate(self.kernels):
+            for slot, form in kernel.vectors if kernel is not None else ():
+                read[self.views[place][slot], form].append(place)
+        for places in read.values():
+            for near in _stretches(places, self.limits.near):
+                some = [(place,) for place in near if not self._is_row_of_another(place, near)]
+                some += [(place, other) for place in near for other in near if self._needs_rows(other, place)]
+                if len(near) <= self.limits.sharing:
+                    for size in range(len(near), 0, -1):
+                        joined = (frozenset().union(*parts) for parts in itertools.combinations(some, size))
+                        yield from (group for group in joined if len(group) > 1)
+                for _, equal in itertools.groupby(near, key=lambda place: self.sequence.calls[place].kernel):
+                    yield from map(frozenset, _groups(list(equal), self.limits.products))
+
+    def _is_row_of_another(self, place: int, places: list[int]) -> bool:
+        """Whether a product is made beside another one, of whose result each row needs its own."""
+        return any(self._needs_rows(place, other) for other in places)
+
+    def _needs_rows(self, reader: int, place: int) -> bool:
+        """Whether each row of a product needs the same one of another product's result."""
+        kernel = self.kernels[reader]
+        assert kernel is not None
+        loads = [load for other, view in self.readers[place] if other == reader for load in self._loads(reader, view)]
+        return bool(loads) and all(
+            load.steps is not None and _spread(load.steps, kernel.outputs) == 1 and _apart(load.steps, kernel.outputs)
+            for load in loads
         )
 
     def _operands(self, places: frozenset[int]) -> list[int]:

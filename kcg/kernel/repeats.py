@@ -3,7 +3,8 @@
 A model of many equal blocks is one such stretch, or several. What is decided for one block is decided for all, and a
 sequence that was captured of a model with fewer blocks stands for one with more: `Blocks.weight` says how many places
 of the whole model one place of the sequence stands for. Blocks are found by the kernels and their wiring alone, so
-where one begins is arbitrary: what spans two of them is `ACROSS`.
+where one begins is arbitrary: what spans two of them is `ACROSS`. Calls of one kernel that need nothing of each other
+are no blocks: each of them stands for as many.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def runs_of(sequence: Sequence) -> tuple[Run, ...]:
     producers, taken, kept = _producers(sequence), np.zeros(len(names), bool), list[Run]()
     for run in sorted(found, key=lambda run: (-run.length, run.period)):
         wired = _while_wired_alike(run, producers)
+        if len(set(names[run.start : run.start + run.length])) == 1 and not _needs_itself(wired, producers):
+            continue
         if wired.blocks >= LEAST and not taken[wired.start : wired.start + wired.length].any():
             taken[wired.start : wired.start + wired.length] = True
             kept.append(wired)
@@ -79,6 +82,13 @@ def _while_wired_alike(run: Run, producers: list[tuple[int | None, ...]]) -> Run
         if inside(place) != inside(place - run.period):
             return Run(run.start, run.period, place - run.start)
     return run
+
+
+def _needs_itself(run: Run, producers: list[tuple[int | None, ...]]) -> bool:
+    """Whether a call of a run reads what another one of it makes. Calls of one kernel that do not are no blocks: each
+    is as good as any, and what is decided of some in one group is not what is decided of all."""
+    places = range(run.start, run.start + run.length)
+    return any(producer in places for place in places for producer in producers[place])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from kcg.kernel.sequences import partition_of
 from kcg.kernel.symbolic import called, of_names, ranges_of, ranges_of_region, without
 from kcg.types import Kernel, Region, Variables, Workload
 
+WHOLE = 1e-6
+"""How near below a whole number of sets of calls a count of them is that number: it is a sum of quotients."""
+
 
 @dataclass(frozen=True)
 class Claimed:
@@ -42,12 +45,13 @@ def claimed(workload: Workload, regions: Sequence[Region]) -> Claimed:
         sequence, partition = blocks.sequence, partition_of(blocks.sequence)
         for region in regions:
             here = sum(blocks.weight(places) for places, _ in partition.claim(region))
-            count = round(here) * sequence.executions
+            sets = int(here + WHOLE)
+            count = sets * sequence.executions
             all_of_it.found[region.id] += count
             all_of_it.replayed[region.id] += count if sequence.steady and workload.steps else 0
             names = ranges_of_region(region)
             for variables, executions in sequence.seen if count else ():
-                all_of_it.seen[region.id][of_names(variables, names)] += round(here) * executions
+                all_of_it.seen[region.id][of_names(variables, names)] += sets * executions
         for region_id, reason, places in partition.left_sets():
             all_of_it.left[region_id, reason] += max(1, round(blocks.weight(sorted(places)))) * sequence.executions
         _count_again(all_of_it, blocks, partition, regions, is_steady=bool(sequence.steady and workload.steps))

@@ -389,7 +389,7 @@ def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
-    if kernel.others:
+    if kernel.others and kernel.contraction is not None:
         return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
     if not kernel.held:
         return True

@@ -48,7 +48,7 @@ from kcg.kernel.tile.prior import (
     sums_of,
 )
 from kcg.kernel.tile.stream import blocks_of_tiles, padded, reach_of, reached_share, stream_tiles, visited_blocks
-from kcg.kernel.tile.tiles import Axis, tiles_of
+from kcg.kernel.tile.tiles import Axis, launched_with
 from kcg.types import Target
 
 UNTRIED = 0.005
@@ -427,20 +427,19 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     per_program = math.prod(p.tile) * max(1, p.reduce_tile)
     outputs = math.prod(kernel.extents)
     terms = max(1, kernel.reduce_extent)
-    counts = tiles_of(kernel, p)
     held = {n for axis in p.axes for n in axis}
     others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    programs = math.prod(counts) * others * p.split
+    programs = math.prod(launched_tiles(kernel, p)) * others * p.split
     steps = -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
     nbytes, used, moved = 0.0, 0.0, 0.0  # from memory; of each element in flight, and from L2
+    for one, own in launched_with(kernel, p):
+        for access in (*one.loads, one.store):
+            # some parts of sectors come twice
+            nbytes += _bytes(one, access) * (1 + (_spread(access, one, own) - 1) / 2)
     for access in (*kernel.loads, kernel.store):
-        size = access.buffer.dtype.itemsize
-        spans = _spans(kernel, access)
-        spread = _spread(access, kernel, p)
-        nbytes += min(spans, access.buffer.size) * size * (1 + (spread - 1) / 2)  # some parts of sectors come twice
-        each = min(1.0, spans / max(1, outputs * terms)) * size
+        each = min(1.0, _spans(kernel, access) / max(1, outputs * terms)) * access.buffer.dtype.itemsize
         used += each
-        moved += each * spread
+        moved += each * _spread(access, kernel, p)
     threads = 32 * p.num_warps
     elements = max(1, per_program // threads)
     whole = sum(_spans(kernel, load) >= outputs * terms for load in kernel.loads)
@@ -473,10 +472,16 @@ def _displaced(kernel: TileKernel, target: Target, p: TileParameters) -> float:
     kept: dict[int, float] = {}
     if p.form != REDUCTION:
         return 0.0
-    for number, load in enumerate(kernel.loads):
-        if number not in p.evict_first:
-            kept[load.buffer.slot] = min(_spans(kernel, load), load.buffer.size) * load.buffer.dtype.itemsize
+    for one in kernel.launched:
+        for number, load in enumerate(one.loads):
+            if number not in p.evict_first:
+                kept[load.buffer.slot] = _bytes(one, load)
     return min(sum(kept.values()), float(target.cache_bytes))
+
+
+def _bytes(kernel: TileKernel, access: Access) -> float:
+    """Bytes of memory that an access reaches."""
+    return min(_spans(kernel, access), access.buffer.size) * access.buffer.dtype.itemsize
 
 
 def _spans(kernel: TileKernel, access: Access) -> float:
@@ -516,8 +521,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     rows, height, width = kernel.rows, math.prod(p.tile), p.reduce_tile
     reads: dict[int, float] = {}
     for load in kernel.loads:
-        spans = min(_spans(kernel, load), load.buffer.size) * load.buffer.dtype.itemsize
-        reads[load.buffer.slot] = max(reads.get(load.buffer.slot, 0.0), spans)
+        reads[load.buffer.slot] = max(reads.get(load.buffer.slot, 0.0), _bytes(kernel, load))
     writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
     programs = -(-rows.count // height)
     threads, elements = 32 * p.num_warps, height * width
@@ -570,9 +574,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
     reach = reach_of(stream)
     nbytes = sum(
-        min(_spans(kernel, x), x.buffer.size)
-        * x.buffer.dtype.itemsize
-        * (reached_share(reach, stream.keys) if stream.keys in x.address.ranges else 1.0)
+        _bytes(kernel, x) * (reached_share(reach, stream.keys) if stream.keys in x.address.ranges else 1.0)
         for x in (*kernel.loads, kernel.store)
     )
     if p.form == SPECIALIZED:

@@ -138,7 +138,13 @@ class Writer:
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
         if form in (ELEMENTWISE, REDUCTION):
             self.accesses |= needed_loads(kernel)
-        self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
+        # of products of one launch each has the first one's
+        self.evictions = {
+            one.loads[number].node: policy
+            for one in kernel.launched
+            for number, policy in (evictions or {}).items()
+            if number < len(one.loads)
+        }
         self.interpreted = interpreted
         self.form = form  # of the program, where that is known
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
@@ -695,7 +701,7 @@ class Frame:
         zero = "0.0" if type_ in FP8 else "0"
         if (window := self.windows.get(node)) is not None:
             assert self.outer is not None
-            first = self.outer.lines.name(f"p{access.buffer.slot} + {_term(window.start)}", "q")
+            first = self.outer.lines.name(f"{self.buffer(access.buffer.slot)} + {_term(window.start)}", "q")
             axes = window.start.axes | window.place.axes
             others = self.outer.mask_of(axes, access.address.ranges)
             conditions = [window.mask, *others] if window.mask else others

@@ -48,6 +48,7 @@ from kcg.kernel.tile.ir import (
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
 from kcg.kernel.tile.stream import with_stream
+from kcg.kernel.tile.vectors import VECTORS, vectors_of
 from kcg.types import Kernel, Region
 
 MOST_KERNELS = 16
@@ -64,11 +65,23 @@ def read_region(region: Region) -> TileKernel:
 def _fused(_id: str, region: Region) -> TileKernel:
     if len(region.kernels) > MOST_KERNELS:
         raise TileRefusal("several kernels", f"more than {MOST_KERNELS}")
-    calls = frozenset(range(len(region.kernels)))
+    parts = _independent(region)
+    if not all(vectors_of(read_kernel(Region((kernel,)))) for kernel in region.kernels):
+        return _as_one_or_launch(region, parts)
     try:
-        return _as_one(region, calls)
+        return _products_of_vector(region, parts)
+    except TileRefusal as refusal:
+        first = refusal
+    try:
+        return _as_one_or_launch(region, parts)
     except TileRefusal:
-        parts = _independent(region)
+        raise first from None
+
+
+def _as_one_or_launch(region: Region, parts: list[frozenset[int]]) -> TileKernel:
+    try:
+        return _as_one(region, frozenset(range(len(region.kernels))))
+    except TileRefusal:
         kernels = [_as_one(region, part) for part in parts] if len(parts) > 1 else []
         if not kernels or any(kernel.contraction is None for kernel in kernels):
             raise
@@ -98,8 +111,9 @@ def _has_maximum(kernel: Kernel) -> bool:
     return any(node.op is Ops.REDUCE and node.arg[0] is Ops.MAX for node in ast_of(kernel).toposort())
 
 
-def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKernel:
-    """Kernels of a region as one; `holding` the results of contractions, or with those too made where they are used."""
+def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: bool = True) -> TileKernel:
+    """Kernels of a region as one; `holding` the results of contractions, or with those too made where they are used.
+    Reductions are `as_rows` that programs hold, or as of one kernel."""
     buffers: dict[UOp, BufferSlot] = {}
     made: dict[int, Stored] = {}  # slot -> what it holds so far
     loaded: set[int] = set()
@@ -137,9 +151,9 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool) -> TileKe
             kernel = _with_contractions(wanted, buffers)
         elif not holding:
             kernel = _with_stream(wanted, buffers)
-        elif kernel.reductions:
+        elif kernel.reductions and as_rows:
             kernel = with_rows(wanted, kernel, buffers)
-        elif kernel.also:
+        elif kernel.also and not kernel.reductions:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
@@ -505,6 +519,11 @@ def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
     forms = {(*rows[:2], _count_of_columns(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows}
     if None in read or (stacked and len(forms) > 1):
         raise TileRefusal(construct, "contractions of other formats, terms or columns")
+    return _launched(kernels, stacked=stacked)
+
+
+def _launched(kernels: list[TileKernel], *, stacked: bool = False) -> TileKernel:
+    """Kernels whose tiles are programs of one launch, the largest one's first."""
     first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
     slots = {buffer.slot: buffer for kernel in kernels for buffer in kernel.buffers}
     variables = {v.arg.name: v for kernel in kernels for v in kernel.variables}
@@ -515,6 +534,21 @@ def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
         buffers=tuple(slots[slot] for slot in sorted(slots)),
         variables=tuple(variables[name] for name in sorted(variables)),
     )
+
+
+def _products_of_vector(region: Region, parts: list[frozenset[int]]) -> TileKernel:
+    """Matrix-vector products of one vector, in one launch where some do not need each other; what needs another one's
+    result, row by row, is computed beside it. Raises TileRefusal."""
+    read = [
+        {(slots[slot], form) for slot, form in vectors_of(read_kernel(Region((kernel,))))}
+        for kernel, slots in zip(region.kernels, region.args, strict=True)
+    ]
+    if not set.intersection(*read):
+        raise TileRefusal(VECTORS, "they read no vector in common")
+    kernels = [_combined(region, part, holding=True, as_rows=False) for part in parts]
+    if not all(map(vectors_of, kernels)):
+        raise TileRefusal(VECTORS, "one is more than a value for each row by way of another one's result")
+    return _launched(kernels)
 
 
 def _count_of_columns(kernel: TileKernel) -> int:

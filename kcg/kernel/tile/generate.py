@@ -72,8 +72,10 @@ from kcg.kernel.tile.tiles import (
     rest_of,
     split_number,
     start_of,
+    tiles_of,
     variable_name,
 )
+from kcg.kernel.tile.vectors import alike, bind_products
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
@@ -156,7 +158,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("epilogue_parts", "only contractions have parts")
     if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
-    if kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
+    if kernel.others and kernel.contraction is None:
+        if parameters.form != REDUCTION or parameters.axes != (tuple(range(len(kernel.outputs))),):
+            raise TileRefusal("axes", "products of one launch have tiles of rows")
+    elif kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
         raise TileRefusal("form", "contractions of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
@@ -279,18 +284,41 @@ def halved(parameters: TileParameters) -> TileParameters:
 
 
 def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    axes = axes_of(kernel, parameters)
+    """Tiles of a kernel, or of each product of a launch: a branch by the program's number where these are no one
+    text."""
     depth = depth_of(kernel.reductions)
     sizes = (*parameters.tile, *_reduce_tiles(kernel, parameters, depth))
     if math.prod(sizes) > MAX_BLOCK:
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
-    root = open_frame(kernel, writer, sizes)
+    if not kernel.others:
+        root = open_frame(kernel, writer, sizes)
+        return root.lines, _write_tiles(kernel, parameters, root, root.lines.name("tl.program_id(0)", "program"))
+    lines, groups, begin = Lines(writer), alike(kernel, parameters), 0
+    number = lines.name("tl.program_id(0)", "program")
+    for group in groups:
+        (first, own), *_ = group
+        frame = open_frame(first, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines))
+        inside = frame.lines.name(f"{number} - {begin}", "tile") if begin else number
+        tiles = sum(math.prod(tiles_of(*one)) for one in group)
+        _write_tiles(first, own, frame, bind_products(frame, group, inside))
+        conditions = [f"({number} >= {begin})"] if begin else []
+        conditions += [f"({number} < {begin + tiles})"] if group is not groups[-1] else []
+        if conditions:
+            lines.extend(f"if {' & '.join(conditions)}:", frame.lines)
+        begin += tiles
+    if begin >= 1 << 31:
+        raise TileRefusal("grid", "2^31 programs or more")
+    return lines, begin
+
+
+def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, number: str) -> int:
+    """Writes what the program with a number does. Returns how many programs there are."""
+    axes = axes_of(kernel, parameters)
     rest = rest_of(kernel, axes)
     counts = [parameters.split, *(extent(r) for r in rest), *(axis.tiles for axis in axes)]
     grid = math.prod(counts)
     if grid >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
-    number = root.lines.name("tl.program_id(0)", "program")
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1 : 1 + len(rest)], strict=True):
         bind_scalar(root, axis, digit)
@@ -303,7 +331,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     else:
         for stored in kernel.stored:
             store_tile(root, stored)
-    return root.lines, grid
+    return grid
 
 
 def _write_held_rows(

@@ -78,7 +78,7 @@ NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "f
 """What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
 
 ALONE = ("warp_specialize", "read_early", "evict_first", "evict_last")
-"""What programs have that are all of one kernel."""
+"""What a contraction's programs have that are all of one kernel."""
 
 SPECIALIZEDS: dict[str, tuple[Any, ...]] = {
     "tile": tuple((rows,) for rows in PROGRAM_ROWS), "num_warps": (4,), "split": (1,), "loads": (TMA,),
@@ -185,7 +185,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     if field in NVIDIAS and not is_nvidia(target):
         return (NVIDIAS[field],)
-    if field in ALONE and kernel.others:
+    if field in ALONE and kernel.others and kernel.contraction is not None:
         return (LEAST[field],)
     if field in (own := OWN.get(parameters.form, {})):
         return own[field]

@@ -293,7 +293,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
     found: list[Axes] = [(numbers,) if numbers else ()]
-    if len(numbers) > 1:
+    if len(numbers) > 1 and not kernel.others:
         inner = numbers[-1]
         others = _transposed(kernel)
         beside = [((other,), (inner,)) for other in others]
@@ -312,7 +312,8 @@ def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
 
 
 def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
-    """Tiles along each axis; of several contractions those of all their columns, or of all their rows."""
+    """Tiles along each axis; of several contractions those of all their columns, or of all their rows, of products of
+    one vector those of all their rows."""
     found, place = list(tiles_of(kernel, parameters)), axis_of_others(kernel, parameters)
     for launched in launched_with(kernel, parameters)[1:]:
         found[place] += tiles_of(*launched)[place]
@@ -320,8 +321,9 @@ def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int,
 
 
 def axis_of_others(kernel: TileKernel, parameters: TileParameters) -> int:
-    """Along which axis of a tile the contractions of one launch lie beside each other."""
-    assert kernel.contraction is not None
+    """Along which axis of a tile the kernels of one launch lie beside each other."""
+    if kernel.contraction is None:
+        return 0
     in_order = parameters.axes[1] == kernel.contraction.sides[1].ranges
     return 0 if in_order == kernel.stacked else 1
 
@@ -375,7 +377,7 @@ def _reads_rows(kernel: TileKernel) -> bool:
 
 
 def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-    count, rows = kernel.reduce_extent, math.prod(kernel.extents)
+    count, rows = kernel.reduce_extent, sum(math.prod(one.extents) for one in kernel.launched)
     itemsize = itemsize_of_rows(kernel)
     beside = _reads_rows(kernel)
     along = None if beside or not axes else _side_by_side(kernel, axes)

@@ -65,7 +65,9 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
     parameters = replace(parameters, tail=1) if others else parameters
     found = [(first, parameters)]
     for one in others:
-        assert one.contraction is not None and first.contraction is not None
+        if one.contraction is None or first.contraction is None:
+            found.append((one, replace(parameters, axes=(tuple(range(len(one.outputs))),))))
+            continue
         turned = parameters.axes == tuple(side.ranges for side in first.contraction.sides[::-1])
         sides = one.contraction.sides[::-1] if turned else one.contraction.sides
         found.append((one, replace(parameters, axes=tuple(side.ranges for side in sides))))
