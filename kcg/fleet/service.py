@@ -35,7 +35,7 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
@@ -138,7 +138,7 @@ class Fleet:
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         # what Dask leaves behind where a connection breaks is no news: whoever waits for it hears of it
-        self._loop.set_exception_handler(lambda loop, context: log.debug("%s", context.get("message")))
+        self._loop.set_exception_handler(lambda loop, context: _LOG.debug("%s", context.get("message")))
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
