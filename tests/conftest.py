@@ -115,6 +115,7 @@ LONGEST = (
     "test_card",
     "test_dataset_commands",
     "test_campaign",
+    "test_fleet",
 )
 """Files of ten seconds or more, most of it in processes that they start: nothing long is left for the end."""
 

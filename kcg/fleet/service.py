@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import threading
 import time
 import uuid
@@ -33,6 +34,8 @@ from kcg.fleet.settings import configure
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
+
+_LOG = logging.getLogger(__name__)
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
@@ -134,6 +137,8 @@ class Fleet:
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
+        # what Dask leaves behind where a connection breaks is no news: whoever waits for it hears of it
+        self._loop.set_exception_handler(lambda loop, context: _LOG.debug("%s", context.get("message")))
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
@@ -253,8 +258,8 @@ class Fleet:
         try:
             facts = unpack(await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address), HostFacts)
             why = await asyncio.to_thread(self._admission.admit, facts)
-        except KcgError as error:
-            why = str(error)
+        except Exception as error:  # also Dask's own, of a host that dies meanwhile
+            why = _line(error)
         if not why:
             key = (facts.target.fingerprint, facts.toolchain.fingerprint)
             if self._sealed and key not in self._services:
