@@ -41,7 +41,7 @@ def worker(
     from kcg.fleet.connection import checked
     from kcg.fleet.settings import configure
 
-    security = checked(scheduler, certificates)
+    security = checked(scheduler, certificates, "worker")
     configure()
     from kcg.fleet.host import devices_here, serve
 

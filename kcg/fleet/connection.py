@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kcg.errors import UsageError
-from kcg.fleet.security import security_for
+from kcg.fleet.security import require_scheduler, security_for
 
 CONNECT_S = 10.0
 
@@ -30,18 +30,14 @@ def is_there(address: str) -> bool:
         return False
 
 
-def checked(address: str, certificates: Path | None) -> Any:
+def checked(address: str, certificates: Path | None, role: str = "client") -> Any:
     """What Dask is to use for a scheduler (a `Security`, or None), once it is known that something listens there.
 
     Raises:
         UsageError: nothing does, or it may not be talked to.
     """
-    host_and_port(address)
     security = security_for(address, certificates)
-    if not is_there(address):
-        raise UsageError(
-            f"there is no scheduler at {address}: start one (kcg fleet scheduler), or give another address"
-        )
+    require_scheduler(address, security, role)
     return security
 
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from distributed import Nanny, Worker
+from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
+from kcg.fleet.servers import FleetNanny
 
 TASKS_AT_ONCE = 64  # most of them wait for their turn on the device, or at the compilers
 NOT_LIMITED = 0  # Dask's limit of a worker's memory: what takes memory are the children, which have their own
@@ -158,16 +159,15 @@ async def _serve(address: str, security: Security | None, devices: Sequence[Host
         await asyncio.gather(*(nanny.finished() for nanny in nannies))
 
 
-def _nanny(address: str, security: Security | None, device: HostDevice) -> Nanny:
+def _nanny(address: str, security: Security | None, device: HostDevice) -> FleetNanny:
     environment = {"DEV": device.dev} | ({"CUDA_VISIBLE_DEVICES": device.gpu} if device.gpu else {})
-    return Nanny(
+    return FleetNanny(
         address,
         security=security,
         nthreads=TASKS_AT_ONCE,
         memory_limit=NOT_LIMITED,
         env=environment,
         plugins=(HostPlugin(device),),
-        dashboard_address="127.0.0.1:0",
         local_directory=tempfile.gettempdir(),
         death_timeout=DEATH_S,
     )

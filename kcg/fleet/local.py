@@ -130,9 +130,9 @@ def _devices(device: str, hosts: int | None, cores: int | None) -> Sequence[Host
 
 async def _schedule() -> None:
     """A scheduler on a free port of the loopback interface, which says its address."""
-    from distributed import Scheduler
+    from kcg.fleet.servers import FleetScheduler
 
-    async with Scheduler(host=f"{LOOPBACK}:0", dashboard=False, dashboard_address="127.0.0.1:0") as scheduler:
+    async with FleetScheduler(host=f"{LOOPBACK}:0") as scheduler:
         print(scheduler.address, flush=True)
         await scheduler.finished()
 

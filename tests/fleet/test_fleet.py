@@ -207,7 +207,7 @@ def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path) -> No
     ):
         gone: Ended = run()
         assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(
-            f"kcg: there is no scheduler at {address}"
+            f"kcg: {address}: no scheduler there"
         )
     assert time.monotonic() - began < LONG_S / 10, "nobody waits for who is not there"
 
