@@ -1,7 +1,8 @@
-"""Regions of several kernels beside torch.compile, a copy and their parts, on one GPU: the figures of docs/regions.md.
+"""Regions of several kernels beside torch.compile, a copy, a sum and their parts, on one GPU: see docs/regions.md.
 
     python -m evaluation.regions.bench_regions --budget 8m --work kcg-out/tiles
     python -m evaluation.regions.bench_regions --only qkv --match 1024 --budget 8m --work kcg-out/tiles
+    python -m evaluation.regions.bench_regions --only vectors --row-tiles 16 --opts 2 --search 40s --budget 130s
     python -m evaluation.regions.bench_regions --smoke --work kcg-out/smoke --out kcg-out/smoke/bench_regions.json
     python -m evaluation.regions.bench_regions --step 1024=RESULT.json --step 768=RESULT.json
     python -m evaluation.regions.bench_regions --dry-run
@@ -36,6 +37,7 @@ from evaluation.tiles import options
 from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line, limit_s, of_search
 from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.cases import Case as KernelCase
+from evaluation.tiles.cases import Sums
 from evaluation.tiles.summary import MODES, OURS, seconds
 from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
@@ -74,6 +76,8 @@ class RegionBench(Bench):
             tiles = self.effort.tiles[CONTRACTION if has_contraction(region) else STREAM]
             opts = self.effort.opts if len(region.kernels) == 1 else 0
             found.append(Wanted(region, tiles, opts, self.known.get(region.id)))
+        if isinstance(case.against, Sums):
+            found.append(Wanted(case.against.region, self.effort.tiles[STREAM], 1))
         return found
 
     def order(self, case: KernelCase) -> Order:
@@ -82,7 +86,7 @@ class RegionBench(Bench):
 
         schedules = self.schedules[case.region.id] = self.found_of(case)
         programs = self.searches.compiled(case.region, schedules)
-        return Order(case, programs, {}, Settings(self.effort.samples, self.effort.modes))
+        return Order(case, programs, self.sums_of(case), Settings(self.effort.samples, self.effort.modes))
 
     def found_of(self, case: KernelCase) -> dict[str, Schedule]:
         """Name -> what takes part."""

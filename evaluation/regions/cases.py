@@ -4,6 +4,8 @@
 - qkv: Flux's projections of query, key and value with norms of heads and rotations, at 1024 and 768.
 - attention: of Flux, and causal, as one program; beside PyTorch's on each of its backends.
 - decode: of one token of Llama against many keys, the same, in CUDA graphs.
+- vectors: matrix-vector products of one vector, of Flux's modulation and of Llama's decode from 16 MB of weights on;
+  beside a sum of as many bytes.
 - small: what stands between Flux's contractions: modulated norms, and norms of heads with rotations alone.
 
 Regions of Flux are found by what follows from what: statistics of rows of an intermediate, and all that is made of them
@@ -18,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluation.pytorch.layers import KINDS, LAYERS
-from evaluation.tiles.cases import FLUX, WIDE, Function, Linear, View, linear_of
+from evaluation.tiles.cases import DECODES, FLUX, LEAST_BYTES, WIDE, Function, Linear, Sums, View, linear_of, sums
 from evaluation.tiles.cases import Case as KernelCase
 from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import dtypes
@@ -65,7 +67,13 @@ def cases(section: str, target: Target) -> list[Case]:
 
 
 def _case(
-    section: str, group: str, name: str, region: Region, calls: int, against: Function, beside: Sequence[Cut] = ()
+    section: str,
+    group: str,
+    name: str,
+    region: Region,
+    calls: int,
+    against: Function | Sums,
+    beside: Sequence[Cut] = (),
 ) -> Case:
     asts = [ast_of(kernel) for kernel in region.kernels]
     nbytes, operations = least_bytes_of_region(region, asts), sum(map(arithmetic, asts))
@@ -493,11 +501,40 @@ def attention_case(group: str, name: str, region: Region, function: str, *, call
     return _case("attention", group, name, region, calls, Function(function, takes, (gives,)))
 
 
+# ---- products of one vector
+
+
+def _vectors(target: Target) -> Iterator[Case]:
+    """Of the modulation each group that is proposed, of Llama the largest of each vector."""
+    yield from vectors_of_workload("flux", FLUX[-1])
+    for preset in DECODES:
+        largest: dict[tuple[int, ...], Case] = {}
+        for case in vectors_of_workload("llama", preset):
+            key = read_region(case.region).extents
+            largest[key] = max(case, largest.get(key, case), key=lambda one: one.bytes)
+        yield from (case for case in largest.values() if case.bytes >= LEAST_BYTES)
+
+
+def vectors_of_workload(name: str, preset: str) -> Iterator[Case]:
+    """The groups of products that are proposed of a workload, with the sum of a matrix of as many rows."""
+    proposals = propose(spec_of(name).capture(preset))
+    for key, candidate in proposals.candidates.items():
+        if candidate.form == Form.VECTOR:
+            kernels = [read_kernel(Region((kernel,))) for kernel in candidate.region.kernels]
+            rows, terms = [kernel.extents[0] for kernel in kernels], kernels[0].reduce_extent
+            matrix = max((load.buffer for load in kernels[0].loads), key=lambda buffer: buffer.size)
+            against = sums(sum(rows), terms, matrix.dtype.name)
+            shapes = " and ".join(f"{rows.count(count)} x {count}" for count in dict.fromkeys(rows))
+            words = f"{name} {preset}, {shapes} of {terms}"
+            yield _case("vectors", name, words, candidate.region, int(proposals.calls[key]), against)
+
+
 SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {
     "norms": _norms,
     "qkv": _qkv,
     "small": _small,
     "attention": _attention,
     "decode": _decode,
+    "vectors": _vectors,
 }
 """Section -> its cases."""

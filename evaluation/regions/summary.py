@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evaluation.rows import Row, rounded
-from evaluation.tiles.summary import COPIES, MODES, OURS, Group, classes, micro, seconds, share
+from evaluation.tiles.summary import COPIES, MODES, OURS, SUMS, Group, classes, micro, seconds, share
 from evaluation.tiles.summary import headline as figures_of
 
 PARTS = "parts"  # the best known schedules of a region's kernels as one program
-NORMS, QKV, SMALL, ATTENTION, DECODE = "norms", "qkv", "small", "attention", "decode"
+NORMS, QKV, SMALL, ATTENTION, DECODE, VECTORS = "norms", "qkv", "small", "attention", "decode", "vectors"
 BACKENDS = ("flash", "cudnn", "efficient")  # of PyTorch's attention
 SMALL_FIGURE, MOST_OF_TIME = "small_parts_vs_compile", 0.5
 GROUPS = (
@@ -25,6 +25,8 @@ GROUPS = (
     Group(ATTENTION, "causal", "causal_vs_sdpa", BACKENDS, (OURS,), None, 0.88, "causal attention"),
     Group(DECODE, "4k", "decode_vs_sdpa_4k", BACKENDS, (OURS,), words="attention of one token, 4,096 keys"),
     Group(DECODE, "32k", "decode_vs_sdpa_32k", BACKENDS, (OURS,), words="attention of one token, 32,768 keys"),
+    Group(VECTORS, "", "vectors_vs_parts", (PARTS,), (OURS,), words="products of one vector beside the single ones"),
+    Group(VECTORS, "", "vectors_of_read_bandwidth", SUMS, (OURS,), words="the same beside a sum of as many bytes"),
     Group(SMALL, "", "small_vs_parts", (PARTS,), (OURS,), words="small parts beside theirs as one program"),
 )
 SMALL_KINDS = (OURS, PARTS)  # whichever is faster is what a plan takes
@@ -63,29 +65,34 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
                 f"| small parts of a step at {preset}, of torch.compile's time: {ours * 1e3:.2f} of {theirs * 1e3:.2f} "
                 f"ms | | {ours / theirs:.2f} | | at most {MOST_OF_TIME:g} |"
             )
-    for section in (NORMS, QKV, SMALL, ATTENTION, DECODE):
+    for section in (NORMS, QKV, SMALL, ATTENTION, DECODE, VECTORS):
         of_section = {key: row for key, row in rows.items() if row["section"] == section}
         if of_section:
             yield ""
             yield from table(section, of_section)
 
 
-COLUMNS = ("region", "its parts", *MODES, "copy of as many bytes")
-OF_ATTENTION = ("region", "its parts", *BACKENDS)
-_BESIDE = {ATTENTION: BACKENDS, DECODE: BACKENDS}  # section -> who is to be beaten, where that is not torch.compile
+ITS_PARTS = ("its parts", (PARTS,))
+BESIDE_COMPILE = (
+    (ITS_PARTS, *((mode, (mode,)) for mode in MODES), ("copy of as many bytes", COPIES)),
+    (("of torch.compile", MODES), ("of the copy", COPIES)),
+)
+BESIDE_PYTORCH = (ITS_PARTS, *((one, (one,)) for one in BACKENDS)), (("of PyTorch", BACKENDS),)
+BESIDE_SUMS = (ITS_PARTS, ("sum of as many bytes", SUMS)), (("of the sum", SUMS), ("of its parts", (PARTS,)))
+_BESIDE = {ATTENTION: BESIDE_PYTORCH, DECODE: BESIDE_PYTORCH, VECTORS: BESIDE_SUMS}
+"""Section -> contenders that have a column, by its head; and those of whose speed a region's is a share, who is to be
+beaten first. Of other sections it is torch.compile."""
 
 
 def table(section: str, rows: Mapping[str, Row]) -> Iterator[str]:
     """The cases of a section, µs, the worst beside who is to be beaten first."""
-    others = _BESIDE.get(section, MODES)
-    columns = OF_ATTENTION if section in _BESIDE else COLUMNS
-    beaten, copied = Group("", "", "", others, (OURS,)), Group("", "", "", COPIES, (OURS,))
-    names = [(OURS,), (PARTS,), *((one,) for one in others), *([COPIES] if columns is COLUMNS else [])]
-    shares = ["of PyTorch"] if section in _BESIDE else ["of torch.compile", "of the copy"]
-    yield f"| {section}, µs | calls | {' | '.join([*columns, *shares])} | program |"
-    yield "|" + "---|" * (len(columns) + len(shares) + 3)
-    for key, row in sorted(rows.items(), key=lambda item: share(item[1], beaten) or 0.0):
-        cells = [micro(seconds(row, of)) for of in names]
-        cells += [f"{ratio:.2f}" if (ratio := share(row, of)) else "–" for of in (beaten, copied)[: len(shares)]]
+    columns, shares = _BESIDE.get(section, BESIDE_COMPILE)
+    groups = [Group("", "", "", names, (OURS,)) for _, names in shares]
+    heads = ["region", *(head for head, _ in (*columns, *shares))]
+    yield f"| {section}, µs | calls | {' | '.join(heads)} | program |"
+    yield "|" + "---|" * (len(heads) + 3)
+    for key, row in sorted(rows.items(), key=lambda item: share(item[1], groups[0]) or 0.0):
+        cells = [micro(seconds(row, of)) for of in ((OURS,), *(names for _, names in columns))]
+        cells += [f"{ratio:.2f}" if (ratio := share(row, of)) else "–" for of in groups]
         cells.append(row.get("tile_program", "–"))
         yield f"| {key.removeprefix(section).strip()} | {row['calls']} | {' | '.join(cells)} |"

@@ -26,6 +26,7 @@ from evaluation.tiles.summary import MODES, micro
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
+from kcg.kernel.program import Executable
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
 from kcg.optimize.settings import parse_budget
@@ -191,9 +192,13 @@ class Bench:
         """The programs that take part."""
         from evaluation.tiles.pairing import Order, Settings
 
-        sums = self.searches.compiled(case.against.region) if isinstance(case.against, Sums) else {}
-        sums = {f"sum {name}": runs for name, runs in sums.items()}
-        return Order(case, self.searches.compiled(case.region), sums, Settings(self.effort.samples, self.effort.modes))
+        programs = self.searches.compiled(case.region)
+        return Order(case, programs, self.sums_of(case), Settings(self.effort.samples, self.effort.modes))
+
+    def sums_of(self, case: Case) -> dict[str, Executable]:
+        """The programs of a sum of as many bytes, where a case is compared with one."""
+        found = self.searches.compiled(case.against.region) if isinstance(case.against, Sums) else {}
+        return {f"sum {name}": runs for name, runs in found.items()}
 
     def about(self, case: Case, tile: str) -> dict[str, Any]:
         """What the search of a case came to, and the schedules that were timed; `tile` is the fastest of ours."""

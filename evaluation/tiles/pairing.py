@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from evaluation.pytorch.in_pytorch import TorchClock, compiled
 from evaluation.pytorch.serving import host_seconds
 from evaluation.regions.functions import ATTENTIONS, BACKENDS, FUNCTIONS, by_backend
+from evaluation.regions.summary import PARTS
 from evaluation.rows import FAR, figures, rounded
 from evaluation.tiles.cases import Case, Convolution, Function, Linear, Sums, View
 from evaluation.tiles.loading import Driver, Loaded
@@ -98,7 +99,7 @@ def _filled(buffer: BufferInfo, case: Case, below: int, generator: torch.Generat
     elif isinstance(case.against, Function):
         for view in case.against.weights:
             made *= view.size[-1] ** -0.5 if view.slot == buffer.slot else 1.0
-    elif buffer.size >= 1 << 20 and case.section in ("gemv", "conv"):
+    elif buffer.size >= 1 << 20 and case.section in ("gemv", "vectors", "conv"):
         made *= 0.05
     return made.to(dtype)
 
@@ -160,7 +161,7 @@ def stored(case: Case, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return [viewed(tensors, of.out)]
         case Function() as of:
             return [viewed(tensors, view) for view in of.gives]
-    return [tensors[read_kernel(case.region).store.buffer.slot]]
+    return [tensors[slot] for slot in case.region.outputs or (read_kernel(case.region).store.buffer.slot,)]
 
 
 def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) -> dict[str, Call]:
@@ -286,7 +287,8 @@ class Table:
         outputs = stored(case, tensors)
         far = max(FAR[str(t.dtype).removeprefix("torch.")] if t.dtype.is_floating_point else 0.0 for t in outputs)
         expected = reference(case.against, tensors) if isinstance(case.against, Linear | Function) else None
-        for name in sorted(calls, key=lambda name: name != "opts"):  # of other kernels the Opts are the first
+        # of what PyTorch does not compute the Opts are the first, or the kernels by themselves
+        for name in sorted(calls, key=lambda name: name not in ("opts", PARTS)):
             for output in outputs:
                 output.fill_(float("nan") if output.dtype.is_floating_point else 1)
             calls[name]()

@@ -575,27 +575,23 @@ class _Candidates:
     # -- matrix-vector products
 
     def _of_vectors(self) -> Iterator[frozenset[int]]:
-        """Products of each vector. Of equal ones that follow each other groups of `Limits.products`, of half as many
-        and so on: a program with more of them than were captured has the larger groups first. Of a few others all
-        groups, also with one that needs another one's result row by row."""
+        """Products of each vector: of equal ones that follow each other groups of `Limits.products`, of half as many
+        and so on; of a few others all groups, where one that needs another one's result row by row is with that."""
         read: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for place, kernel in enumerate(self.kernels):
             for slot, form in kernel.vectors if kernel is not None else ():
                 read[self.views[place][slot], form].append(place)
         for places in read.values():
             for near in _stretches(places, self.limits.near):
-                some = [(place,) for place in near if not self._is_row_of_another(place, near)]
-                some += [(place, other) for place in near for other in near if self._needs_rows(other, place)]
+                joined = {place: other for other in near for place in near if self._needs_rows(place, other)}
+                alone = [frozenset([place]) for place in near if place not in joined]
+                some = [*alone, *(frozenset(pair) for pair in joined.items())]
                 if len(near) <= self.limits.sharing:
-                    for size in range(len(near), 0, -1):
-                        joined = (frozenset().union(*parts) for parts in itertools.combinations(some, size))
-                        yield from (group for group in joined if len(group) > 1)
+                    for size in range(len(some), 0, -1):
+                        groups = (frozenset().union(*parts) for parts in itertools.combinations(some, size))
+                        yield from (group for group in groups if len(group) > 1)
                 for _, equal in itertools.groupby(near, key=lambda place: self.sequence.calls[place].kernel):
                     yield from map(frozenset, _groups(list(equal), self.limits.products))
-
-    def _is_row_of_another(self, place: int, places: list[int]) -> bool:
-        """Whether a product is made beside another one, of whose result each row needs its own."""
-        return any(self._needs_rows(place, other) for other in places)
 
     def _needs_rows(self, reader: int, place: int) -> bool:
         """Whether each row of a product needs the same one of another product's result."""

@@ -56,6 +56,16 @@ def test_five_blocks_stand_for_forty() -> None:
     assert sum(blocks.weight((2 + 3 * i, 3 + 3 * i)) for i in range(4)) == 39
 
 
+def test_calls_of_one_kernel_that_need_nothing_of_each_other_are_no_blocks() -> None:
+    """As of a modulation: each of six stands for as many of 38, and so does each group of them."""
+    x = empty(WIDTH)
+    sequence = sequence_of(*((x @ empty(WIDTH, ROWS)).contiguous() for _ in range(6)))
+    (kernel,) = {call.kernel.id for call in sequence.calls if call.kernel}
+    blocks = blocks_of(sequence, {kernel: 38})
+    assert blocks.runs == () and blocks.weight((0, 1, 2)) == blocks.weight((5,)) == 38 / 6
+    assert blocks.key((0, 1)) != blocks.key((2, 3)), "what is decided of one group is not decided of another"
+
+
 def test_the_blocks_of_flux_are_those_of_the_whole_model() -> None:
     workload = flux_1024()
     (blocks,) = blocks_of_workload(workload)

@@ -481,7 +481,7 @@ def _displaced(kernel: TileKernel, target: Target, p: TileParameters) -> float:
 
 def _bytes(kernel: TileKernel, access: Access) -> float:
     """Bytes of memory that an access reaches."""
-    return min(_spans(kernel, access), access.buffer.size) * access.buffer.dtype.itemsize
+    return min(_spans(kernel, access), access.buffer.size) * int(access.buffer.dtype.itemsize)
 
 
 def _spans(kernel: TileKernel, access: Access) -> float:

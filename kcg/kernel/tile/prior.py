@@ -314,8 +314,9 @@ def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
 def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     """Tiles along each axis; of several contractions those of all their columns, or of all their rows, of products of
     one vector those of all their rows."""
-    found, place = list(tiles_of(kernel, parameters)), axis_of_others(kernel, parameters)
+    found = list(tiles_of(kernel, parameters))
     for launched in launched_with(kernel, parameters)[1:]:
+        place = axis_of_others(kernel, parameters)
         found[place] += tiles_of(*launched)[place]
     return tuple(found)
 

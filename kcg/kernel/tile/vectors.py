@@ -126,9 +126,9 @@ def bind_products(frame: Frame, group: Sequence[Launched], number: str) -> str:
             found = f"tl.where({condition}, {text}, {found})"
         return found
 
-    maps = [slots for one, _ in others if (slots := slots_of(first, one)) is not None]
+    maps = [found for one, _ in others if (found := slots_of(first, one)) is not None]
     for slot in sorted(maps[0]):
-        slots = (slot, *(of[slot] for of in maps))
+        slots = (slot, *(found[slot] for found in maps))
         if len(set(slots)) > 1:
             pointer = frame.lines.name(chosen(*(f"p{one}" for one in slots)), "pointer")
             frame.pointers[slot] = Chosen(pointer, slots, tuple(conditions))

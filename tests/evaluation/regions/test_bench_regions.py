@@ -35,14 +35,15 @@ from evaluation.regions.cases import (
     layer,
     projections,
     small_parts,
+    vectors_of_workload,
     whole_of,
 )
 from evaluation.regions.functions import BACKENDS
-from evaluation.regions.summary import COLUMNS, OF_ATTENTION, headline, small_seconds, table, tables
+from evaluation.regions.summary import BESIDE_COMPILE, BESIDE_PYTORCH, headline, small_seconds, table, tables
 from evaluation.rows import Rows
 from evaluation.tiles.bench import Contenders, Effort
 from evaluation.tiles.bench_tiles import planned_for
-from evaluation.tiles.cases import FLUX
+from evaluation.tiles.cases import FLUX, Sums
 from evaluation.tiles.pairing import Order, Settings, Table, in_torch, reference, stored, tensors_of
 from evaluation.tiles.searching import Found, Searches
 from kcg.compat.assembler import assembler
@@ -139,6 +140,19 @@ def test_every_attention_begins_with_a_program() -> None:
     decode = [line for line in lines if "stream" in line]
     assert len(decode) == 4 and all("split" in line for line in decode)
     assert sum("specialized" in line for line in lines) == 7
+
+
+def test_products_of_one_vector_are_compared_with_a_sum_of_as_many_bytes() -> None:
+    of = {case.name.partition(", ")[2]: case for case in vectors_of_workload("llama", "mini-decode")}
+    assert {"1 x 96 and 2 x 48 of 96", "2 x 224 of 96"} <= of.keys()
+    for case in of.values():
+        assert isinstance(case.against, Sums) and case.against.columns == 96
+        assert case.against.rows * 96 * 4 <= case.bytes < case.against.rows * 96 * 4 * 1.1
+        tensors = tensors_of(case, "cpu")
+        assert len(stored(case, tensors)) == len(case.region.outputs)
+        found = Table("cpu").row(Order(case, {}, {}, Settings(samples=1, modes=())))
+        assert found["contenders"].keys() == {"sum", "sum of rows"}
+    assert all("reduction" in line for line in planned(of.values(), H100) if line.startswith("  "))
 
 
 def test_regions_are_found_by_wiring(parts_of_flux: list[Case]) -> None:
@@ -272,11 +286,18 @@ def test_figures_are_torchs_time_over_ours_and_of_small_parts_a_share() -> None:
     lines = list(tables({"runs": {"h100": {"rows": rows}}}, "h100"))
     assert "| softmax, norms, cross-entropy | 2 of 3 | 1.41 | 1.00 | worst 1 |" in lines
     widths = {line.count("|") for line in table("qkv", {"qkv a": rows["qkv a"]})}
-    assert widths == {len(COLUMNS) + 6}
+    assert widths == {sum(map(len, BESIDE_COMPILE)) + 5}
     attention = {"attention a": row("attention", "1024", **{"tile 1": 2e-4, "cudnn": 1.9e-4, "flash": 3e-4})}
     assert headline(attention)["attention_vs_sdpa_1024_min"] == pytest.approx(0.95)
     header, _, line = table("attention", attention)
-    assert header.count("|") == line.count("|") == len(OF_ATTENTION) + 5 and "| 0.95 |" in line
+    assert header.count("|") == line.count("|") == sum(map(len, BESIDE_PYTORCH)) + 5 and "| 0.95 |" in line
+    vectors = {
+        "vectors a": row("vectors", "flux", **{"tile 1": 3e-4, "parts": 3.6e-4, "sum": 3.3e-4, "sum opts": 2.4e-4})
+    }
+    assert headline(vectors)["vectors_vs_parts_min"] == pytest.approx(1.2)
+    assert headline(vectors)["vectors_of_read_bandwidth_min"] == pytest.approx(0.8)
+    header, _, line = table("vectors", vectors)
+    assert header.count("|") == line.count("|") and "| 300.0 | 360.0 | 240.0 | 0.80 | 1.20 |" in line
     decode = {"decode a": row("decode", "4k", **{"tile 1": 1e-5, "flash": 1.2e-5})}
     assert headline(attention | decode)["decode_vs_sdpa_4k"] == pytest.approx(1.2)
     assert "decode_vs_sdpa_32k" not in headline(decode)
