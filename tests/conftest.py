@@ -78,6 +78,8 @@ def _isolate() -> None:
 
 CPU = _cpu()
 _isolate()
+# a lowering makes a million short-lived objects: looking for cycles as often as Python does is a sixth of these tests' time
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,11 +91,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Collect garbage rarely: a lowering makes a million short-lived objects, and looking for cycles among them and all
-    that was imported is a sixth of these tests' time."""
+    """What was imported and collected stays: looking for cycles among it finds none."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
 
 
 COMPUTING = ("zoo", "kernel", "tile")
