@@ -78,7 +78,7 @@ def _isolate() -> None:
 
 CPU = _cpu()
 _isolate()
-# a lowering makes a million short-lived objects: looking for cycles as often as Python does is a sixth of these tests' time
+# a lowering makes a million short-lived objects: looking for cycles as often as Python does is a sixth of the time
 gc.set_threshold(100_000, 20, 100)
 
 
