@@ -12,9 +12,8 @@ from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
 from kcg.kernel.sequences import partition_of
 from kcg.kernel.tile.fuse import read_region
 from kcg.types import Sequence as Calls
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.chains import sequence_of
-from tests.flux import flux_1024
 from tests.kernels import empty
 
 ROWS, WIDTH = 64, 96
@@ -218,7 +217,7 @@ def test_symbolic_sizes_are_read_at_their_largest_and_count_as_they_ran() -> Non
 
 
 def test_attention_of_a_decode_step_is_one_without_its_update_of_the_cache() -> None:
-    (sequence,) = spec_of("llama").capture("mini-decode").sequences
+    (sequence,) = captured("llama", "mini-decode").sequences
     found = [c for c in candidates_of(sequence) if c.form is Form.CHAINED]
     assert [c.places for c in found] == [((10, 11, 12, 13, 14), (30, 31, 32, 33, 34))]
     updates = {6, 9, 26, 29}
@@ -227,7 +226,7 @@ def test_attention_of_a_decode_step_is_one_without_its_update_of_the_cache() -> 
 
 def test_attention_of_heads_with_keys_of_their_own_is_a_row_group() -> None:
     """Each product has one row: none of them is a contraction."""
-    (sequence,) = spec_of("llama").capture("2-7b-decode").sequences
+    (sequence,) = captured("llama", "2-7b-decode").sequences
     assert [c.form for c in candidates_of(sequence) if c.places[0] == (10, 11, 12, 13, 14)] == [Form.ROWS]
 
 
@@ -241,7 +240,7 @@ def test_what_is_updated_is_left_alone() -> None:
 @pytest.mark.parametrize(("name", "preset"), [("flux", "mini"), ("llama", "mini"), ("cross_entropy", "mini")])
 def test_every_candidate_can_take_the_place_of_its_calls(name: str, preset: str) -> None:
     """By the rules by which calls of a running program are replaced."""
-    (sequence,) = spec_of(name).capture(preset).sequences
+    (sequence,) = captured(name, preset).sequences
     found = candidates_of(sequence)
     assert len(found) > 5 and len({(c.region.id, c.again) for c in found}) == len(found)
     for candidate in found:
@@ -254,7 +253,7 @@ def test_every_candidate_can_take_the_place_of_its_calls(name: str, preset: str)
 
 
 def test_blocks_that_run_what_is_independent_in_other_orders_have_the_same_regions() -> None:
-    (sequence,) = spec_of("llama").capture("mini").sequences
+    (sequence,) = captured("llama", "mini").sequences
     places = sorted(place for c in candidates_of(sequence) if c.form is Form.SHARED for place in c.places)
     by_block = [
         {tuple(sorted(p - shift for p in one)) for one in places if 3 + shift <= min(one) < 21 + shift}
@@ -267,7 +266,7 @@ def test_blocks_that_run_what_is_independent_in_other_orders_have_the_same_regio
 
 @pytest.fixture(scope="module")
 def flux() -> Calls:
-    (sequence,) = flux_1024().sequences
+    (sequence,) = captured("flux", "1024").sequences
     return sequence
 
 

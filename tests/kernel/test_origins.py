@@ -17,8 +17,8 @@ from kcg.compat.sequences import recording_sequences
 from kcg.kernel.origins import KEPT, merged, origins_of
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Workload, WorkloadCall
-from kcg.workloads.registry import spec_of
 from kcg.workloads.script import Form, Program, capture_program, workload_json, workload_of
+from tests.captured import captured
 
 FILE = Path(__file__).name
 WIDTH = 8
@@ -175,7 +175,7 @@ def test_the_most_common_are_kept() -> None:
 
 @pytest.fixture(scope="module")
 def flux() -> Workload:
-    return spec_of("flux").capture("1024")
+    return captured("flux", "1024")
 
 
 def test_flux_has_the_names_of_its_published_weights(flux: Workload) -> None:

@@ -20,7 +20,7 @@ from kcg.kernel.opts.plan_state import InitialNest
 from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
 from kcg.kernel.opts.schedule import Opt, opts_of
 from kcg.types import Region, Target
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
@@ -88,7 +88,7 @@ def test_a_walk_with_tensor_cores(target: str) -> None:
 
 @pytest.mark.parametrize("workload", ["flux", "gpt2", "rope", "norms"])
 def test_walks_on_real_models(workload: str) -> None:
-    regions = list({c.region.id: c.region for c in spec_of(workload).capture("mini").calls}.values())
+    regions = list({c.region.id: c.region for c in captured(workload, "mini").calls}.values())
     some = [r for r in random.Random(0).sample(regions, min(6, len(regions))) if plan_of(r, X86) is not None]
     for number, region in enumerate(some[:3]):
         compare(region, TARGETS["sm_90" if number == 0 else "X86"], steps=3, seed=number)

@@ -8,8 +8,8 @@ from tinygrad import Tensor
 
 from kcg.kernel.repeats import Run, blocks_of, blocks_of_workload, runs_of
 from kcg.types import Sequence
+from tests.captured import captured
 from tests.chains import sequence_of
-from tests.flux import flux_1024
 from tests.kernels import empty
 
 ROWS, WIDTH = 16, 32
@@ -67,7 +67,7 @@ def test_calls_of_one_kernel_that_need_nothing_of_each_other_are_no_blocks() -> 
 
 
 def test_the_blocks_of_flux_are_those_of_the_whole_model() -> None:
-    workload = flux_1024()
+    workload = captured("flux", "1024")
     (blocks,) = blocks_of_workload(workload)
     assert [(run.period, run.blocks) for run in blocks.runs[:2]] == [(29, 3), (15, 3)]
     assert blocks.blocks[:2] == (19.0, 38.0), "double and single blocks"

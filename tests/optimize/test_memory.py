@@ -26,6 +26,7 @@ from kcg.workloads import registry
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.family import Step
 from kcg.workloads.registry import WorkloadSpec, spec_of
+from tests.captured import captured
 from tests.tiny_models import TINY
 
 WIDTHS = {"mini": 64, "middling": 1024, "vast": 1 << 24}
@@ -98,7 +99,7 @@ def test_on_a_gpu_that_others_fill_the_next_smaller_preset_of_flux_is_named(tmp_
     from tinygrad import Device
     from tinygrad.device import BufferSpec
 
-    large, small = (spec_of("flux").capture(preset).memory_bytes for preset in ("1024", "768"))
+    large, small = (captured("flux", preset).memory_bytes for preset in ("1024", "768"))
     allocator = Device["CUDA"].allocator
     free, _ = memory_of("CUDA") or (0, 0)
     assert free > large

@@ -39,7 +39,7 @@ from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.types import Finalist, Region, RegionResult, Schedule, Verification
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.optimize_run import Begun, begun
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
@@ -48,7 +48,7 @@ NORM = (1, 2, 3)  # of the step's five calls: mean, deviation, norm
 
 @functools.cache
 def proposed_of(name: str, preset: str) -> Proposals:
-    return propose(spec_of(name).capture(preset))
+    return propose(captured(name, preset))
 
 
 @pytest.mark.parametrize(("name", "preset"), [("flux", "1024"), ("llama", "mini"), ("lora_train", "mini")])

@@ -61,8 +61,7 @@ from kcg.types import (
     TriedPlan,
     Workload,
 )
-from kcg.workloads.registry import spec_of
-from tests.flux import flux_1024
+from tests.captured import captured
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun
 from tests.plans import run
@@ -74,7 +73,7 @@ H200 = KNOWN_TARGETS["sm_90"]
 
 @pytest.fixture(scope="module")
 def flux() -> Workload:
-    return flux_1024()
+    return captured("flux", "1024")
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +303,7 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
 @pytest.mark.parametrize("name", ["llama", "lora_train"])
 def test_a_plan_leaves_what_the_model_leaves(name: str) -> None:
     """Also where operands are made again."""
-    proposals = propose(spec_of(name).capture("mini"))
+    proposals = propose(captured(name, "mini"))
     alone_s = {call.region.id: 1e-5 for call in proposals.workload.calls}
     savings = {key: 1e-6 * (1 + len(c.region.kernels)) + 1e-5 * len(c.again) for key, c in proposals.candidates.items()}
     best, *_ = plans_of(proposals, alone_s, savings)

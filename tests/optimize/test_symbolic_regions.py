@@ -45,6 +45,7 @@ from kcg.workloads.script import Form as ProgramForm
 from kcg.workloads.script import Program as Script
 from kcg.workloads.script import capture_program
 from kcg.workloads.zoo import llama
+from tests.captured import captured
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import Begun, begun
@@ -97,7 +98,7 @@ def test_it_is_verified_with_the_smallest_and_the_largest_values_that_are_possib
     workload: Workload, attention: Region
 ) -> None:
     assert ends_of(last_call(workload, attention)) == ENDS
-    decode = spec_of("llama").capture("mini-decode")
+    decode = captured("llama", "mini-decode")
     found = ends_of(last_call(decode, attention_of(decode)))
     assert [(dict(end.variables)["start_pos"], end.share) for end in found] == [(1, 0.0), (37, 1.0), (63, 0.0)]
     assert ends_of(called(Region(attention.kernels[:1]), {(("start_pos", 3),): 2})) == (
@@ -118,7 +119,7 @@ def test_a_kernel_that_also_runs_elsewhere_is_called_less_often_with_the_values_
 
 @pytest.mark.parametrize("preset", ["mini-decode", "3.2-1b-decode"])
 def test_the_best_expected_plan_of_a_decoding_llama_has_its_attention(preset: str) -> None:
-    decode = spec_of("llama").capture(preset)
+    decode = captured("llama", preset)
     proposals = propose(decode)
     region = attention_of(decode)
     savings = {key_of(c): 1e-6 * c.saved_bytes for c in proposals.candidates.values() if c.region == region}
@@ -248,25 +249,25 @@ def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.Monkey
     return replace(result, regions=rows)
 
 
-@pytest.mark.parametrize("captured", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jitted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
-    captured: bool, monkeypatch: pytest.MonkeyPatch
+    jitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One program for all positions: each call passes the value of its own."""
-    workload = spec_of("llama").capture("mini-decode")
+    workload = captured("llama", "mini-decode")
     region = attention_of(workload)
     result = with_stand_in(workload, region, monkeypatch)
-    wanted = tokens(captured)
+    wanted = tokens(jitted)
     with scheduling(result) as place:
-        found = tokens(captured)
+        found = tokens(jitted)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert len({one.tobytes() for one in wanted}) == len(wanted), "a program of another position would be seen"
     counted = place.replaced.counts[region.id]
-    assert counted == 2 * (2 if captured else len(wanted)), place.sets_left
+    assert counted == 2 * (2 if jitted else len(wanted)), place.sets_left
 
 
 def test_the_check_of_a_decoding_model_has_its_attention_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = spec_of("llama").capture("mini-decode")
+    workload = captured("llama", "mini-decode")
     region = attention_of(workload)
     result = with_stand_in(workload, region, monkeypatch)
     (check,) = compare(spec_of("llama").runnable("mini-decode", 3), [result], seed=3)  # type: ignore[misc]
@@ -310,7 +311,7 @@ def with_tile_programs(workload: Workload) -> list[Region]:
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_programs_of_all_candidates_are_right_at_all_ends(tmp_path: Path) -> None:
     """In Triton's interpreter, against the float64 reference: also with the rotated queries made on the way."""
-    decode = spec_of("llama").capture("mini-decode")
+    decode = captured("llama", "mini-decode")
     regions = with_tile_programs(decode)
     assert [len(region.kernels) for region in regions] == [6, 5]
     cases = {}
@@ -331,7 +332,7 @@ def test_launches_of_a_tile_program_take_their_values_from_the_call_that_runs_th
     """What tinygrad's graphs go by: variables with names, and a grid that has none."""
     monkeypatch.setattr(standalone, "load_program", lambda *args, **more: None)
     monkeypatch.setattr(standalone.realize, "runtime_cache", {})
-    decode = spec_of("llama").capture("mini-decode")
+    decode = captured("llama", "mini-decode")
     (region,) = [region for region in with_tile_programs(decode) if len(region.kernels) == 5]
     first, *others = (end.variables for end in ends_of(last_call(decode, region)))
     for parameters in tile_parameters(region):
@@ -352,7 +353,7 @@ def test_launches_of_a_tile_program_take_their_values_from_the_call_that_runs_th
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_the_program_that_was_verified_is_made_again_for_another_process() -> None:
-    decode = spec_of("llama").capture("mini-decode")
+    decode = captured("llama", "mini-decode")
     region = attention_of(decode)
     call, schedule = last_call(decode, region), schedule_of(tile_parameters(region)[1])
     first, *others = bindings = [end.variables for end in ends_of(call)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.zoo.reference import (
     Array,
     State,
@@ -184,6 +184,6 @@ def test_language(name: str, forward: Any, preset: str, tolerance: float) -> Non
 
 
 def test_decoding_is_captured_with_its_position() -> None:
-    calls = spec_of("llama").capture("mini-decode").calls
+    calls = captured("llama", "mini-decode").calls
     symbolic = [call for call in calls if call.variables]
     assert symbolic and all(call.variables == (("start_pos", 37),) for call in symbolic)

@@ -40,7 +40,7 @@ def shortened(schedule: Schedule, by: int) -> Schedule:
 
 def ops_and_arguments(schedule: Schedule) -> list[tuple[str, str]]:
     """Of each Opt its op and its argument as JSON, empty where it has none; without its axis. Raises as `opts_of`."""
-    return [(str(opt.op), "" if opt.arg is None else json.dumps(opt.arg)) for opt in opts_of(schedule)]
+    return [(str(opt.op), _argument(opt.arg)) for opt in opts_of(schedule)]
 
 
 def parse(body: str) -> Schedule:
@@ -61,6 +61,11 @@ def _is_opt(row: Any) -> bool:
         return False
     numbers = row[2] if isinstance(row[2], list) else [row[2] if row[2] is not None else 0]
     return (row[1] is None or type(row[1]) is int) and all(type(number) is int for number in numbers)
+
+
+@functools.lru_cache(4096)
+def _argument(argument: Any) -> str:
+    return "" if argument is None else json.dumps(argument)
 
 
 @functools.lru_cache(4096)

@@ -209,7 +209,8 @@ def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | st
 @contextlib.contextmanager
 def _settings(triton: Any, folder: str) -> Iterator[None]:
     """Triton without its cache, without what a user's shell sets, without lines of the source in the code, and without
-    its own assembler."""
+    its own assembler. The key of that cache is no hash of all of Triton's files: half a gigabyte, 0.35 s a process."""
+    import triton.runtime.cache as cache
 
     def stages(*given: Any) -> tuple[str, str] | None:
         if not given:  # it asks what this function is part of the cache's key with
@@ -218,6 +219,7 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
             given[1]["cubin"] = lambda text, metadata: b""
         return None
 
+    keyed, cache.triton_key = cache.triton_key, triton_version
     knobs, shell = triton.knobs, {name: os.environ.pop(name) for name in OF_A_SHELL if name in os.environ}
     try:
         with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
@@ -226,6 +228,7 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
             knobs.runtime.add_stages_inspection_hook = stages
             yield
     finally:
+        cache.triton_key = keyed
         os.environ.update(shell)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -139,20 +138,20 @@ def _asking_least(parameters: TileParameters, field: str) -> TileParameters:
         least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
     if "epilogue_parts" in least and parameters.form == PIPELINED:
         least["epilogue_parts"] = parts_of(parameters.tile)
-    return replace(parameters, **least)
+    return parameters.changed(**least)
 
 
 def _may_fit(kernel: TileKernel, target: Target, least: TileParameters, field: str, value: Any) -> bool:
     """Whether a value fits with some of the sizes after it, and all else as it asks for least."""
-    made, later = replace(least, **{field: value}), FIELDS[FIELDS.index(field) + 1 :]
+    made, later = least.changed(**{field: value}), FIELDS[FIELDS.index(field) + 1 :]
     if field == "tile" and made.form == CONTRACTION:
-        made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
+        made = made.changed(epilogue_parts=2 if value[1] >= 64 else 1)
     if field == "tile" and made.form == PIPELINED:
-        made = replace(made, epilogue_parts=parts_of(value))
+        made = made.changed(epilogue_parts=parts_of(value))
     if "reduce_tile" in later:
-        made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
+        made = made.changed(reduce_tile=min(_reduce_tiles(kernel, made)))
     warps = _warps(made) if "num_warps" in later else (made.num_warps,)
-    return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
+    return any(_fits(kernel, target, made.changed(num_warps=count)) for count in warps)
 
 
 def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
@@ -178,7 +177,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
     made = rng.choice(starts(kernel, target))
     for field in FIELDS:
         values = legal_values(kernel, target, made, field)
-        made = replace(made, **{field: rng.choice(values or (getattr(made, field),))})
+        made = made.changed(**{field: rng.choice(values or (getattr(made, field),))})
     return made
 
 
@@ -211,7 +210,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             if parameters.form != CONTRACTION or parameters.split > 1:
                 return (1,)
             if not may_have_tail(kernel):
-                return (1, 2) if can_halve(kernel, replace(parameters, tail=2)) else (1,)
+                return (1, 2) if can_halve(kernel, parameters.changed(tail=2)) else (1,)
             ahead = not parameters.persistent or parameters.loads == TMA  # else no loads run on from part to part
             return TAILS if ahead else (1,)
         case "epilogue_parts" if parameters.form == PIPELINED:

@@ -13,7 +13,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from kcg.errors import ScheduleError
@@ -127,10 +126,10 @@ class TileSpace:
         found = [self.parameters(s) for s in self.variants(schedule)]
         for number, field in enumerate(FIELDS):
             values = self._values(p, number)
-            found += [replace(p, **{field: value}) for value in values]
+            found += [p.changed(**{field: value}) for value in values]
             found += [self._followed(p, number, value) for value in values]
         others = [base for axes, base in self._bases.items() if axes != (p.form, p.axes)]
-        found += [replace(base, fast_math=base.fast_math and p.fast_math) for base in others]
+        found += [base.changed(fast_math=base.fast_math and p.fast_math) for base in others]
         return self._programs(p, found)
 
     def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
@@ -232,7 +231,7 @@ class TileSpace:
 
     def _exact(self, p: TileParameters) -> Schedule | None:
         differs = p.fast_math and False in self._possible(p, FIELDS.index("fast_math"))
-        return schedule_of(replace(p, fast_math=False)) if differs else None
+        return schedule_of(p.changed(fast_math=False)) if differs else None
 
     def name(self, schedule: Schedule) -> str:
         """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
@@ -261,7 +260,7 @@ class TileSpace:
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
-                    made = (replace(p, **{field: value}), self._followed(p, number, value))
+                    made = (p.changed(**{field: value}), self._followed(p, number, value))
                     seen |= dict.fromkeys(m for m in made if _is_familiar(m, self._start) and self._legal(m))
             best = min(seen, key=costs)
             if best == p:
@@ -297,7 +296,7 @@ class TileSpace:
 
     def _followed(self, p: TileParameters, number: int, value: Any) -> TileParameters:
         """With another value of a parameter, and all after it as they follow."""
-        return self._completed(replace(p, **{FIELDS[number]: value}), number + 1)
+        return self._completed(p.changed(**{FIELDS[number]: value}), number + 1)
 
     def _completed(self, p: TileParameters, number: int) -> TileParameters:
         """The parameters before the given place as they are, all others as they follow."""
@@ -309,10 +308,11 @@ class TileSpace:
             raise TileRefusal("axes", "the kernel has no such form with these axes")
         if _prefix(p, number) == _prefix(base, number):
             return base
-        made = replace(p, **{field: getattr(base, field) for field in FIELDS[number:]})
+        made = p.changed(**{field: getattr(base, field) for field in FIELDS[number:]})
         for place in range(number, len(FIELDS)):
             field = FIELDS[place]
-            made = replace(made, **{field: self._preferred(made, base, place)})
+            if (value := self._preferred(made, base, place)) != getattr(made, field):
+                made = made.changed(**{field: value})
         return made
 
     def _preferred(self, p: TileParameters, base: TileParameters, place: int) -> Any:

@@ -13,11 +13,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 TYPES = {
@@ -96,6 +98,37 @@ class Bounded:
             raise IndexError(f"{int(left.sum())} elements of a block are outside of the program's buffers")
 
 
+def patched_once() -> None:
+    """The interpreter puts its own functions into `triton.language` for each launch and each call of a function of a
+    program, a quarter of its time. This process does nothing else, so they stay there."""
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    scope.restore = lambda: None
+    interpreter._patch_lang = lambda function: scope
+
+
+def kept_types() -> None:
+    """What a block's type holds, and a value's shape as constants, are computed once of each, not for every value."""
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes: dict[str, tuple[Any, Any]] = {}
+    describe, begin = tl.block_type.__init__, tl.tensor.__init__
+
+    def described(self: Any, element: Any, shape: Any) -> None:
+        key = (element.name, *(getattr(size, "value", size) for size in shape))
+        if (known := types.get(key)) is None:
+            describe(self, element, shape)
+            known = types[key] = {**vars(self)}
+        vars(self).update(known, element_ty=element)
+
+    def begun(self: Any, handle: Any, type: Any) -> None:
+        if (known := shapes.get(type.name)) is None:
+            begin(self, handle, type)
+            known = shapes[type.name] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = known
+
+    tl.block_type.__init__, tl.tensor.__init__ = described, begun
+
+
 def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
     """One program: its buffers are read from files and written back."""
     name = job["name"]
@@ -127,6 +160,8 @@ def main() -> None:
     sys.dont_write_bytecode = True  # programs are new files, read once
     np.seterr(all="ignore")
     memory = interpreter._interpreter = Bounded(interpreter._interpreter)
+    patched_once()
+    kept_types()
     # it would compute whether integers overflow, a third of its time, for assertions that it then leaves out
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)

@@ -141,7 +141,7 @@ def question_of(case: Case) -> Question:
     return _asked_of_drawn(case.region, case.variables, case.seed)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _asked_of_drawn(region: Region, variables: Variables, seed: int) -> Question:
     """Several programs of a region, one after another, have one reference."""
     return _asked(region, variables, seed, {})

@@ -24,7 +24,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.stream import stream_axes, stream_tiles
 from kcg.types import Region
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
@@ -432,7 +432,7 @@ def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> No
 )
 def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
     """The calls that read the cache up to a variable: of float32 and of 16 bits, of grouped heads and of others."""
-    (sequence,) = spec_of("llama").capture(preset).sequences
+    (sequence,) = captured("llama", preset).sequences
     kernels = [call.kernel for call in sequence.calls]
     assert kernels
     found = [place for place in range(len(kernels) - 4) if _is_attention(sequence.region(*range(place, place + 5)))]

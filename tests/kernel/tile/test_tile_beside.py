@@ -23,8 +23,8 @@ from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_tak
 from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
 from kcg.types import Region
+from tests.captured import captured
 from tests.chains import region_of, sequence_of
-from tests.flux import flux_1024
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -128,7 +128,7 @@ def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def flux() -> Proposals:
-    return propose(flux_1024())
+    return propose(captured("flux", "1024"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tinygrad import Tensor
@@ -126,11 +127,18 @@ BROKEN = {
 """What is done -> of which product, and how."""
 
 
+@cache
+def whole(name: str) -> Case:
+    """A program with which nothing is wrong."""
+    case = case_of(region_named(name), (192, 128), num_stages=3)
+    assert not wrong_of(case)
+    return case
+
+
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_protocol_is_seen(what: str) -> None:
     name, text, by = BROKEN[what]
-    case = case_of(region_named(name), (192, 128), num_stages=3)
-    assert not wrong_of(case)
+    case = whole(name)
     with pytest.raises(ProtocolError):
         wrong = wrong_of(changed(case, text, by), seeds=4)
         raise ProtocolError(wrong) if wrong else AssertionError("nobody saw it")

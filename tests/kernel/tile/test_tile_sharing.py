@@ -28,7 +28,7 @@ from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.exact_plan import best_plans
 from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_of, plans_of, propose
 from kcg.types import Region
-from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, random_program, wrong_of
 from tests.kernels import empty
@@ -583,7 +583,7 @@ def test_shared_memory_of_halves_that_groups_of_warps_put_together(
 @with_triton
 def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
     """So are query, key and value; both in every layer. Expected is what the parts move more than the region."""
-    workload = spec_of("llama").capture("mini-f16")
+    workload = captured("llama", "mini-f16")
     found = among(propose(workload), lambda region: not isinstance(kind_named("tile").space(region, TARGET), Refusal))
     regions = {key: read_region(c.region) for key, c in found.candidates.items()}
     several = {
