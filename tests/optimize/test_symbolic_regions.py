@@ -298,11 +298,12 @@ def tile_parameters(region: Region) -> list[TileParameters]:
 
 
 def with_tile_programs(workload: Workload) -> list[Region]:
+    """Those with symbolic lengths."""
     found = []
     for region in {c.region: None for c in propose(workload).candidates.values()}:
         try:
-            read_region(region)
-            found.append(region)
+            kernel = read_region(region)
+            found += [region] if kernel.variables else []
         except TileRefusal as refusal:
             assert len(refusal.args[0]) > 10, "a reason"
     return found
