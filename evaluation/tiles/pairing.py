@@ -35,6 +35,7 @@ from kcg.kernel.tile.targets import triton_version
 from kcg.measure.device_info import first_line
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels, integer_bounds
 from kcg.measure.protocol import PROTOCOL
+from kcg.types import Region
 
 SCREENING = 5  # samples that tell the fastest of a kernel's tile programs; it is timed again afterwards
 WARM_UPS = 3
@@ -247,7 +248,7 @@ class Table:
         case, found = order.case, dict[str, dict[str, Any]]()
         with torch.no_grad():
             tensors = tensors_of(case, self.device)
-            calls = self._programs(order.programs, case, tensors, found)
+            calls = self._programs(order.programs, case.region, tensors, found)
             self._verify(calls, case, tensors, found)
             self._sums(order, calls, found)
             self._torch(order, tensors, calls, found)
@@ -268,11 +269,11 @@ class Table:
         return {"contenders": found, "tile": best, **clocks}
 
     def _programs(
-        self, programs: Mapping[str, Executable], case: Case, tensors: Sequence[torch.Tensor], found: dict[str, Any]
+        self, programs: Mapping[str, Executable], region: Region, tensors: Sequence[torch.Tensor], found: dict[str, Any]
     ) -> dict[str, Call]:
         calls: dict[str, Call] = {}
         for name, runs in programs.items():
-            program = runs if isinstance(runs, Program) else program_of_parts(case.region, [runs])
+            program = runs if isinstance(runs, Program) else program_of_parts(region, [runs])
             try:
                 calls[name] = Loaded(self.driver, program, tensors)
                 found[name] = {"report": _report(program)}
@@ -306,7 +307,7 @@ class Table:
             of = DTYPES[sums.dtype]
             matrix = torch.rand(sums.rows * sums.columns, device=self.device).to(of)
             output = torch.zeros(sums.rows, dtype=of, device=self.device)
-            for name, call in self._programs(order.sums, order.case, [output, matrix], found).items():
+            for name, call in self._programs(order.sums, sums.region, [output, matrix], found).items():
                 call()
                 error = apart(output, matrix.view(sums.rows, sums.columns).sum(1))
                 if error <= FAR["bfloat16"]:
