@@ -123,7 +123,13 @@ def generate(
         else:
             from kcg.fleet.campaign import generate as generate_there
 
-            summary = generate_there(settings, fleet=fleet, certificates=certificates, log=log)
+            summary = generate_there(
+                settings,
+                fleet=fleet,
+                certificates=certificates,
+                log=log,
+                say=lambda line: shown.line(f"kcg: {line}", important=True),
+            )
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"

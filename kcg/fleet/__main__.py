@@ -61,8 +61,12 @@ def status(
     """Show the hosts of a scheduler: their targets, how fast they measure, and what runs."""
     import json
 
+    from kcg.fleet import narrow
     from kcg.fleet import status as fleet
+    from kcg.fleet.settings import configure
 
+    configure()
+    narrow.install()
     if watch and not json_mode:
         fleet.watch(scheduler, certificates, every_s=WATCH_S)
         return
@@ -71,6 +75,8 @@ def status(
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
         fleet.show(found)
+
+
 @app.command(
     context_settings=SETTINGS,
     epilog=examples("kcg fleet certificates fleet-keys", "kcg fleet certificates fleet-keys --hosts gpu1,gpu2"),

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from distributed import Worker
@@ -26,6 +24,7 @@ from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
 from kcg.fleet.servers import FleetNanny
+from kcg.fleet.settings import quiet
 
 TASKS_AT_ONCE = 64  # most of them wait for their turn on the device, or at the compilers
 NOT_LIMITED = 0  # Dask's limit of a worker's memory: what takes memory are the children, which have their own
@@ -53,6 +52,7 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
 
     async def setup(self, worker: Worker) -> None:
         """Begin to open the device; the worker is there meanwhile, and offers nothing."""
+        quiet(asyncio.get_running_loop())
         self._worker = worker
         worker.metrics["kcg"] = self._state
         self._opening = asyncio.create_task(self._open())
@@ -80,6 +80,7 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
             "rows": host.rows,
             "rows_per_s": host.rows_per_s,
             "checked_unix_s": host.checked_unix_s,
+            "fault": host.fault,
             "running": list(host.running.values()),
         }
 
@@ -108,7 +109,6 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def opened(device: HostDevice) -> tasks.Host:
     """The open service of a device, whose canary was right. Raises DeviceError."""
-    import kcg
     from kcg.compat.device import prepare
     from kcg.fleet.payload import HostFacts
     from kcg.measure.service import MeasureService
@@ -120,16 +120,7 @@ def opened(device: HostDevice) -> tasks.Host:
     except BaseException:
         service.close()
         raise
-    facts = HostFacts(
-        service.run_id,
-        kcg.__version__,
-        version("tinygrad"),
-        platform.python_version(),
-        device.dev,
-        target,
-        toolchain,
-        service.compile_workers,
-    )
+    facts = HostFacts(service.run_id, device.dev, target, toolchain, service.compile_workers)
     return tasks.Host(service, facts, time.time())
 
 
@@ -154,6 +145,7 @@ def serve(address: str, security: Security | None, devices: Sequence[HostDevice]
 
 
 async def _serve(address: str, security: Security | None, devices: Sequence[HostDevice]) -> None:
+    quiet(asyncio.get_running_loop())
     async with contextlib.AsyncExitStack() as stack:
         nannies = [await stack.enter_async_context(_nanny(address, security, device)) for device in devices]
         await asyncio.gather(*(nanny.finished() for nanny in nannies))

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from kcg.cli import counted, guarded
 from kcg.errors import DeviceError, ExitCode, UsageError
-from kcg.fleet.settings import configure
+from kcg.fleet.settings import configure, quiet
 
 if TYPE_CHECKING:
     from kcg.fleet.host import HostDevice
@@ -132,6 +132,7 @@ async def _schedule() -> None:
     """A scheduler on a free port of the loopback interface, which says its address."""
     from kcg.fleet.servers import FleetScheduler
 
+    quiet(asyncio.get_running_loop())
     async with FleetScheduler(host=f"{LOOPBACK}:0") as scheduler:
         print(scheduler.address, flush=True)
         await scheduler.finished()

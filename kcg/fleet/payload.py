@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from kcg.campaign.sampling import DrawJob, Drawn
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import CodecError, DataError, DeviceError, KcgError, ScheduleError
+from kcg.fleet.trust import HostReport
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import parse
 from kcg.measure.service import Request
@@ -35,12 +36,9 @@ TRAVELS = (ScheduleKind.OPTS, ScheduleKind.TILE, ScheduleKind.PARTS)
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself before anything is measured on it."""
+    """What a host offers."""
 
     run_id: str  # of the rows that it measures
-    kcg: str  # version
-    tinygrad: str  # version
-    python: str  # version
     device: str  # as `--device` names it
     target: Target
     toolchain: Toolchain
@@ -58,11 +56,27 @@ def resource_of(target: Target) -> str:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What a host offers, and how its check went."""
+
+    facts: HostFacts
+    report: HostReport
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the two are of different hosts."""
+        facts, report = self.facts, self.report
+        if (facts.run_id, facts.target, facts.toolchain) != (report.run_id, report.target, report.toolchain):
+            raise ValueError("a report of another host")
+
+
+@dataclass(frozen=True)
 class MeasureJob:
-    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again."""
+    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again; nor do rows count
+    that are of `doubtful` runs, whoever told of them."""
 
     requests: tuple[Request, ...]
     known: tuple[Measurement, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ class Failure:
 
 
 NOUNS: tuple[type[Any], ...] = (
-    DrawJob, Drawn, Failure, HostFacts, LatticeDrawn, LatticeJob, MeasureJob, Measured,
+    Checked, DrawJob, Drawn, Failure, LatticeDrawn, LatticeJob, MeasureJob, Measured,
 )  # fmt: skip
 """All that can be a payload."""
 

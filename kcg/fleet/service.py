@@ -2,7 +2,8 @@
 
 A task is a batch of requests of one kernel for one host. It goes to the host that has the kernel already, unless
 others have less to do; and to another one when its host is gone. Whatever comes back first counts, what comes later is
-dropped: a batch may run twice, its rows are there once. Everything of Dask happens in one thread with an event loop.
+dropped: a batch may run twice, its rows are there once. A host is used while its checks pass, see `kcg.fleet.trust`.
+Everything of Dask happens in one thread with an event loop.
 """
 
 from __future__ import annotations
@@ -10,36 +11,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import threading
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import kcg
 from kcg.campaign.sampling import DrawJob, Drawn, draw_timed
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.cli import counted
+from kcg.dataset.journal import Doubt
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
-from kcg.fleet import tasks
+from kcg.fleet import tasks, trust
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.payload import HostFacts, Measured, MeasureJob, pack, resource_of, unpack
-from kcg.fleet.settings import configure
+from kcg.fleet.payload import Checked, HostFacts, Measured, MeasureJob, pack, resource_of, unpack
+from kcg.fleet.settings import configure, quiet
+from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
-_LOG = logging.getLogger(__name__)
-
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
-READY_S = 180.0  # in which the first host must have opened its device
+READY_S = 300.0  # in which the first host must have opened its device and passed its check
 ALONE_S = 180.0  # without any host of a target
 MOST_HOSTS_LOST = 5  # over one batch
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
@@ -51,36 +49,6 @@ _RowKey = tuple[Any, ...]
 GO_ON = "what was measured is kept: run the same command again to go on"
 
 
-class Admission(Protocol):
-    """Decides which hosts are used."""
-
-    def admit(self, facts: HostFacts) -> str:
-        """Why a host is not used, by the name of the difference; empty where it is."""
-
-
-class SameVersions:
-    """Admits hosts with this driver's kcg and tinygrad, and with the toolchain of the first host of their target."""
-
-    def __init__(self) -> None:
-        self._toolchains: dict[str, Toolchain] = {}
-
-    def admit(self, facts: HostFacts) -> str:
-        for name, theirs, ours in (
-            ("kcg", facts.kcg, kcg.__version__),
-            ("tinygrad", facts.tinygrad, version("tinygrad")),
-        ):
-            if theirs != ours:
-                return f"it has {name} {theirs}, this driver {ours}"
-        first = self._toolchains.setdefault(facts.target.fingerprint, facts.toolchain)
-        for part in fields(Toolchain):
-            theirs, ours = (getattr(toolchain, part.name) for toolchain in (facts.toolchain, first))
-            if theirs != ours:
-                return (
-                    f"its {part.name.replace('_', ' ')} is {theirs or 'none'}, that of the first host {ours or 'none'}"
-                )
-        return ""
-
-
 @dataclass(eq=False)
 class _Host:
     """An admitted host, and what it has in hand."""
@@ -88,6 +56,9 @@ class _Host:
     address: str
     facts: HostFacts
     flying: set[_Work] = field(default_factory=set)
+    unchecked: bool = False  # it measured since it was checked last
+    checking: bool = False  # it gets nothing until its check came back
+    recheck: asyncio.Task[None] | None = None
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
 
 
@@ -117,7 +88,6 @@ class Fleet:
         address: str,
         *,
         certificates: Path | None = None,
-        admission: Admission | None = None,
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
     ) -> None:
@@ -126,19 +96,19 @@ class Fleet:
         configure()
         self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
         self.error: DeviceError | None = None  # why nothing more is measured
-        self._admission = admission or SameVersions()
+        self._admission = trust.Admission(trust.versions(), trust.RECHECK_S)
         self._log = log
         self._services: dict[tuple[str, str], FleetService] = {}
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
-        self._seen: set[str] = set()  # addresses of hosts that were asked what they are
+        self._asked: dict[str, asyncio.Task[None]] = {}  # hosts that were asked what they are, by address
         self._refused: dict[str, str] = {}  # address -> why
+        self._turns: dict[str, asyncio.Lock] = {}  # of hosts that share a CPU, by machine
         self._sent = 0  # tasks
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        # what Dask leaves behind where a connection breaks is no news: whoever waits for it hears of it
-        self._loop.set_exception_handler(lambda loop, context: _LOG.debug("%s", context.get("message")))
+        quiet(self._loop)
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
@@ -196,7 +166,7 @@ class Fleet:
 
     # ---- in the loop's thread ----
 
-    def _call(self, act: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    def _call(self, act: Coroutine[Any, Any, Any], timeout_s: float | None) -> Any:
         return asyncio.run_coroutine_threadsafe(act, self._loop).result(timeout_s)
 
     def _start(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -234,48 +204,135 @@ class Fleet:
                 return
             for address in self._hosts.keys() - workers.keys():
                 self._gone(self._hosts[address], "is gone")
-            self._seen &= workers.keys()
+            for address in self._asked.keys() - workers.keys():
+                self._asked.pop(address).cancel()  # no answer comes from there
             opening = 0
             for address, worker in workers.items():
                 state = worker.get("metrics", {}).get("kcg") or {}
                 if not state.get("ready"):
                     opening += 1
-                elif address not in self._seen:
-                    self._seen.add(address)
-                    self._start(self._admit(address))
+                elif address not in self._asked:
+                    on_cpu = str(state.get("device", "")).startswith("CPU")
+                    self._asked[address] = self._start(self._admit(address, on_cpu))
             with self._changed:
-                asked = len(self._seen - self._hosts.keys() - self._refused.keys())
+                asked = len(self._asked.keys() - self._hosts.keys() - self._refused.keys())
                 self._pending = opening + asked
                 self._changed.notify_all()
-            waiting = any(service.waiting for service in self._services.values())
+            waiting = any(service.waiting and not service.hosts for service in self._services.values())
             alone_since = (alone_since or time.monotonic()) if waiting else None
             if alone_since is not None and time.monotonic() - alone_since > ALONE_S:
                 self._fail(DeviceError(f"no host was there for {ALONE_S:g} s; {GO_ON}"))
+            self._check_due()
             await asyncio.sleep(POLL_S)
 
-    async def _admit(self, address: str) -> None:
-        """Ask a host what it is, and use it or not."""
+    async def _admit(self, address: str, on_cpu: bool) -> None:
+        """Have a host check itself, and use it or not."""
         try:
-            facts = unpack(await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address), HostFacts)
-            why = await asyncio.to_thread(self._admission.admit, facts)
+            async with self._turn(address, on_cpu):
+                asked_unix_s = time.time()
+                found = unpack(await self._check(address), Checked)
         except Exception as error:  # also Dask's own, of a host that dies meanwhile
-            why = _line(error)
-        if not why:
-            key = (facts.target.fingerprint, facts.toolchain.fingerprint)
+            with self._changed:
+                self._refuse(address, f"worker {address} was not checked: {_line(error)}")
+            return
+        facts, report = found.facts, found.report
+        key = (facts.target.fingerprint, facts.toolchain.fingerprint)
+        with self._changed:
             if self._sealed and key not in self._services:
                 why = f"{facts.target.model} was not there when this run began: the next one uses it"
-        with self._changed:
-            if why:
-                self._refused[address] = why
-                self._log(f"a host is not used: {why}")
+            elif facts.run_id in self._admission.hosts:
+                why = f"worker {address} says that it is another one"
             else:
-                service = self._services.setdefault(key, FleetService(self, facts.target, facts.toolchain))
-                self._hosts[address] = host = _Host(address, facts)
-                service.join(host)
+                why = self._admission.join(address, report, asked_unix_s=asked_unix_s)
+            if why:
+                self._refuse(address, why)
+                return
+            if key not in self._services:
+                self._services[key] = FleetService(self, facts.target, facts.toolchain)
+            service = self._services[key]
+            self._hosts[address] = host = _Host(address, facts)
+            service.join(host, report)
             self._changed.notify_all()
-        if not why:
-            while service.waiting and service.hosts:
+        self._place_waiting()
+
+    def _refuse(self, address: str, why: str) -> None:
+        """Not use a host, for this run; `_changed` is held."""
+        self._refused[address] = why
+        self._log(f"a host is not used: {why}")
+        self._changed.notify_all()
+
+    def _place_waiting(self) -> None:
+        """Have hosts do what waits for one."""
+        for service in self._services.values():
+            while service.waiting and service.choose(service.waiting[0].region_id) is not None:
                 self._place(service.waiting.popleft())
+
+    # ---- checks of hosts, in the loop's thread ----
+
+    def _check(self, address: str) -> Any:
+        """Dask's future of `Checked`, of a host as it is now."""
+        return self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
+
+    def _turn(self, address: str, on_cpu: bool) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Inside, no other host of its machine is checked, if it has the same CPU."""
+        if not on_cpu:
+            return contextlib.nullcontext()
+        return self._turns.setdefault(address.rpartition(":")[0], asyncio.Lock())
+
+    def _check_due(self) -> None:
+        due = {admitted.address for admitted in self._admission.due(time.time())}
+        for host in self._hosts.values():
+            if host.address in due:
+                self._begin_recheck(host)
+
+    def _begin_recheck(self, host: _Host) -> asyncio.Task[None]:
+        if host.recheck is None or host.recheck.done():
+            host.recheck = self._start(self._recheck(host))
+        return host.recheck
+
+    async def _recheck(self, host: _Host) -> None:
+        """Have a host check itself again, once it has done what it has in hand, and use it further or not."""
+        async with self._turn(host.address, host.facts.target.device == "CPU"):
+            host.checking = True
+            while in_hand := [w.running for w in host.flying if w.running is not None and not w.running.done()]:
+                await asyncio.wait(in_hand)
+            asked_unix_s = time.time()
+            try:
+                found = unpack(await self._check(host.address), Checked)
+                if found.facts.run_id != host.facts.run_id:
+                    raise DataError("it says that it is another one")
+            except Exception as error:  # it is there no more, or its device is not
+                host.recheck = None  # which is not to be cancelled from here
+                self._gone(host, f"is not used any more: {_line(error)}")
+                return
+            if (doubt := self._admission.recheck(found.report, asked_unix_s=asked_unix_s)) is not None:
+                await self._drain(host, doubt)
+        self._service_of(host).forgot(host)
+        host.unchecked, host.checking, host.recheck = False, False, None
+        self._place_waiting()
+
+    async def _drain(self, host: _Host, doubt: Doubt) -> None:
+        """Use a host no more, and have it known that its rows are doubtful."""
+        service = self._service_of(host)
+        service.distrust(doubt.run_id)
+        try:
+            await asyncio.to_thread(service.on_doubt, doubt.run_id, doubt.since_unix_s, doubt.why)
+        except KcgError as error:
+            self._fail(DeviceError(f"{_line(error)}; {GO_ON}"))
+        host.recheck = None
+        self._gone(host, f"is drained, and its rows since its last check are doubtful: {doubt.why}")
+
+    def _service_of(self, host: _Host) -> FleetService:
+        return self._services[host.facts.target.fingerprint, host.facts.toolchain.fingerprint]
+
+    def settle(self, service: FleetService) -> None:
+        """Have every host of a service checked that measured since its last check, and wait for it. From any thread
+        but the loop's."""
+        self._call(self._settle(service), None)
+
+    async def _settle(self, service: FleetService) -> None:
+        while self.error is None and (hosts := [host for host in service.hosts if host.unchecked]):
+            await asyncio.wait([self._begin_recheck(host) for host in hosts])
 
     def _submit(self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, **more: Any) -> Any:
         """A task of one host: Dask's future of its answer."""
@@ -295,6 +352,7 @@ class Fleet:
             service.waiting.append(work)
         else:
             host.flying.add(work)
+            host.unchecked |= work.function is self.measure_task
             work.running = self._start(self._run(work, host))
 
     async def _run(self, work: _Work, host: _Host) -> None:
@@ -327,8 +385,12 @@ class Fleet:
         self._refused[host.address] = what
         for service in self._services.values():
             service.leave(host)
+        self._admission.left(host.facts.run_id)
+        if host.recheck is not None:
+            host.recheck.cancel()
         lost, host.flying = host.flying, set()
-        self._log(f"a host ({host.facts.target.model}) {what}; {counted(len(lost), 'batch', 'batches')} in hand")
+        in_hand = f"; {counted(len(lost), 'batch', 'batches')} in hand" if lost else ""
+        self._log(f"a host ({host.facts.target.model}) {what}{in_hand}")
         for work in lost:
             if work.running is not None:
                 work.running.cancel()
@@ -349,6 +411,9 @@ class Fleet:
             self.error = error
         for service in self._services.values():
             service.end_all(error)
+        for host in self._hosts.values():
+            if host.recheck is not None:
+                host.recheck.cancel()
         with self._changed:
             self._changed.notify_all()
 
@@ -363,7 +428,9 @@ class FleetService:
         self.waiting: deque[_Work] = deque()  # no host is there for them
         self._closed: DeviceError | None = None
         self._lock = threading.Lock()
-        self._facts: dict[str, HostFacts] = {}  # of every host that there was, by run
+        self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
+        self._joined: dict[str, Checked] = {}  # every host that there was as it joined, by run
+        self._doubtful: set[str] = set()  # runs of hosts that were drained
         self._homes: OrderedDict[str, _Host] = OrderedDict()  # who has a kernel
         self._rows: OrderedDict[str, dict[_RowKey, Measurement]] = OrderedDict()  # one of each binary, by kernel
         self._compile_workers, self._devices = 1, 1  # as they were when there were any
@@ -389,9 +456,20 @@ class FleetService:
             return Counter(self._spent_s)
 
     def run_facts(self, run_id: str) -> dict[str, Any]:
-        if (facts := self._facts.get(run_id)) is None:
+        if (joined := self._joined.get(run_id)) is None:
             return {"fleet_hosts": self.devices} if run_id == self.run_id else {}
-        return {"device": facts.device, "compile_workers": facts.compile_workers, "python": facts.python, "fleet": True}
+        facts, report = joined.facts, joined.report
+        return {
+            "device": facts.device,
+            "compile_workers": facts.compile_workers,
+            "python": report.versions.python,
+            "fleet": True,
+            "report": report.facts,
+        }
+
+    def settle(self) -> None:
+        """Have every host checked that measured since its last check: `on_doubt` was told of those that do not pass."""
+        self._fleet.settle(self)
 
     def close(self) -> None:
         self._closed = self._closed or DeviceError(f"the run ended; {GO_ON}")
@@ -459,7 +537,8 @@ class FleetService:
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
                 sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
-            return pack(MeasureJob(tuple(requests), tuple(new)))
+                doubtful = tuple(sorted(self._doubtful))
+            return pack(MeasureJob(tuple(requests), tuple(new), doubtful))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
@@ -467,7 +546,7 @@ class FleetService:
             with self._lock:
                 rows, known = self._rows_of(region_id), host.known.setdefault(region_id, set())
                 for row in measured.rows:
-                    if row.binary_hash:
+                    if row.binary_hash and row.run_id not in self._doubtful:
                         rows.setdefault(_row_key(row), row)
                         known.add(_row_key(row))
                 self._spent_s.update(dict(measured.spent_s))
@@ -523,11 +602,25 @@ class FleetService:
 
     # ---- its hosts, in the loop's thread ----
 
-    def join(self, host: _Host) -> None:
+    def join(self, host: _Host, report: HostReport) -> None:
         """Use a host."""
         self.hosts.append(host)
-        self._facts[host.facts.run_id] = host.facts
+        self._joined[host.facts.run_id] = Checked(host.facts, report)
         self._count()
+
+    def forgot(self, host: _Host) -> None:
+        """A host knows no timings any more, as after a check."""
+        with self._lock:
+            host.known.clear()
+
+    def distrust(self, run_id: str) -> None:
+        """Have no timing of a run stand for another schedule's any more, here or on a host."""
+        with self._lock:
+            self._doubtful.add(run_id)
+            for region_id, rows in self._rows.items():
+                self._rows[region_id] = {key: row for key, row in rows.items() if row.run_id != run_id}
+            for host in self.hosts:
+                host.known.clear()
 
     def leave(self, host: _Host) -> None:
         """Use a host no more."""
@@ -541,12 +634,13 @@ class FleetService:
             self._compile_workers = sum(host.facts.compile_workers for host in self.hosts)
 
     def choose(self, region_id: str) -> _Host | None:
-        """The host for a batch of a kernel; None where there is none."""
-        if not self.hosts:
+        """The host for a batch of a kernel; None where there is none, or all are checked."""
+        free = [host for host in self.hosts if not host.checking]
+        if not free:
             return None
-        least = min(self.hosts, key=lambda host: len(host.flying))
+        least = min(free, key=lambda host: len(host.flying))
         home = self._homes.get(region_id)
-        if home not in self.hosts or len(home.flying) > len(least.flying) + SLACK:
+        if home not in free or len(home.flying) > len(least.flying) + SLACK:
             home = least
         self._homes[region_id] = home
         self._homes.move_to_end(region_id)

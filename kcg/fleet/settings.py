@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from importlib.util import find_spec
@@ -25,6 +26,15 @@ SETTINGS = {
     "distributed.comm.retry.count": 0,
     "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
 }
+
+
+def quiet(loop: asyncio.AbstractEventLoop) -> None:
+    """Have what Dask leaves behind in a loop go to its log: such as the time-out of a message that waited to be sent
+    when its connection ended. Whoever waits for something hears of it anyway."""
+    log = logging.getLogger("distributed.core")
+    loop.set_exception_handler(
+        lambda loop, context: log.error("%s", context.get("message"), exc_info=context.get("exception"))
+    )
 
 
 def configure() -> None:

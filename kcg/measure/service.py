@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,6 +254,7 @@ class MeasureService:
         self._compilers = self._start_compilers() if compilers_of is None else compilers_of._compilers
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
+        self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
         self._lock = threading.Lock()
         self._spent_lock = threading.Lock()
         # what was compiled, by region, and the references of regions of several kernels: whose compilers made them
@@ -316,6 +317,9 @@ class MeasureService:
     def run_facts(self, run_id: str) -> dict[str, Any]:
         """What is to be known of the run of a row beside what is known of this process: nothing."""
         return {}
+
+    def settle(self) -> None:
+        """Nobody checks this device while it measures: there is no doubt to wait for."""
 
     def read_canary(self) -> Future[CanaryReading]:
         """Run the canary once more, in the child that measures."""
@@ -429,6 +433,13 @@ class MeasureService:
             binary, tf32 = row.binary_hash[:HASH_DIGITS], rounds_to_tf32(row.schedule)
             key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, tf32, row.trial)
             self._by_binary.setdefault(key, row)
+
+    def forget(self, runs: Collection[str] | None = None) -> None:
+        """Time binaries again that were timed before: those that `remember` took of some runs, or by default all."""
+        with self._lock:
+            for key, known in list(self._by_binary.items()):
+                if runs is None or (isinstance(known, Measurement) and known.run_id in runs):
+                    del self._by_binary[key]
 
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.

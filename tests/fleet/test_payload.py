@@ -14,7 +14,8 @@ from kcg.campaign.sampling import DrawJob, Drawn, Known
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import DataError, DeviceError, KcgError
 from kcg.fleet import tasks
-from kcg.fleet.payload import Failure, HostFacts, Measured, MeasureJob, pack, unpack
+from kcg.fleet.payload import Checked, Failure, HostFacts, Measured, MeasureJob, pack, unpack
+from kcg.fleet.trust import HostReport, ReferenceTime, Versions
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
@@ -37,7 +38,10 @@ ROW = Measurement(
 DRAW = DrawJob(
     REGION, X86, (Known(RAW, "raw", math.inf, "k"),), 9, (("walk:raw", 1.0),), "0:x", frozenset({"near:best", "beam:2"})
 )
-FACTS = HostFacts("r", "1", "2", "3", "CPU:X86", X86, Toolchain("t", "x86", "", "", 1), 2)
+FACTS = HostFacts("r", "CPU:X86", X86, Toolchain("t", "x86", "", "", 1), 2)
+VERSIONS = Versions("0.1", "a" * 40, None, "0.14", "3.11.7", "", "", "clang 20")
+REPORT = HostReport("r", "a-host", VERSIONS, X86, FACTS.toolchain, 1e-3, (ReferenceTime("copy", 1e-3, 1e-3, 1e-3),))
+CHECKED = Checked(FACTS, REPORT)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,8 @@ FACTS = HostFacts("r", "1", "2", "3", "CPU:X86", X86, Toolchain("t", "x86", "", 
         Drawn(((RAW, "raw", "key"),), ("k",), frozenset({"beam:2"}), "", 0.5),
         LatticeJob(REGION, X86, (), "0", 12),
         LatticeDrawn((), (), frozenset(), declaration="{}"),
-        FACTS,
+        CHECKED,
+        replace(JOB, doubtful=("run",)),
     ],
     ids=lambda noun: type(noun).__name__,
 )
@@ -121,7 +126,7 @@ def test_a_draw_names_no_file(predictor: str, untouched: None) -> None:
     with pytest.raises(KcgError, match="a host follows auto or roofline"):
         unpack(tasks.draw(pack(replace(DRAW, predictor=predictor))), Drawn)
     with pytest.raises(KcgError, match="nothing is expected"):
-        unpack(tasks.check(b"x"), HostFacts)
+        unpack(tasks.check(b"x"), Checked)
 
 
 def test_a_kernel_outside_of_the_allow_list_is_refused() -> None:
@@ -131,6 +136,16 @@ def test_a_kernel_outside_of_the_allow_list_is_refused() -> None:
     assert foreign.id != REGION.id
     with pytest.raises(DataError):
         unpack(pack(MeasureJob((Request(replace(REGION, kernels=(foreign,)), RAW),))), MeasureJob)
+
+
+def test_a_check_is_of_the_host_that_was_asked() -> None:
+    for change, words in (
+        (lambda d: d["value"]["facts"].update(run_id="s"), "a report of another host"),
+        (lambda d: d["value"]["report"].update(kernels=[]), "a host without a fault has"),
+        (lambda d: d["value"]["report"]["kernels"][0].update(a_s=0.0), "has times of 0.0"),
+    ):
+        with pytest.raises(DataError, match=words):
+            unpack(changed(CHECKED, change), Checked)
 
 
 def test_a_failure_is_what_it_was() -> None:
