@@ -31,6 +31,7 @@ OUT = ROOT / "evaluation" / "results" / "bench_fleet.json"
 WORKLOAD = "rope/mini"
 CPU = "CPU:X86"  # tinygrad's own assembler: no compiler has to start
 KILLED_SCHEDULES = 12  # of each kernel, in a campaign that is killed
+ECHOED_SCHEDULES = 60  # of each, in one that measures nothing
 FAKE_HOSTS = 40
 
 
@@ -88,7 +89,7 @@ def model(folder: Path, out: Path, *, seed: int, schedules: int, repeats: int) -
 
     if (sizes := rate_of(out)) is None:
         raise UsageError(f"{out} has no rate: run --part rate first")
-    costs = measured(FAKE_HOSTS)
+    costs = measured(folder, captured(folder), device=CPU, hosts=FAKE_HOSTS, schedules=ECHOED_SCHEDULES)
     found = modelled(sizes, costs)
     return {"costs": costs, "model": found}, {
         f"{name}_{key.partition('_')[0]}": one[name] for key, one in found.items() for name in ("hosts", "limit")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.fleet.rate import cpu_s
+from evaluation.fleet.rate import campaign, cpu_s
 from evaluation.measure.made_up_rows import describe, made_up, workloads_of
 from kcg.dataset.journal import Journal
 from kcg.fleet.connection import hosts_of
@@ -56,9 +56,10 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """Hosts that do nothing but tell the scheduler that they live, many in one process."""
 
 
-def measured(hosts: int) -> dict[str, float]:
+def measured(folder: Path, kernels: Path, *, device: str, hosts: int, schedules: int) -> dict[str, float]:
     """What the model needs beside `rate`: costs in seconds of a core, sizes in bytes."""
-    return {**idle_hosts(hosts), **journal_rate(), **store_rate()}
+    rows = campaign(folder / "echo.sqlite", kernels, device, schedules)
+    return {**rows, **idle_hosts(hosts), **journal_rate(), **store_rate()}
 
 
 # ---- parts ----
@@ -192,10 +193,10 @@ def modelled(rate: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
 def uses(rate: dict[str, Any], costs: dict[str, float], hosts: int, rows_per_s: float) -> dict[str, float]:
     """What part of each resource is in use, 1 all of it."""
     batch, rows = rate[str(BATCH)], hosts * rows_per_s
-    tasks, looks = rows / BATCH * TASKS_OF_BATCH, hosts / POLL_S
+    tasks, looks = rows / BATCH * TASKS_OF_BATCH, hosts / POLL_S  # a draw is taken to be as large as a batch
     sent = tasks * (batch["bytes_in"] + batch["bytes_out"] + 2 * DASK_BYTES) + looks * costs["look_bytes"]
     return {
-        "scheduler": tasks * batch["scheduler_cpu_s"]
+        "scheduler": rows * costs["campaign_scheduler_cpu_s"]
         + hosts * costs["heartbeat_cpu_s"] / heartbeat_s(hosts)
         + looks * costs["look_scheduler_cpu_s"],
         "driver": tasks * batch["driver_cpu_s"] + rows * costs["journal_cpu_s"] + looks * costs["look_driver_cpu_s"],

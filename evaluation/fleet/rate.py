@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kcg.campaign.tasks import distinct_calls
+from kcg.campaign.generate import generate_on
+from kcg.campaign.settings import CampaignSettings
+from kcg.campaign.tasks import distinct_calls, workloads_of
 from kcg.compat.device import choose_device, prepare
 from kcg.fleet import tasks
 from kcg.fleet.local import LocalFleet
-from kcg.fleet.payload import MeasureJob, pack
+from kcg.fleet.payload import Measured, MeasureJob, pack
 from kcg.fleet.service import Fleet, FleetService
 from kcg.kernel.kinds import baseline_of
 from kcg.measure.protocol import median
 from kcg.measure.service import Request
+from kcg.predictor.choice import ROOFLINE
 from kcg.types import Measurement
 from kcg.workloads.registry import spec_of
 
@@ -102,6 +105,22 @@ def send(
     }
 
 
+def campaign(out: Path, kernels: Path, device: str, schedules: int) -> dict[str, float]:
+    """A whole campaign whose device measures nothing: what driver and scheduler spend on a row, in seconds of a core,
+    with its share of drawing, of the campaign's own work and of the journal."""
+    settings = CampaignSettings(out, source=kernels, device=device, schedules_per_kernel=schedules, predictor=ROOFLINE)
+    with echoing(device) as (local, service):
+        workloads = list(workloads_of(settings, service.target.device, lambda line: None))
+        began, ours, theirs = time.monotonic(), time.process_time(), cpu_s(local.pids[0])
+        done = generate_on(settings, [(service, workloads)], began=began, log=lambda line, eta: None)
+        return {
+            "campaign_rows": done.measured,
+            "campaign_rows_per_s": done.measured / done.elapsed_s,
+            "campaign_driver_cpu_s": (time.process_time() - ours) / done.measured,
+            "campaign_scheduler_cpu_s": (cpu_s(local.pids[0]) - theirs) / done.measured,
+        }
+
+
 def cpu_s(pid: int | None) -> float:
     """Seconds of a core that a process has used."""
     if pid is None:
@@ -113,6 +132,4 @@ def cpu_s(pid: int | None) -> float:
 def payload_bytes(service: FleetService, requests: list[Request]) -> dict[str, int]:
     """Of a task and of its answer, as kcg packs them; Dask adds about 1 kB of its own to each."""
     rows = [future.result(LONG_S) for future in service.measure(requests)]
-    from kcg.fleet.payload import Measured
-
     return {"bytes_in": len(pack(MeasureJob(tuple(requests)))), "bytes_out": len(pack(Measured(tuple(rows))))}
