@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.fleet.rate import campaign, cpu_s
+from evaluation.fleet.rate import campaigns, cpu_s
 from evaluation.measure.made_up_rows import describe, made_up, workloads_of
 from kcg.dataset.journal import Journal
 from kcg.fleet.connection import hosts_of
@@ -56,9 +56,9 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """Hosts that do nothing but tell the scheduler that they live, many in one process."""
 
 
-def measured(folder: Path, kernels: Path, *, device: str, hosts: int, schedules: int) -> dict[str, float]:
+def measured(folder: Path, kernels: Path, *, device: str, hosts: int, schedules: tuple[int, int]) -> dict[str, float]:
     """What the model needs beside `rate`: costs in seconds of a core, sizes in bytes."""
-    rows = campaign(folder / "echo.sqlite", kernels, device, schedules)
+    rows = campaigns(folder, kernels, device, schedules)
     return {**rows, **idle_hosts(hosts), **journal_rate(), **store_rate()}
 
 
@@ -199,7 +199,7 @@ def uses(rate: dict[str, Any], costs: dict[str, float], hosts: int, rows_per_s: 
         "scheduler": rows * costs["campaign_scheduler_cpu_s"]
         + hosts * costs["heartbeat_cpu_s"] / heartbeat_s(hosts)
         + looks * costs["look_scheduler_cpu_s"],
-        "driver": tasks * batch["driver_cpu_s"] + rows * costs["journal_cpu_s"] + looks * costs["look_driver_cpu_s"],
+        "driver": rows * costs["campaign_driver_cpu_s"] + looks * costs["look_driver_cpu_s"],
         "network": sent / NETWORK_BYTES_PER_S,
         "journal": rows / costs["journal_rows_per_s"],
     }

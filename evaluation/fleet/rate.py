@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kcg.campaign.generate import generate_on
 from kcg.campaign.settings import CampaignSettings
@@ -31,6 +33,7 @@ ROUNDS = 5
 LEAST_S = 2.0  # of a round
 IN_FLIGHT = 256  # tasks at once
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+IDLE_S = 10.0
 LONG_S = 600.0
 
 
@@ -79,7 +82,7 @@ class Requests:
 
 def send(
     service: FleetService,
-    requests: Callable[[int], list[Request]],
+    requests: Requests,
     size: int,
     least_s: float,
     *,
@@ -105,20 +108,37 @@ def send(
     }
 
 
-def campaign(out: Path, kernels: Path, device: str, schedules: int) -> dict[str, float]:
-    """A whole campaign whose device measures nothing: what driver and scheduler spend on a row, in seconds of a core,
-    with its share of drawing, of the campaign's own work and of the journal."""
-    settings = CampaignSettings(out, source=kernels, device=device, schedules_per_kernel=schedules, predictor=ROOFLINE)
+def campaigns(folder: Path, kernels: Path, device: str, schedules: Sequence[int]) -> dict[str, float]:
+    """Two whole campaigns, a short one and a long one, whose device measures nothing: what driver and scheduler spend
+    on one row more, in seconds of a core, with its share of drawing, of the campaign's own work and of the journal.
+    What they spend while nothing happens is measured beside, and left out."""
+    found = []
     with echoing(device) as (local, service):
-        workloads = list(workloads_of(settings, service.target.device, lambda line: None))
-        began, ours, theirs = time.monotonic(), time.process_time(), cpu_s(local.pids[0])
-        done = generate_on(settings, [(service, workloads)], began=began, log=lambda line, eta: None)
-        return {
-            "campaign_rows": done.measured,
-            "campaign_rows_per_s": done.measured / done.elapsed_s,
-            "campaign_driver_cpu_s": (time.process_time() - ours) / done.measured,
-            "campaign_scheduler_cpu_s": (cpu_s(local.pids[0]) - theirs) / done.measured,
-        }
+
+        def spent() -> np.ndarray:
+            return np.array([time.monotonic(), time.process_time(), cpu_s(local.pids[0])])
+
+        before = spent()
+        time.sleep(IDLE_S)
+        idle = (spent() - before) / IDLE_S
+        for number, count in enumerate(schedules):
+            out = folder / f"echo{number}.sqlite"
+            settings = CampaignSettings(
+                out, source=kernels, device=device, schedules_per_kernel=count, predictor=ROOFLINE, seed=number
+            )
+            workloads = list(workloads_of(settings, service.target.device, lambda line: None))
+            before = spent()
+            done = generate_on(settings, [(service, workloads)], began=before[0], log=lambda line, eta: None)
+            used = spent() - before
+            found.append((done.measured, used[0], *(used - idle * used[0])[1:]))
+    (few, few_s, *short), (many, many_s, *long) = found
+    driver_s, scheduler_s = ((b - a) / (many - few) for a, b in zip(short, long, strict=True))
+    return {
+        "campaign_rows": many,
+        "campaign_rows_per_s": (many - few) / (many_s - few_s),
+        "campaign_driver_cpu_s": float(driver_s),
+        "campaign_scheduler_cpu_s": float(scheduler_s),
+    }
 
 
 def cpu_s(pid: int | None) -> float:
