@@ -42,6 +42,7 @@ ALONE_S = 180.0  # without any host of a target
 MOST_HOSTS_LOST = 5  # over one batch
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
 SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
+SEND_S = 0.005  # in which tasks of one host are collected, to be sent as one graph
 KERNELS_KEPT = 512  # of which it is known who measured them, and what
 
 _RowKey = tuple[Any, ...]
@@ -77,6 +78,14 @@ class _Work:
     running: asyncio.Task[None] | None = None
 
 
+@dataclass(eq=False)
+class _Outgoing:
+    """Tasks of one host that are sent together, and Dask's futures of their answers once they are."""
+
+    sent: asyncio.Future[dict[str, Any]]
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
 class Fleet:
     """A driver's connection to a scheduler and its hosts. Use as a context manager.
 
@@ -105,6 +114,7 @@ class Fleet:
         self._refused: dict[str, str] = {}  # address -> why
         self._turns: dict[str, asyncio.Lock] = {}  # of hosts that share a CPU, by machine
         self._sent = 0  # tasks
+        self._outgoing: dict[tuple[str, str], _Outgoing] = {}  # by host and resource
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -269,9 +279,9 @@ class Fleet:
 
     # ---- checks of hosts, in the loop's thread ----
 
-    def _check(self, address: str) -> Any:
-        """Dask's future of `Checked`, of a host as it is now."""
-        return self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
+    async def _check(self, address: str) -> bytes:
+        """`Checked`, of a host as it is now."""
+        return await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
 
     def _turn(self, address: str, on_cpu: bool) -> contextlib.AbstractAsyncContextManager[Any]:
         """Inside, no other host of its machine is checked, if it has the same CPU."""
@@ -334,11 +344,34 @@ class Fleet:
         while self.error is None and (hosts := [host for host in service.hosts if host.unchecked]):
             await asyncio.wait([self._begin_recheck(host) for host in hosts])
 
-    def _submit(self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, **more: Any) -> Any:
-        """A task of one host: Dask's future of its answer."""
-        return self._client.submit(
-            function, payload, key=key, workers=[address], allow_other_workers=False, retries=0, pure=False, **more
-        )
+    async def _submit(
+        self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, resource: str = ""
+    ) -> bytes:
+        """The answer of a task of one host, which takes a share of a resource there."""
+        from dask._task_spec import Task
+
+        if (outgoing := self._outgoing.get((address, resource))) is None:
+            outgoing = self._outgoing[address, resource] = _Outgoing(self._loop.create_future())
+            self._loop.call_later(SEND_S, self._send, address, resource)
+        outgoing.tasks[key] = Task(key, function, payload)
+        sent = await asyncio.shield(outgoing.sent)  # that one of them is cancelled is not the others'
+        answer: bytes = await sent.pop(key)
+        return answer
+
+    def _send(self, address: str, resource: str) -> None:
+        """Send what was collected for a host as one graph: a graph costs the scheduler more than a task in it."""
+        from dask._expr import LLGExpr
+
+        outgoing = self._outgoing.pop((address, resource))
+        keys = list(outgoing.tasks)
+        graph = LLGExpr(outgoing.tasks, _determ_token=keys[0])  # without one Dask would hash it all
+        resources = {resource: SHARE} if resource else None
+        try:
+            futures = self._client.get(graph, keys, workers=[address], resources=resources, sync=False)
+        except Exception as error:  # of a client whose scheduler is gone
+            outgoing.sent.set_exception(error)
+        else:
+            outgoing.sent.set_result(dict(zip(keys, futures, strict=True)))
 
     def post(self, work: _Work) -> None:
         """Have a task done by some host. From any thread."""
@@ -360,9 +393,8 @@ class Fleet:
         self._sent += 1
         target = work.service.target
         key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
-        device = {resource_of(target): SHARE}
         try:
-            answer = await self._submit(work.function, work.payload(host), key, host.address, resources=device)
+            answer = await self._submit(work.function, work.payload(host), key, host.address, resource_of(target))
         except asyncio.CancelledError:
             return  # the host is gone, or the scheduler: who noticed does the rest
         except Exception as error:  # Dask's own words for a host that died
