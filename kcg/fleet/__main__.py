@@ -71,6 +71,8 @@ def status(
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
         fleet.show(found)
+
+
 @app.command(
     context_settings=SETTINGS,
     epilog=examples("kcg fleet certificates fleet-keys", "kcg fleet certificates fleet-keys --hosts gpu1,gpu2"),

@@ -17,6 +17,7 @@ from kcg.dataset.journal import check_header
 from kcg.errors import UsageError
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
+from kcg.fleet.settings import LOCAL
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import Target, Workload
 
@@ -51,7 +52,7 @@ def joined_fleet(
     def line(text: str) -> None:
         log(text, None)
 
-    if (found := re.fullmatch(r"local(?::(\d{1,4}))?", fleet)) is not None:
+    if (found := re.fullmatch(LOCAL, fleet)) is not None:
         if certificates is not None:
             raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
         hosts = int(found[1]) if found[1] else None

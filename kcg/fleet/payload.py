@@ -18,6 +18,7 @@ from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import CodecError, DataError, DeviceError, KcgError, ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import parse
+from kcg.kernel.parts import parts_of
 from kcg.measure.service import Request
 from kcg.nouns import Document, Malformed, decode, encode, no_constant, same_names, shown, unique
 from kcg.predictor.choice import AUTO, ROOFLINE
@@ -31,6 +32,12 @@ LONGEST_S = 3600.0  # that a payload may ask to be spent on one candidate
 MOST_SAMPLES = 100_000
 TRAVELS = (ScheduleKind.OPTS, ScheduleKind.TILE, ScheduleKind.PARTS)
 """Kinds of schedules that may come from elsewhere: their bodies are parameters. One that is written by hand is code."""
+
+
+def travels(schedule: Schedule) -> bool:
+    """Whether a schedule may go to a host, with all its parts."""
+    parts = parts_of(schedule) if schedule.kind == ScheduleKind.PARTS else ()
+    return schedule.kind in TRAVELS and all(travels(part.schedule) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -187,3 +194,5 @@ def _check_schedules(schedules: Iterable[Schedule]) -> None:
         if schedule.kind not in TRAVELS:
             raise Malformed("schedule", f"the kind {shown(schedule.kind)} does not travel")
         parse(schedule.kind, schedule.body)
+        if not travels(schedule):
+            raise Malformed("schedule", "one of its parts is of a kind that does not travel")

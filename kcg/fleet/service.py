@@ -120,8 +120,9 @@ class Fleet:
         admission: Admission | None = None,
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
+        alone_s: float = ALONE_S,
     ) -> None:
-        """`measure` is the task that measures: `tasks.echo` measures nothing."""
+        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`."""
         security = checked(address, certificates)
         configure()
         self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
@@ -129,6 +130,7 @@ class Fleet:
         self._admission = admission or SameVersions()
         self._log = log
         self._services: dict[tuple[str, str], FleetService] = {}
+        self._alone_s = alone_s
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
         self._seen: set[str] = set()  # addresses of hosts that were asked what they are
@@ -249,8 +251,8 @@ class Fleet:
                 self._changed.notify_all()
             waiting = any(service.waiting for service in self._services.values())
             alone_since = (alone_since or time.monotonic()) if waiting else None
-            if alone_since is not None and time.monotonic() - alone_since > ALONE_S:
-                self._fail(DeviceError(f"no host was there for {ALONE_S:g} s; {GO_ON}"))
+            if alone_since is not None and time.monotonic() - alone_since > self._alone_s:
+                self._fail(DeviceError(f"no host was there for {self._alone_s:g} s; {GO_ON}"))
             await asyncio.sleep(POLL_S)
 
     async def _admit(self, address: str) -> None:

@@ -84,6 +84,7 @@ def optimize(
         log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,
     ):
+        device.join_fleet()
         guide = Guide(settings, device)
         if store is not None:
             store.say_read_only(log)
@@ -269,7 +270,7 @@ def baselines(
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
-    device.use_gpus(works)
+    device.use_others(works)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
 

@@ -206,9 +206,7 @@ def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path) -> No
         lambda: ended(fleet_command, "worker", address, "--device", CPU),
     ):
         gone: Ended = run()
-        assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(
-            f"kcg: {address}: no scheduler there"
-        )
+        assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(f"kcg: {address}: no scheduler there")
     assert time.monotonic() - began < LONG_S / 10, "nobody waits for who is not there"
 
 
