@@ -1,4 +1,4 @@
-"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`."""
+"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`, and `retime --fleet`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 from kcg.campaign.generate import Log, generate_on
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tasks import workloads_of
+from kcg.campaign.workers import retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import check_header
 from kcg.errors import UsageError
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
-from kcg.fleet.settings import LOCAL
+from kcg.fleet.settings import HERE
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import Target, Workload
 
@@ -43,6 +44,24 @@ def generate(settings: CampaignSettings, *, fleet: str, certificates: Path | Non
         return generate_on(settings, parts, began=began, log=log)
 
 
+def retime(
+    path: Path,
+    *,
+    share: float,
+    device: str,
+    command: str,
+    budget_s: float | None,
+    fleet: str,
+    certificates: Path | None,
+    log: Log,
+) -> CampaignSummary:
+    """As `kcg.campaign.workers.retime`, on the hosts of a fleet: the rows of each target by its hosts."""
+    began = time.monotonic()
+    check_header(path, create=False)  # before hosts are started
+    with joined_fleet(fleet, CampaignSettings(path, (), device=device), certificates, log) as services:
+        return retime_on(services, path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+
+
 @contextmanager
 def joined_fleet(
     fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log
@@ -52,7 +71,7 @@ def joined_fleet(
     def line(text: str) -> None:
         log(text, None)
 
-    if (found := re.fullmatch(LOCAL, fleet)) is not None:
+    if (found := re.fullmatch(HERE, fleet)) is not None:
         if certificates is not None:
             raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
         hosts = int(found[1]) if found[1] else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
-from kcg.fleet.settings import LOCAL
+from kcg.fleet.settings import HERE
 from kcg.workloads.script import Form, Program, check_program
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def with_fleet(settings: Settings, choice: DeviceChoice) -> Settings:
             raise UsageError("--certificates: for --fleet tls://HOST:PORT only")
         return settings
     _check_spread(settings, option, "a fleet")
-    if (found := re.fullmatch(LOCAL, settings.fleet)) is None:
+    if (found := re.fullmatch(HERE, settings.fleet)) is None:
         return settings
     if settings.certificates is not None:
         raise UsageError(f"--certificates: a fleet of this machine ({settings.fleet}) has none")
