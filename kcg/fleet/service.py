@@ -28,11 +28,27 @@ from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.cli import counted
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.fleet import tasks
+from kcg.fleet.compiling import SENT_BINARIES
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.payload import HostFacts, Measured, MeasureJob, pack, resource_of, unpack
+from kcg.fleet.payload import (
+    Binaries,
+    BinariesWanted,
+    Binary,
+    Compilations,
+    CompilerFacts,
+    CompileTask,
+    HostFacts,
+    Made,
+    Measured,
+    MeasureJob,
+    pack,
+    resource_of,
+    unpack,
+)
 from kcg.fleet.settings import configure
+from kcg.fleet.trust import other_version, versions
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import HASH_DIGITS, Request
+from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +104,23 @@ class _Host:
     address: str
     facts: HostFacts
     flying: set[_Work] = field(default_factory=set)
+    binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+
+
+@dataclass(eq=False)
+class _Compiler:
+    """A host that only compiles, and how many schedules it has in hand."""
+
+    address: str
+    facts: CompilerFacts
+    asked: int = 0
+    unfit: set[FleetService] = field(default_factory=set)  # whose toolchain it has not
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_Elsewhere = tuple[tuple[Made, ...], tuple[Binary, ...]]
+"""What compiling a batch's schedules came to on another host, and the binaries that its host lacks."""
 
 
 @dataclass(eq=False)
@@ -99,9 +131,10 @@ class _Work:
     function: Callable[[bytes], bytes]
     region_id: str
     identity: str  # of what is asked, on every machine
-    payload: Callable[[_Host], bytes]
+    payload: Callable[[_Host, _Elsewhere], bytes]
     done: Callable[[_Host, bytes], None]  # raises DataError where the answer cannot be trusted
     failed: Callable[[KcgError], None]
+    requests: Sequence[Request] = ()  # to measure
     hosts_lost: int = 0
     running: asyncio.Task[None] | None = None
 
@@ -133,6 +166,7 @@ class Fleet:
         self._alone_s = alone_s
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
+        self._compilers: dict[str, _Compiler] = {}  # admitted, by address
         self._seen: set[str] = set()  # addresses of hosts that were asked what they are
         self._refused: dict[str, str] = {}  # address -> why
         self._sent = 0  # tasks
@@ -236,6 +270,9 @@ class Fleet:
                 return
             for address in self._hosts.keys() - workers.keys():
                 self._gone(self._hosts[address], "is gone")
+            for address in self._compilers.keys() - workers.keys():
+                self._compilers.pop(address).gone.set()
+                self._count()
             self._seen &= workers.keys()
             opening = 0
             for address, worker in workers.items():
@@ -244,9 +281,10 @@ class Fleet:
                     opening += 1
                 elif address not in self._seen:
                     self._seen.add(address)
-                    self._start(self._admit(address))
+                    admit = self._admit_compiler if state.get("compiles_only") else self._admit
+                    self._start(admit(address))
             with self._changed:
-                asked = len(self._seen - self._hosts.keys() - self._refused.keys())
+                asked = len(self._seen - self._hosts.keys() - self._compilers.keys() - self._refused.keys())
                 self._pending = opening + asked
                 self._changed.notify_all()
             waiting = any(service.waiting for service in self._services.values())
@@ -279,6 +317,99 @@ class Fleet:
             while service.waiting and service.hosts:
                 self._place(service.waiting.popleft())
 
+    # ---- hosts that only compile ----
+
+    async def _admit_compiler(self, address: str) -> None:
+        try:
+            name = f"compiler-{uuid.uuid4().hex}"
+            facts = unpack(await self._submit(tasks.compiler, b"", name, address), CompilerFacts)
+            why = other_version(facts.versions, await asyncio.to_thread(versions), compiles_only=True)
+        except Exception as error:  # also Dask's own, of a host that dies meanwhile
+            why = _line(error)
+        if why:
+            self._refused[address] = why
+            self._log(f"a host that compiles is not used: it {why}")
+            return
+        self._compilers[address] = _Compiler(address, facts)
+        self._count()
+
+    def _count(self) -> None:
+        for service in self._services.values():
+            service.count()
+
+    def cores_for(self, service: FleetService) -> int:
+        """Of the hosts that only compile, and can for a service."""
+        return sum(one.facts.cores for one in self._compilers.values() if service not in one.unfit)
+
+    def _compiler_for(self, work: _Work, host: _Host) -> _Compiler | None:
+        """Who compiles a batch in the place of its host: one that is idle, or has less to do than the host's own
+        compilers. None where these do."""
+        fit = [compiler for compiler in self._compilers.values() if work.service not in compiler.unfit]
+        if not work.requests or not fit or not host.facts.takes_binaries:
+            return None
+        least = min(fit, key=lambda compiler: compiler.asked / compiler.facts.cores)
+        waiting = sum(len(one.requests) for one in host.flying)  # with this batch
+        less = least.asked / least.facts.cores < waiting / host.facts.compile_workers
+        return least if least.asked < least.facts.cores or less else None
+
+    async def _elsewhere(self, work: _Work, host: _Host, key: str) -> _Elsewhere:
+        """Have a batch compiled by another host than the one that will measure it, where that is quicker. What goes
+        wrong with that other host is no more than that: the measuring host compiles."""
+        if (compiler := self._compiler_for(work, host)) is None:
+            return (), ()
+        requests, service = work.requests, work.service
+        task = CompileTask(
+            requests[0].region,
+            tuple(dict.fromkeys(request.schedule for request in requests)),
+            tuple(dict.fromkeys(request.variables for request in requests)),
+            service.target,
+            service.toolchain,
+            COMPILE_TIMEOUT_S,
+        )
+        compiler.asked += len(task.schedules)
+        try:
+            answer = await self._answer(compiler, tasks.compile, pack(task), f"compile-{key}")
+            made = unpack(answer, Compilations).made
+            if len(made) != len(task.schedules):
+                raise DataError("it has not an answer for every schedule")
+            lacks = tuple(dict.fromkeys(m.binary for m in made if m.binary and m.binary not in host.binaries))
+            binaries: tuple[Binary, ...] = ()
+            if lacks:
+                answer = await self._answer(compiler, tasks.blob, pack(BinariesWanted(lacks)), f"blob-{key}")
+                binaries = unpack(answer, Binaries).binaries
+            if tuple(binary.id for binary in binaries) != lacks:
+                raise DataError("a binary is not the one of its hash")
+        except Exception as error:  # also Dask's own, of a host that dies
+            if compiler.address in self._compilers and service not in compiler.unfit:
+                compiler.unfit.add(service)
+                service.count()
+                self._log(f"a host does not compile for {service.target.model}: {_line(error)}")
+            return (), ()
+        finally:
+            compiler.asked -= len(task.schedules)
+        for name in lacks:
+            host.binaries[name] = None
+        while len(host.binaries) > SENT_BINARIES:
+            host.binaries.popitem(last=False)
+        return made, binaries
+
+    async def _answer(self, compiler: _Compiler, function: Callable[[bytes], bytes], payload: bytes, key: str) -> bytes:
+        """The answer of a host that compiles. Raises OSError where it is gone: Dask would wait for it to come back."""
+
+        async def asked() -> bytes:
+            answer: bytes = await self._submit(function, payload, key, compiler.address)
+            return answer
+
+        answer, gone = asyncio.ensure_future(asked()), asyncio.ensure_future(compiler.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise OSError("it is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
+            gone.cancel()
+
     def _submit(self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, **more: Any) -> Any:
         """A task of one host: Dask's future of its answer."""
         return self._client.submit(
@@ -306,7 +437,10 @@ class Fleet:
         key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
         device = {resource_of(target): SHARE}
         try:
-            answer = await self._submit(work.function, work.payload(host), key, host.address, resources=device)
+            elsewhere = await self._elsewhere(work, host, key)
+            answer = await self._submit(
+                work.function, work.payload(host, elsewhere), key, host.address, resources=device
+            )
         except asyncio.CancelledError:
             return  # the host is gone, or the scheduler: who noticed does the rest
         except Exception as error:  # Dask's own words for a host that died
@@ -439,7 +573,7 @@ class FleetService:
                 tasks.draw,
                 job.region.id,
                 hashlib.sha256(payload).hexdigest(),
-                lambda host: payload,
+                lambda host, elsewhere: payload,
                 done,
                 lambda error: _refuse(future, error),
             )
@@ -452,7 +586,7 @@ class FleetService:
         region_id = requests[0].region.id
         sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
 
-        def payload(host: _Host) -> bytes:
+        def payload(host: _Host, elsewhere: _Elsewhere) -> bytes:
             with self._lock:
                 known = host.known.setdefault(region_id, set())
                 host.known.move_to_end(region_id)
@@ -461,7 +595,7 @@ class FleetService:
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
                 sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
-            return pack(MeasureJob(tuple(requests), tuple(new)))
+            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
@@ -482,7 +616,8 @@ class FleetService:
             for request, future in zip(requests, futures, strict=True):
                 _resolve(future, self._unmeasured(request, error))
 
-        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, _identity(requests), payload, done, failed))
+        function, identity = self._fleet.measure_task, _identity(requests)
+        self._fleet.post(_Work(self, function, region_id, identity, payload, done, failed, requests))
 
     def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
@@ -529,18 +664,21 @@ class FleetService:
         """Use a host."""
         self.hosts.append(host)
         self._facts[host.facts.run_id] = host.facts
-        self._count()
+        self.count()
 
     def leave(self, host: _Host) -> None:
         """Use a host no more."""
         if host in self.hosts:
             self.hosts.remove(host)
-            self._count()
+            self.count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """See how many devices and compilers there are now."""
         if self.hosts:
             self._devices = len(self.hosts)
-            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts)
+            takes = any(host.facts.takes_binaries for host in self.hosts)
+            others = self._fleet.cores_for(self) if takes else 0
+            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts) + others
 
     def choose(self, region_id: str) -> _Host | None:
         """The host for a batch of a kernel; None where there is none."""

@@ -90,6 +90,7 @@ class FleetHosts:
 
 def check_hosts(address: str, hosts: Sequence[dict[str, Any]], own: Target) -> None:
     """Raises UsageError where no host can measure for a run on `own`, by what the scheduler says of them."""
+    hosts = [host for host in hosts if not host.get("compiles_only")]
     if not hosts:
         raise UsageError(f"{address}: there is no host: start one with kcg fleet worker, or leave out --fleet")
     if all(host["ready"] for host in hosts) and own.fingerprint not in {host["target"] for host in hosts}:

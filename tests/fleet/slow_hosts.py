@@ -1,7 +1,9 @@
-"""What tests plant in the child of a service, which owns the device: jobs for its pool."""
+"""What tests plant in the children of a service or of a host: jobs for the one that owns the device, and compilers."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +31,13 @@ def wrong_reading() -> None:
         return found
 
     Workbench.read = one_wrong  # type: ignore[method-assign]
+
+
+def loops(job: object) -> None:
+    """A compiler that does not end."""
+    time.sleep(600)
+
+
+def aborts(job: object) -> None:
+    """A compiler that fails an assertion of its own."""
+    os.abort()
