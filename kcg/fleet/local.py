@@ -1,7 +1,7 @@
 """A fleet of this machine: a scheduler on loopback and its hosts, processes that end with the one that started them.
 
-`python -m kcg.fleet.local scheduler` and `python -m kcg.fleet.local worker ADDRESS DEVICE GPU CORES BINARIES` are what it
-starts.
+`python -m kcg.fleet.local scheduler` and `python -m kcg.fleet.local worker ADDRESS DEVICE GPU CORES BINARIES` are what
+it starts.
 """
 
 from __future__ import annotations
