@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 
 from kcg.errors import DataError, DeviceError, KcgError
+from kcg.fleet.binaries import BinaryStore
 from kcg.fleet.payload import FAILURES, Binary, CompilerFacts, CompileTask, Made, MeasureJob
 from kcg.fleet.trust import versions
 from kcg.measure import child
@@ -23,34 +23,11 @@ from kcg.measure.jobs import CompileJob, CompileOutcome
 from kcg.measure.pools import ChildDied, CompilePool, ServiceClosed
 from kcg.types import Schedule, Target, Toolchain
 
-KEPT_BINARIES = 4000  # by a host; a driver takes a measuring host to have the last `SENT_BINARIES` that it sent there
-SENT_BINARIES = 2000
 LONGEST_TEXT = 4000  # characters of what a compiler says that failed
 
 ERRORS: Mapping[str, type[BaseException]] = dict(
     zip(FAILURES, (TimeoutError, ChildDied, MemoryError, RuntimeError), strict=True)
 )
-
-
-class BinaryStore:
-    """Those that a host has, by hash: the last few thousand."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, Binary] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def keep(self, binary: Binary) -> str:
-        """Its hash."""
-        with self._lock:
-            self._kept[binary.id] = binary
-            self._kept.move_to_end(binary.id)
-            if len(self._kept) > KEPT_BINARIES:
-                self._kept.popitem(last=False)
-        return binary.id
-
-    def get(self, name: str) -> Binary | None:
-        """The binary of a hash, if it is here."""
-        return self._kept.get(name)
 
 
 class Compilers:

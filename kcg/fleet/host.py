@@ -130,7 +130,6 @@ def opened(device: HostDevice) -> tasks.Host:
     """The open service of a device, whose canary was right. Raises DeviceError."""
     import kcg
     from kcg.compat.device import prepare
-    from kcg.fleet.compiling import BinaryStore
     from kcg.fleet.payload import HostFacts
     from kcg.measure.service import MeasureService
 
@@ -152,7 +151,7 @@ def opened(device: HostDevice) -> tasks.Host:
         service.compile_workers,
         device.takes_binaries,
     )
-    return tasks.Host(service, facts, time.time(), BinaryStore())
+    return tasks.Host(service, facts, time.time())
 
 
 def devices_here(requested: str, cores: int | None) -> list[HostDevice]:

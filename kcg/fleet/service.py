@@ -28,7 +28,7 @@ from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.cli import counted
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.fleet import tasks
-from kcg.fleet.compiling import SENT_BINARIES
+from kcg.fleet.binaries import SENT
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
 from kcg.fleet.payload import (
     Binaries,
@@ -389,7 +389,7 @@ class Fleet:
             compiler.asked -= len(task.schedules)
         for name in lacks:
             host.binaries[name] = None
-        while len(host.binaries) > SENT_BINARIES:
+        while len(host.binaries) > SENT:
             host.binaries.popitem(last=False)
         return made, binaries
 
@@ -403,7 +403,7 @@ class Fleet:
         answer, gone = asyncio.ensure_future(asked()), asyncio.ensure_future(compiler.gone.wait())
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            if not answer.done() or answer.cancelled():
                 raise OSError("it is gone")
             return answer.result()
         finally:

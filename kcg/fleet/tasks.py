@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, DeviceError
+from kcg.fleet.binaries import BinaryStore
 
 if TYPE_CHECKING:
-    from kcg.fleet.compiling import BinaryStore, Compilers
+    from kcg.fleet.compiling import Compilers
     from kcg.fleet.payload import HostFacts, MeasureJob
     from kcg.measure.service import MeasureService
     from kcg.types import Measurement
@@ -32,8 +33,8 @@ class Host:
     service: MeasureService
     facts: HostFacts
     checked_unix_s: float  # when its canary was right last
-    binaries: BinaryStore  # that were compiled elsewhere
     on_failure: Callable[[DeviceError], None] = lambda error: None
+    binaries: BinaryStore = field(default_factory=BinaryStore)  # that were compiled elsewhere
     rows: int = 0
     running: dict[int, str] = field(default_factory=dict)  # by number of the task
     _tasks: int = 0

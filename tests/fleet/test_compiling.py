@@ -15,7 +15,7 @@ import pytest
 from kcg.errors import DataError
 from kcg.fleet import tasks
 from kcg.fleet.__main__ import main as fleet_command
-from kcg.fleet.compiling import BinaryStore, Compilers
+from kcg.fleet.compiling import Compilers
 from kcg.fleet.host import NO_DEVICE, HostDevice
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.payload import (
@@ -71,7 +71,7 @@ def compilers(service: MeasureService) -> Iterator[Compilers]:
 def host(service: MeasureService) -> tasks.Host:
     """One that has no binaries yet."""
     facts = HostFacts("own", "1", "2", "3", CPU, *service.facts, 1, takes_binaries=True)
-    return tasks.Host(service, facts, 0.0, BinaryStore())
+    return tasks.Host(service, facts, 0.0)
 
 
 def task_of(service: MeasureService, *schedules: Schedule, timeout_s: float = 60.0) -> CompileTask:
@@ -104,7 +104,7 @@ def test_a_row_is_the_one_of_a_host_that_compiles_itself(
     assert elsewhere[0].compile_s == made[0].compile_s > 0
     again = tasks._measure_here(host, MeasureJob(requests, (), made))
     assert [row.status for row in again] == [row.status for row in own] and service.compilations == before + 2
-    host.binaries = BinaryStore()
+    host.binaries = tasks.BinaryStore()
     lost = tasks._measure_here(host, MeasureJob(requests, (), made))
     assert lost[0].status == Status.OK and service.compilations == before + 3, "a binary that is not here is compiled"
 
