@@ -1,4 +1,4 @@
-"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`."""
+"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`, and `retime --fleet`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from kcg.campaign.generate import Log, generate_on
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tasks import workloads_of
+from kcg.campaign.workers import retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import check_header
@@ -18,7 +19,7 @@ from kcg.errors import UsageError
 from kcg.fleet import narrow
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
-from kcg.fleet.settings import configure
+from kcg.fleet.settings import HERE, configure
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import Target, Workload
 
@@ -49,6 +50,25 @@ def generate(
         return generate_on(settings, parts, began=began, log=log)
 
 
+def retime(
+    path: Path,
+    *,
+    share: float,
+    device: str,
+    command: str,
+    budget_s: float | None,
+    fleet: str,
+    certificates: Path | None,
+    log: Log,
+    say: Say,
+) -> CampaignSummary:
+    """As `kcg.campaign.workers.retime`, on the hosts of a fleet: the rows of each target by its hosts."""
+    began = time.monotonic()
+    check_header(path, create=False)  # before hosts are started
+    with joined_fleet(fleet, CampaignSettings(path, (), device=device), certificates, log, say) as services:
+        return retime_on(services, path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+
+
 @contextmanager
 def joined_fleet(
     fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log, say: Say
@@ -57,7 +77,7 @@ def joined_fleet(
     is narrowed for good. Raises UsageError where there are none."""
     configure()
     narrow.install()
-    if (found := re.fullmatch(r"local(?::(\d{1,4}))?", fleet)) is not None:
+    if (found := re.fullmatch(HERE, fleet)) is not None:
         if certificates is not None:
             raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
         hosts = int(found[1]) if found[1] else None

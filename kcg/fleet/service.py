@@ -27,12 +27,28 @@ from kcg.cli import counted
 from kcg.dataset.journal import Doubt
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.fleet import tasks, trust
+from kcg.fleet.binaries import SENT
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.payload import Checked, HostFacts, Measured, MeasureJob, pack, resource_of, unpack
+from kcg.fleet.payload import (
+    Binaries,
+    BinariesWanted,
+    Binary,
+    Checked,
+    Compilations,
+    CompilerFacts,
+    CompileTask,
+    HostFacts,
+    Made,
+    Measured,
+    MeasureJob,
+    pack,
+    resource_of,
+    unpack,
+)
 from kcg.fleet.settings import configure, quiet
 from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import HASH_DIGITS, Request
+from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
@@ -60,7 +76,23 @@ class _Host:
     unchecked: bool = False  # it measured since it was checked last
     checking: bool = False  # it gets nothing until its check came back
     recheck: asyncio.Task[None] | None = None
+    binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+
+
+@dataclass(eq=False)
+class _Compiler:
+    """A host that only compiles, and how many schedules it has in hand."""
+
+    address: str
+    facts: CompilerFacts
+    asked: int = 0
+    unfit: set[FleetService] = field(default_factory=set)  # whose toolchain it has not
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_Elsewhere = tuple[tuple[Made, ...], tuple[Binary, ...]]
+"""What compiling a batch's schedules came to on another host, and the binaries that its host lacks."""
 
 
 @dataclass(eq=False)
@@ -71,9 +103,10 @@ class _Work:
     function: Callable[[bytes], bytes]
     region_id: str
     identity: str  # of what is asked, on every machine
-    payload: Callable[[_Host], bytes]
+    payload: Callable[[_Host, _Elsewhere], bytes]
     done: Callable[[_Host, bytes], None]  # raises DataError where the answer cannot be trusted
     failed: Callable[[KcgError], None]
+    requests: Sequence[Request] = ()  # to measure
     hosts_lost: int = 0
     running: asyncio.Task[None] | None = None
 
@@ -99,17 +132,21 @@ class Fleet:
         certificates: Path | None = None,
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
+        alone_s: float = ALONE_S,
     ) -> None:
-        """`measure` is the task that measures: `tasks.echo` measures nothing."""
+        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`."""
         security = checked(address, certificates)
         configure()
         self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
         self.error: DeviceError | None = None  # why nothing more is measured
-        self._admission = trust.Admission(trust.versions(), trust.RECHECK_S)
+        self._versions = trust.versions()
+        self._admission = trust.Admission(self._versions, trust.RECHECK_S)
         self._log = log
         self._services: dict[tuple[str, str], FleetService] = {}
+        self._alone_s = alone_s
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
+        self._compilers: dict[str, _Compiler] = {}  # admitted, by address
         self._asked: dict[str, asyncio.Task[None]] = {}  # hosts that were asked what they are, by address
         self._refused: dict[str, str] = {}  # address -> why
         self._turns: dict[str, asyncio.Lock] = {}  # of hosts that share a CPU, by machine
@@ -214,6 +251,9 @@ class Fleet:
                 return
             for address in self._hosts.keys() - workers.keys():
                 self._gone(self._hosts[address], "is gone")
+            for address in self._compilers.keys() - workers.keys():
+                self._compilers.pop(address).gone.set()
+                self._count()
             for address in self._asked.keys() - workers.keys():
                 self._asked.pop(address).cancel()  # no answer comes from there
             opening = 0
@@ -223,15 +263,17 @@ class Fleet:
                     opening += 1
                 elif address not in self._asked:
                     on_cpu = str(state.get("device", "")).startswith("CPU")
-                    self._asked[address] = self._start(self._admit(address, on_cpu))
+                    compiles = state.get("compiles_only")
+                    asking = self._admit_compiler(address) if compiles else self._admit(address, on_cpu)
+                    self._asked[address] = self._start(asking)
             with self._changed:
-                asked = len(self._asked.keys() - self._hosts.keys() - self._refused.keys())
-                self._pending = opening + asked
+                known = self._hosts.keys() | self._compilers.keys() | self._refused.keys()
+                self._pending = opening + len(self._asked.keys() - known)
                 self._changed.notify_all()
             waiting = any(service.waiting and not service.hosts for service in self._services.values())
             alone_since = (alone_since or time.monotonic()) if waiting else None
-            if alone_since is not None and time.monotonic() - alone_since > ALONE_S:
-                self._fail(DeviceError(f"no host was there for {ALONE_S:g} s; {GO_ON}"))
+            if alone_since is not None and time.monotonic() - alone_since > self._alone_s:
+                self._fail(DeviceError(f"no host was there for {self._alone_s:g} s; {GO_ON}"))
             self._check_due()
             await asyncio.sleep(POLL_S)
 
@@ -344,6 +386,97 @@ class Fleet:
         while self.error is None and (hosts := [host for host in service.hosts if host.unchecked]):
             await asyncio.wait([self._begin_recheck(host) for host in hosts])
 
+    # ---- hosts that only compile ----
+
+    async def _admit_compiler(self, address: str) -> None:
+        try:
+            name = f"compiler-{uuid.uuid4().hex}"
+            facts = unpack(await self._submit(tasks.compiler, b"", name, address), CompilerFacts)
+            why = trust.other_version(facts.versions, self._versions, compiles_only=True)
+        except Exception as error:  # also Dask's own, of a host that dies meanwhile
+            why = _line(error)
+        if why:
+            with self._changed:
+                self._refused[address] = f"worker {address} {why}"
+                self._changed.notify_all()
+            self._log(f"a host that compiles is not used: worker {address} {why}")
+            return
+        self._compilers[address] = _Compiler(address, facts)
+        self._count()
+
+    def _count(self) -> None:
+        for service in self._services.values():
+            service.count()
+
+    def cores_for(self, service: FleetService) -> int:
+        """Of the hosts that only compile, and can for a service."""
+        return sum(one.facts.cores for one in self._compilers.values() if service not in one.unfit)
+
+    def _compiler_for(self, work: _Work, host: _Host) -> _Compiler | None:
+        """Who compiles a batch in the place of its host: one that is idle, or has less to do than the host's own
+        compilers. None where these do."""
+        fit = [compiler for compiler in self._compilers.values() if work.service not in compiler.unfit]
+        if not work.requests or not fit or not host.facts.takes_binaries:
+            return None
+        least = min(fit, key=lambda compiler: compiler.asked / compiler.facts.cores)
+        waiting = sum(len(one.requests) for one in host.flying)  # with this batch
+        less = least.asked / least.facts.cores < waiting / host.facts.compile_workers
+        return least if least.asked < least.facts.cores or less else None
+
+    async def _elsewhere(self, work: _Work, host: _Host, key: str) -> _Elsewhere:
+        """Have a batch compiled by another host than the one that will measure it, where that is quicker. What goes
+        wrong with that other host is no more than that: the measuring host compiles."""
+        if (compiler := self._compiler_for(work, host)) is None:
+            return (), ()
+        requests, service = work.requests, work.service
+        task = CompileTask(
+            requests[0].region,
+            tuple(dict.fromkeys(request.schedule for request in requests)),
+            tuple(dict.fromkeys(request.variables for request in requests)),
+            service.target,
+            service.toolchain,
+            COMPILE_TIMEOUT_S,
+        )
+        compiler.asked += len(task.schedules)
+        try:
+            answer = await self._answer(compiler, tasks.compile, pack(task), f"compile-{key}")
+            made = unpack(answer, Compilations).made
+            if len(made) != len(task.schedules):
+                raise DataError("it has not an answer for every schedule")
+            lacks = tuple(dict.fromkeys(m.binary for m in made if m.binary and m.binary not in host.binaries))
+            binaries: tuple[Binary, ...] = ()
+            if lacks:
+                answer = await self._answer(compiler, tasks.blob, pack(BinariesWanted(lacks)), f"blob-{key}")
+                binaries = unpack(answer, Binaries).binaries
+            if tuple(binary.id for binary in binaries) != lacks:
+                raise DataError("a binary is not the one of its hash")
+        except Exception as error:  # also Dask's own, of a host that dies
+            if compiler.address in self._compilers and service not in compiler.unfit:
+                compiler.unfit.add(service)
+                service.count()
+                self._log(f"a host does not compile for {service.target.model}: {_line(error)}")
+            return (), ()
+        finally:
+            compiler.asked -= len(task.schedules)
+        for name in lacks:
+            host.binaries[name] = None
+        while len(host.binaries) > SENT:
+            host.binaries.popitem(last=False)
+        return made, binaries
+
+    async def _answer(self, compiler: _Compiler, function: Callable[[bytes], bytes], payload: bytes, key: str) -> bytes:
+        """The answer of a host that compiles. Raises OSError where it is gone: Dask would wait for it to come back."""
+        answer = asyncio.ensure_future(self._submit(function, payload, key, compiler.address))
+        gone = asyncio.ensure_future(compiler.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() or answer.cancelled():
+                raise OSError("it is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
+            gone.cancel()
+
     async def _submit(
         self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, resource: str = ""
     ) -> bytes:
@@ -394,7 +527,9 @@ class Fleet:
         target = work.service.target
         key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
         try:
-            answer = await self._submit(work.function, work.payload(host), key, host.address, resource_of(target))
+            elsewhere = await self._elsewhere(work, host, key)
+            payload = work.payload(host, elsewhere)
+            answer = await self._submit(work.function, payload, key, host.address, resource_of(target))
         except asyncio.CancelledError:
             return  # the host is gone, or the scheduler: who noticed does the rest
         except Exception as error:  # Dask's own words for a host that died
@@ -547,7 +682,7 @@ class FleetService:
                 tasks.draw,
                 job.region.id,
                 hashlib.sha256(payload).hexdigest(),
-                lambda host: payload,
+                lambda host, elsewhere: payload,
                 done,
                 lambda error: _refuse(future, error),
             )
@@ -560,7 +695,7 @@ class FleetService:
         region_id = requests[0].region.id
         sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
 
-        def payload(host: _Host) -> bytes:
+        def payload(host: _Host, elsewhere: _Elsewhere) -> bytes:
             with self._lock:
                 known = host.known.setdefault(region_id, set())
                 host.known.move_to_end(region_id)
@@ -570,7 +705,7 @@ class FleetService:
                 known.update(map(_row_key, new))
                 sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
                 doubtful = tuple(sorted(self._doubtful))
-            return pack(MeasureJob(tuple(requests), tuple(new), doubtful))
+            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
@@ -591,7 +726,8 @@ class FleetService:
             for request, future in zip(requests, futures, strict=True):
                 _resolve(future, self._unmeasured(request, error))
 
-        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, _identity(requests), payload, done, failed))
+        function, identity = self._fleet.measure_task, _identity(requests)
+        self._fleet.post(_Work(self, function, region_id, identity, payload, done, failed, requests))
 
     def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
@@ -638,7 +774,7 @@ class FleetService:
         """Use a host."""
         self.hosts.append(host)
         self._joined[host.facts.run_id] = Checked(host.facts, report)
-        self._count()
+        self.count()
 
     def forgot(self, host: _Host) -> None:
         """A host knows no timings any more, as after a check."""
@@ -658,12 +794,15 @@ class FleetService:
         """Use a host no more."""
         if host in self.hosts:
             self.hosts.remove(host)
-            self._count()
+            self.count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """See how many devices and compilers there are now."""
         if self.hosts:
             self._devices = len(self.hosts)
-            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts)
+            takes = any(host.facts.takes_binaries for host in self.hosts)
+            others = self._fleet.cores_for(self) if takes else 0
+            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts) + others
 
     def choose(self, region_id: str) -> _Host | None:
         """The host for a batch of a kernel; None where there is none, or all are checked."""

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from kcg.cli import pip_install
 from kcg.errors import UsageError
 
+HERE = r"local(?::(\d{1,4}))?"  # of `--fleet`: this machine, and how many hosts
 QUIET = ("distributed", "distributed.client", "distributed.gc", "distributed.core", "tornado", "tornado.application")
 
 SETTINGS = {

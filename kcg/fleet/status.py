@@ -50,6 +50,10 @@ def table_of(status: dict[str, Any]) -> Table:
     for name in ("host", "device", "target", "compilers", "rows", "rows/s", "check", "runs"):
         table.add_column(name, justify="right" if name in ("compilers", "rows", "rows/s") else "left")
     for host in status["hosts"]:
+        if host.get("compiles_only"):
+            cores = f"{host['resources'].get('compile', 0):g}"
+            table.add_row(host["address"], host["device"], f"compiles only: {host['compiled']} done", cores, *[""] * 4)
+            continue
         if not host["ready"]:
             table.add_row(host["address"], host["device"], "opening its device", "", "", "", "", "")
             continue

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, DeviceError
+from kcg.fleet.binaries import BinaryStore
 
 if TYPE_CHECKING:
+    from kcg.fleet.compiling import Compilers
     from kcg.fleet.payload import Checked, HostFacts, MeasureJob
     from kcg.measure.service import MeasureService
     from kcg.types import Measurement
@@ -33,6 +35,7 @@ class Host:
     checked_unix_s: float  # when it was checked last; at the start that was its canary alone
     fault: str = ""  # what that check found, as far as one host can tell
     on_failure: Callable[[DeviceError], None] = lambda error: None
+    binaries: BinaryStore = field(default_factory=BinaryStore)  # that were compiled elsewhere
     rows: int = 0
     running: dict[int, str] = field(default_factory=dict)  # by number of the task
     _tasks: int = 0
@@ -112,6 +115,20 @@ def install(host: Host | None) -> None:
     _hosts[:] = [] if host is None else [host]
 
 
+_compilers: list[Compilers] = []
+
+
+def install_compilers(compilers: Compilers | None) -> None:
+    """Have the tasks of this process compile, or not."""
+    _compilers[:] = [] if compilers is None else [compilers]
+
+
+def _compiling() -> Compilers:
+    if not _compilers:
+        raise DataError("this host does not compile for others")
+    return _compilers[0]
+
+
 def _host() -> Host:
     if not _hosts:
         raise DeviceError("the device of this host is not open")
@@ -161,6 +178,37 @@ def _check(host: Host) -> Checked:
     return Checked(host.facts, report)
 
 
+def compiler(payload: bytes) -> bytes:
+    """What this host is that only compiles: `CompilerFacts`. Takes nothing."""
+
+    def act() -> Any:
+        if payload:
+            raise DataError("a payload that kcg cannot trust: nothing is expected")
+        return _compiling().facts
+
+    return _answer(act)
+
+
+def compile(payload: bytes) -> bytes:
+    """`CompileTask` to `Compilations`, in the children of a host that only compiles. Time limits begin here."""
+    from kcg.fleet.payload import Compilations, CompileTask, unpack
+
+    return _answer(lambda: Compilations(_compiling().compile(unpack(payload, CompileTask))))
+
+
+def blob(payload: bytes) -> bytes:
+    """`BinariesWanted` to `Binaries`, of what this host compiled."""
+    from kcg.fleet.payload import Binaries, BinariesWanted, unpack
+
+    def act() -> Any:
+        found = [_compiling().binaries.get(name) for name in unpack(payload, BinariesWanted).names]
+        if any(binary is None for binary in found):
+            raise DataError("a binary that is wanted is not here")
+        return Binaries(tuple(binary for binary in found if binary is not None))
+
+    return _answer(act)
+
+
 def measure(payload: bytes) -> bytes:
     """`MeasureJob` to `Measured`, on the device of this host. Time limits begin here."""
     return _answer(lambda: _measure(payload, _measure_here))
@@ -182,8 +230,13 @@ def _measure(payload: bytes, function: Callable[[Host, MeasureJob], list[Measure
 
 
 def _measure_here(host: Host, job: MeasureJob) -> list[Measurement]:
+    from kcg.fleet.compiling import outcomes
+
     host.remember(job.known, job.doubtful)
-    rows = [future.result() for future in host.service.measure(job.requests, together=True)]
+    if job.made and not host.facts.takes_binaries:
+        raise DataError("this host runs only what it compiled: start it with --take-binaries")
+    made = outcomes(job, host.binaries)
+    rows = [future.result() for future in host.service.measure(job.requests, together=True, made=made)]
     if (error := host.service.device_error) is not None:  # then rows are none of the schedules' faults
         host.on_failure(error)
         raise error

@@ -84,6 +84,7 @@ def optimize(
         log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,
     ):
+        device.join_fleet()
         guide = Guide(settings, device)
         if store is not None:
             store.say_read_only(log)
@@ -141,6 +142,7 @@ def optimize(
                 seen = by_plan[-1]  # every kernel alone, until whole steps were compared
             results = seen
             device.check_journal()
+            device.settle()
         except KeyboardInterrupt:
             log.interrupt()
             device.close_children()  # first of all: what is written next does not change under the writer
@@ -269,7 +271,7 @@ def baselines(
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
-    device.use_gpus(works)
+    device.use_others(works)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
 

@@ -255,11 +255,11 @@ class _Search:
 
     def _limits(self) -> Limits:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
-        compilers, least = self.device.service.compile_workers, self.settings.least_saving
-        if self.device.is_cpu:
-            return Limits(measuring=max(4, compilers), batch=4, least_saving=least)  # four take no more than one
+        compilers, devices, least = self.device.compilers, self.device.spread.size, self.settings.least_saving
+        if self.device.is_cpu:  # four of one device take no more than one
+            return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
-        return Limits.on_gpu(compilers, searching, gpus=self.device.spread.size, least_saving=least)
+        return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
 
     def _patience_s(self) -> float:
         wait_s = self.budget.patience_s(0.0)
@@ -279,6 +279,7 @@ class _Search:
         if (allocator := self.allocator) is None:
             return
         begun = time.monotonic()
+        allocator.limits = self._limits()  # devices and hosts come and go
         open_ = [entry for entry in allocator.entries if not entry.ended]
         weights = self.weights({entry.name: entry.expected_s for entry in open_})
         for entry in open_:

@@ -1,4 +1,4 @@
-"""What tests plant in the child of a service, which owns the device: jobs for its pool.
+"""What tests plant in the children of a service or of a host: jobs for the one that owns the device, and compilers.
 
 `python -m tests.fleet.slow_hosts SCHEDULER DEVICE JOB FACTOR` is a host of a fleet in whose child one is planted.
 """
@@ -46,6 +46,16 @@ def wrong_reading() -> None:
         return found
 
     Workbench.read = one_wrong  # type: ignore[method-assign]
+
+
+def loops(job: object) -> None:
+    """A compiler that does not end."""
+    time.sleep(600)
+
+
+def aborts(job: object) -> None:
+    """A compiler that fails an assertion of its own."""
+    os.abort()
 
 
 def slow_after_work(factor: float) -> None:

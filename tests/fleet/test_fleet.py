@@ -269,6 +269,29 @@ def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
     assert "0 schedules measured" in again.stdout and rows_of(out) == rows
 
 
+def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    """By each host once: what a host's run timed is no other occasion for it."""
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out).returncode == 0
+    before = sum(rows_of(out).values())
+    again = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
+    assert again.returncode == 0 and again.stdout.endswith("complete\n"), again.stderr
+    query = "SELECT run_id, region_id, schedule_body FROM measurements WHERE sampler = 'retime'"
+    with sqlite3.connect(out) as journal:
+        rows = journal.execute(query).fetchall()
+        runs = {run: json.loads(facts) for run, facts in journal.execute("SELECT run_id, json FROM runs")}
+    assert again.stdout.startswith(f"{len(rows)} schedules timed again") and 0 < len(rows) <= before
+    assert all(runs[run]["fleet"] and runs[run]["retime"] == 1.0 for run, *_ in rows), "of the host that timed it"
+    assert len({row[1:] for row in rows}) == len(rows)
+
+
+def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out, "--fleet", local.address).returncode == 0
+    none = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
+    assert none.returncode == 2 and "nothing to compare" in none.stderr.splitlines()[-1]
+
+
 def measured(journal: Journal) -> Iterator[Any]:
     for target, toolchain in identities(journal):
         yield from journal.known(target, toolchain, 1)

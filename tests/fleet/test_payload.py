@@ -17,6 +17,8 @@ from kcg.fleet import tasks
 from kcg.fleet.payload import Checked, Failure, HostFacts, Measured, MeasureJob, pack, unpack
 from kcg.fleet.trust import HostReport, ReferenceTime, Versions
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.parts import Part, schedule_of_parts
+from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.types import CacheState, Measurement, Schedule, Status, Toolchain
@@ -72,6 +74,12 @@ def source(document: dict[str, Any]) -> None:
     document["value"]["requests"][0]["schedule"] = {"kind": "source", "body": "{}"}
 
 
+def part_of_source(document: dict[str, Any]) -> None:
+    body = SourceBody("own", "c", "CLANG", "own", "void own() {}", (1, 1, 1), (1, 1, 1))
+    parts = schedule_of_parts([Part((0,), source_schedule(body))])
+    document["value"]["requests"][0]["schedule"] = {"kind": str(parts.kind), "body": parts.body}
+
+
 MALFORMED: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"{", "a payload that kcg cannot trust"),
     "a pickle": (b"\x80\x05K\x01.", "a payload that kcg cannot trust"),
@@ -91,6 +99,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "no limit": (changed(JOB, lambda d: d["value"]["requests"][0].update(timeout_s="inf")), "timeout_s"),
     "a status": (changed(JOB, lambda d: d["value"]["known"][0].update(status="fine")), "is no Status"),
     "written by hand": (changed(JOB, source), "the kind 'source' does not travel"),
+    "a part by hand": (changed(JOB, part_of_source), "one of its parts is of a kind that does not travel"),
     "no Opts": (changed(JOB, lambda d: d["value"]["requests"][0]["schedule"].update(body="[1]")), "cannot trust"),
     "NaN": (pack(JOB).replace(b"1.5", b"NaN"), "not JSON"),
     "a field twice": (pack(JOB).replace(b'{"noun"', b'{"noun":"x","noun"'), "a field appears twice"),
