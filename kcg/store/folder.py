@@ -58,6 +58,11 @@ class Store:
     folder: Path
     writable: bool
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever added."""
+        return not (self.folder / MARKER).exists()
+
     def paths(self) -> Iterator[Path]:
         """The files of all entries, in the order of their names."""
         for folder in sorted(self.folder.glob("*/")):
@@ -153,13 +158,13 @@ class Store:
                 longest = found.nothing
         return longest
 
-    def add_nothing(self, nothing: Nothing) -> bool:
-        """Keep that nothing was found where it stands for more than what is there of its key; whether it was kept.
-        Raises UsageError where it cannot be written."""
+    def add_nothing(self, nothing: Nothing, *, instead_of: Iterable[Path] = ()) -> bool:
+        """Keep that nothing was found where it stands for more than what is there of its key, `instead_of` files that
+        cannot be used; whether it was kept. Raises UsageError where it cannot be written."""
         others = [found for found in map(self.read, self._of_key(nothing.key)) if found is not None and found.nothing]
         if any(found.nothing is not None and found.nothing.effort_s >= nothing.effort_s for found in others):
             return False
-        self._write(nothing, [found.path for found in others])
+        self._write(nothing, [*instead_of, *(found.path for found in others)])
         return True
 
     def _write(self, one: Entry | Nothing, instead_of: Iterable[Path]) -> None:
