@@ -493,11 +493,11 @@ class _Chosen:
 
     @staticmethod
     def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
-        from kcg.optimize.deploy import changed_by, scheduling
+        from kcg.optimize.deploy import scheduling
 
         with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
             program = _Program(step, result.target)
-        return _Chosen(program, frozenset(changed_by(result, handwritten=bool(kernels))), place)
+        return _Chosen(program, place.found.intersection(row.region.id for row in result.regions), place)
 
     def served_all(self, check: ModelCheck) -> ModelCheck:
         """The check, which is no pass where a changed kernel did not occur."""
