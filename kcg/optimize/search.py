@@ -135,7 +135,7 @@ class _Search:
         if self.missing and (any(work.tried for work in self.missing) or not (too_short or used_up)):
             self._spend()
             if (deadline := self.ledger.deadline) is not None:
-                share_efforts(self.missing, deadline - begun)
+                share_efforts(self.works, deadline - begun)
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
         return Candidates(
@@ -347,10 +347,11 @@ class _Search:
 
 
 def share_efforts(works: Sequence[RegionWork], seconds: float) -> None:
-    """Know of each what a search of all of them that may take so long stands for: in proportion to what they take."""
-    total_s = sum(work.before_s for work in works)
+    """Know of each that is missing what a search of these that may take so long stands for."""
+    total_s, part = sum(work.before_s for work in works), missing_share(works)
     for work in works:
-        work.effort_s = max(seconds, 0.0) * work.before_s / total_s if total_s else 0.0
+        if work.is_missing and total_s and part:
+            work.search_s, work.share = max(seconds, 0.0) / part, work.before_s / total_s
 
 
 def assigned(seconds: Sequence[float], count: int) -> list[int]:

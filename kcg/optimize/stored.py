@@ -27,7 +27,7 @@ from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share
 from kcg.search.problem import Observation
-from kcg.store.entry import LONGEST_EFFORT_S, Entry, Nothing, entries_of
+from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
 from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, Status
 
@@ -44,8 +44,11 @@ SLACK: Final = 1.25
 refuted: two runs on one busy CPU differed by up to a fifth in what neither had changed."""
 NEARLY: Final = 0.999  # of the time of the best that is known a schedule of a store is expected to take, at most
 LONGER: Final = 1.5
-"""So many times as long as an earlier search that found nothing a kernel must be going to be searched, or it is not:
-shares of a workload's time differ between runs, too."""
+"""A search that is to take so many times as long as one that found nothing is not spared by it."""
+WEIGHTIER: Final = 4.0
+"""Nor where a kernel has so many times the share of this workload's time: on a busy CPU shares differ by twice between
+runs of the same."""
+SPARED: Final = "an earlier search found nothing"  # begins the note of a kernel that is not searched
 TIE: Final = 1.05  # a speed-up that lies below this with its whole interval is nothing that was found
 SAYING_NOTHING: Final = ("undecided", "unjudged", "quarantined")
 """Outcomes that say nothing of an entry: there was no time, or tinygrad's own schedule is what cannot be judged."""
@@ -90,12 +93,12 @@ class Stored:
         that found nothing, once tinygrad's own schedules are timed."""
         if not self.claims:
             return
-        missing = [work for work in works if work.is_missing and work.baseline_s]
-        share_efforts(missing, _search_s(works, missing, estimates))
-        left = [w for w in missing if w.id in self.claims and w.effort_s <= LONGER * self.claims[w.id].effort_s]
+        share_efforts(works, _search_s(works, estimates))
+        asked = [work for work in works if work.is_missing and work.baseline_s and work.id in self.claims]
+        left = [work for work in asked if _stands_for(self.claims[work.id], work)]
         for work in left:
             tried = counted(self.claims[work.id].tried, "other")
-            work.nothing = f"an earlier search found nothing faster among {tried}, says the store {self.store.location}"
+            work.nothing = f"{SPARED} faster among {tried}, says the store {self.store.location}"
         if left:
             many = counted(len(left), "kernel")
             log.progress.line(f"kcg: the store has that a search of {many} found nothing: they are not searched again")
@@ -268,7 +271,12 @@ def _in_wrong_plans(result: Result) -> set[str]:
     }
 
 
-def _search_s(works: Sequence[RegionWork], missing: Sequence[RegionWork], estimates: Estimates) -> float:
+def _stands_for(claim: Nothing, work: RegionWork) -> bool:
+    """Whether a search of a kernel that found nothing was about what it would have in this run, or more."""
+    return work.search_s <= LONGER * claim.search_s and work.share <= WEIGHTIER * claim.share
+
+
+def _search_s(works: Sequence[RegionWork], estimates: Estimates) -> float:
     """How long this run would search what is missing."""
     if estimates.budget.limit_s is not None:
         return estimates.search_until() - time.monotonic()
@@ -277,7 +285,7 @@ def _search_s(works: Sequence[RegionWork], missing: Sequence[RegionWork], estima
 
 def _found_nothing(work: RegionWork, row: RegionResult, seen: Mapping[tuple[str, Schedule], Compared]) -> bool:
     """Whether a search of a kernel is over and there was nothing faster: a comparison that noise decided is no such."""
-    if work.proposed or not work.effort_s or row.note in (NO_OTHER, ONCE):
+    if work.proposed or not work.search_s or row.note in (NO_OTHER, ONCE):
         return False
     if not (work.candidates or work.tile_candidates or work.offers):
         return row.outcome in ("kept", "not searched")
@@ -292,7 +300,8 @@ def _nothing(result: Result, work: RegionWork, settings: Settings) -> Nothing:
         ends=work.bindings,
         target=result.target,
         toolchain=result.toolchain,
-        effort_s=min(work.effort_s, LONGEST_EFFORT_S),
+        search_s=min(work.search_s, LONGEST_SEARCH_S),
+        share=work.share,
         tried=work.tried,
         search=settings.search,
         allow_tf32=settings.allow_tf32,

@@ -72,7 +72,8 @@ class RegionWork:
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
     nothing: str = ""  # why it is not searched either, where a store has that an earlier search found nothing
-    effort_s: float = 0.0  # of searching: its share of what a search of this run had, by what its calls take
+    search_s: float = 0.0  # how long this run searched: all of its regions, or as long in proportion
+    share: float = 0.0  # of the time of all that its calls took then
     proposed: bool = False  # whether its calls are counted as those of its kernels, too: no plan has it yet
 
     # ---- what is learned of it ----

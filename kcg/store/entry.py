@@ -39,7 +39,7 @@ SCHEMA: Final = 1
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
 LONGEST_S: Final = 3600.0  # that one call may take
-LONGEST_EFFORT_S: Final = 30 * 86400.0
+LONGEST_SEARCH_S: Final = 30 * 86400.0
 _ADVICE = "restore it, or delete it"
 Noun = TypeVar("Noun", "Entry", "Nothing")
 
@@ -99,7 +99,8 @@ class Nothing:
     ends: tuple[Variables, ...]  # as of an entry
     target: Target
     toolchain: Toolchain
-    effort_s: float  # of searching: the share of the workload's search that the region's share of its time stands for
+    search_s: float  # how long its workload was searched: all of it, or as long in proportion
+    share: float  # of that workload's time that its calls took
     tried: int  # schedules beside tinygrad's own
     search: str  # as `--search` names it
     allow_tf32: bool
@@ -107,6 +108,11 @@ class Nothing:
     revision: str
     dirty: bool | None
     created: str
+
+    @property
+    def effort_s(self) -> float:
+        """Seconds of searching that it stands for."""
+        return self.search_s * self.share
 
     @cached_property
     def key(self) -> str:
@@ -259,8 +265,10 @@ def _check_place(entry: Entry | Nothing) -> None:
 
 
 def _check_nothing(found: Nothing) -> None:
-    if not 0 <= found.effort_s <= LONGEST_EFFORT_S:
-        raise Malformed("effort_s", "it is no time of a search")
+    if not 0 <= found.search_s <= LONGEST_SEARCH_S:
+        raise Malformed("search_s", "it is no time of a search")
+    if not 0 <= found.share <= 1:
+        raise Malformed("share", "it is no share of a time")
 
 
 def _check(entry: Entry) -> None:

@@ -229,11 +229,11 @@ def test_a_search_has_the_share_of_what_is_missing(opened: Begun, works: list[Re
 # ---- that nothing was found
 
 
-def nothing_of(opened: Begun, work: RegionWork, effort_s: float) -> Nothing:
+def nothing_of(opened: Begun, work: RegionWork, search_s: float, share: float = 1.0) -> Nothing:
     target, toolchain = opened.device.service.facts
     place = {"region": work.call.region, "ends": work.bindings, "target": target, "toolchain": toolchain}
     made = {"kcg_version": "0.1.0", "revision": "", "dirty": None, "created": "2026-11-26T12:00:00+00:00"}
-    return Nothing(**place, **made, effort_s=effort_s, tried=7, search="mcts", allow_tf32=False)
+    return Nothing(**place, **made, search_s=search_s, share=share, tried=7, search="mcts", allow_tf32=False)
 
 
 def timed(works: list[RegionWork]) -> None:
@@ -241,10 +241,12 @@ def timed(works: list[RegionWork]) -> None:
         work.keep(Observation(work.space.baseline(), Status.OK, 2e-6, binary_hash="own"))
 
 
-def left_out(opened: Begun, works: list[RegionWork], folder: Path, effort_s: float, **budget: float) -> list[bool]:
+def left_out(
+    opened: Begun, works: list[RegionWork], folder: Path, search_s: float, share: float = 1.0, **budget: float
+) -> list[bool]:
     """Which kernels are left out of a search where a store has that one of so long found nothing for any."""
-    store = open_store(str(folder / f"{effort_s}"), new=True)
-    assert all(store.add_nothing(nothing_of(opened, work, effort_s)) for work in works)
+    store = open_store(str(folder / f"{search_s} {share} {budget}"), new=True)
+    assert all(store.add_nothing(nothing_of(opened, work, search_s, share)) for work in works)
     stored, settings = Stored(store, allow_tf32=False), opened.settings
     stored.look_for_nothing(works, settings, device=opened.device, log=opened.log)
     assert set(stored.claims) == {work.id for work in works}
@@ -261,14 +263,25 @@ def test_a_kernel_is_left_out_unless_it_would_be_searched_for_longer(
     opened: Begun, works: list[RegionWork], tmp_path: Path
 ) -> None:
     timed(works)
-    share_s = EFFORTS["normal"].search_s / sum(work.call.calls for work in works)  # of one call: they take as much
-    most_s = share_s * max(work.call.calls for work in works)
-    assert not any(left_out(opened, works, tmp_path, most_s / 100))
+    default_s = EFFORTS["normal"].search_s
+    assert not any(left_out(opened, works, tmp_path, default_s / 2))
+    assert not any(left_out(opened, works, tmp_path, default_s, share=1e-3)), "where it took little"
     assert missing_share(works) == 1.0
-    assert not any(left_out(opened, works, tmp_path, most_s, budget_s=1e6)), "a longer budget searches again"
-    assert all(left_out(opened, works, tmp_path, 0.9 * most_s))
+    assert not any(left_out(opened, works, tmp_path, default_s, budget_s=1e6)), "a longer budget searches again"
+    assert all(left_out(opened, works, tmp_path, 0.9 * default_s))
     assert missing_share(works) == 0.0 and not any(work.is_missing for work in works)
     assert all("an earlier search found nothing faster among 7 others" in work.nothing for work in works)
+
+
+def test_what_a_search_of_a_part_stands_for_is_as_of_the_whole(works: list[RegionWork]) -> None:
+    timed(works)
+    share_efforts(works, 30.0)
+    assert {work.search_s for work in works} == {30.0} and sum(work.share for work in works) == pytest.approx(1.0)
+    part, *rest = works
+    for work in rest:
+        work.nothing = "a store says so"
+    share_efforts(works, 30.0 * part.share)
+    assert part.search_s == pytest.approx(30.0) and part.share < 1
 
 
 def test_a_run_that_counts_its_measurements_does_not_ask_for_how_long_was_searched(
@@ -287,7 +300,6 @@ def test_only_what_was_searched_and_clearly_has_nothing_is_kept_as_such(
     work, *others = works
     timed(works)
     share_efforts(works, 30.0)
-    assert sum(work.effort_s for work in works) == pytest.approx(30.0)
     result: Result = opened.result(None, _results(works))
     rows = {work.id: row for work, row in zip(works, result.regions, strict=True)}
     faster = unlike_baseline(work.space)  # type: ignore[arg-type]
@@ -409,7 +421,7 @@ def test_a_run_does_not_search_what_a_store_says_has_nothing_and_a_wrong_one_cos
     for row in result.regions:
         assert (row.outcome, row.measurements) == ("kept", 1) and "nothing faster among 7 others" in row.note
         assert row.chosen == row.baseline and row.baseline.cold_s > 0
-    assert {one.nothing.effort_s for one in store.all() if one.nothing is not None} == {1e6}, "none is added"
+    assert {one.nothing.search_s for one in store.all() if one.nothing is not None} == {1e6}, "none is added"
 
 
 @pytest.mark.parametrize("location", ["hf://owner/name", "file"])

@@ -113,10 +113,10 @@ def test_a_program_that_rounds_to_tf32_is_for_those_who_allow_it(store: Store) -
 # ---- that nothing was found
 
 
-def nothing_of(entry: Entry, effort_s: float = 10.0) -> Nothing:
+def nothing_of(entry: Entry, search_s: float = 10.0) -> Nothing:
     place = {name: getattr(entry, name) for name in ("region", "ends", "target", "toolchain", "created")}
     run = {"kcg_version": entry.kcg_version, "revision": entry.revision, "dirty": entry.dirty}
-    return Nothing(**place, **run, effort_s=effort_s, tried=7, search="mcts", allow_tf32=False)
+    return Nothing(**place, **run, search_s=search_s, share=0.5, tried=7, search="mcts", allow_tf32=False)
 
 
 def claimed(store: Store, one: Nothing, *, search: str = "mcts", allow_tf32: bool = False, **given: Any) -> Any:
@@ -191,9 +191,10 @@ def test_a_bad_entry_is_one_line_and_counts_for_nothing(name: str, store: Store)
 
 BAD_NOTHING = {
     "truncated": BAD["truncated"],
-    "tampered": (_with(lambda d: d.update(effort_s=1e3), sealed=False), "was changed"),
-    "no time": (_with(lambda d: d.update(effort_s=-1.0)), "no time of a search"),
-    "for ever": (_with(lambda d: d.update(effort_s=1e300)), "no time of a search"),
+    "tampered": (_with(lambda d: d.update(search_s=1e3), sealed=False), "was changed"),
+    "no time": (_with(lambda d: d.update(search_s=-1.0)), "no time of a search"),
+    "for ever": (_with(lambda d: d.update(search_s=1e300)), "no time of a search"),
+    "more than all": (_with(lambda d: d.update(share=1e9)), "no share"),
     "an entry": (_with(lambda d: d.update(chosen=1)), "unknown"),
     "another place": (_with(lambda d: d.update(tried=8)), "another entry's place"),
 }
