@@ -442,6 +442,17 @@ class Device:
         self.samples += len(row.samples_s)
         self.samples_s += sum(row.samples_s)
 
+    def own_programs(self, works: Sequence[RegionWork]) -> dict[str, Compiled]:
+        """On a CPU tinygrad's own schedules that this run compiled, of kernels without variables, by kernel."""
+        found: dict[str, Compiled] = {}
+        for work in works if self.is_cpu else ():
+            own = work.space.baseline()
+            if not work.call.variables and self.service.has_compiled(work.call.region, own):
+                compiled = self.compiled(work, own)
+                if len(work.call.region.kernels) == 1 and not any(v is not None for v in compiled.values):
+                    found[work.call.region.id] = compiled
+        return found
+
     def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""
         outcome = self.service.compiled(work.call.region, schedule, *work.bindings).result()

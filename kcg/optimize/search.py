@@ -113,14 +113,14 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.works = self.works or self.estimates.works
-        self.missing = [work for work in self.works if work.stored is None]  # a store has none of them
+        self.missing = [work for work in self.works if work.is_missing]
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
         self.allocator: Allocator | None = None
         self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
 
     def run(self) -> Candidates:
-        settings, budget, log = self.settings, self.budget, self.log
+        settings, budget, log, begun = self.settings, self.budget, self.log, time.monotonic()
         too_short = self.estimates.too_short() if self.missing else ""
         if too_short:
             budget.search_until(self.estimates.measured.at)
@@ -134,6 +134,8 @@ class _Search:
         used_up = self.ledger.used_up
         if self.missing and (any(work.tried for work in self.missing) or not (too_short or used_up)):
             self._spend()
+            if (deadline := self.ledger.deadline) is not None:
+                share_efforts(self.works, deadline - begun)
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
         return Candidates(
@@ -145,7 +147,7 @@ class _Search:
         """Whether any schedule was tried beside tinygrad's own, of any kernel."""
         if self.settings.measurements == 0:
             return any(w.known for w in self.works)  # by prediction alone
-        return any(w.tried for w in self.works)
+        return any(w.tried or w.nothing for w in self.works)
 
     def _why_nothing(self, *, used_up: bool) -> str:
         if not any(work.baseline_s for work in self.works) and self.settings.measurements != 0:
@@ -163,6 +165,8 @@ class _Search:
         return f"--search {self.settings.search} tried no schedule but tinygrad's own"
 
     def _spend(self) -> None:
+        if self.guide.predictor is None:
+            self.guide.read()
         name, predictor = self.settings.search, self.guide.predictor
         if predictor is None:
             self._tiny_beam(int(name.partition(":")[2] or "2"))
@@ -327,7 +331,7 @@ class _Search:
 
         self.log.progress.phase("choosing by prediction, without measuring")
         for index, work in enumerate(self.works):
-            if work.stored:
+            if not work.is_missing:
                 continue
             if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
                 self.log.warn("the budget ended before a schedule was predicted for every kernel")
@@ -341,6 +345,14 @@ class _Search:
                 }
             )
             self._show(kernels=(index + 1, len(self.works)))
+
+
+def share_efforts(works: Sequence[RegionWork], seconds: float) -> None:
+    """Know of each that is missing what a search of these that may take so long stands for."""
+    total_s, part = sum(work.before_s for work in works), missing_share(works)
+    for work in works:
+        if work.is_missing and total_s and part:
+            work.search_s, work.share = max(seconds, 0.0) / part, work.before_s / total_s
 
 
 def assigned(seconds: Sequence[float], count: int) -> list[int]:
