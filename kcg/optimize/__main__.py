@@ -250,6 +250,12 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
 
             preview(settings, shown, json_mode=json_mode)
             return ExitCode.OK
+        if settings.fleet:
+            from kcg.fleet import narrow
+            from kcg.fleet.settings import configure
+
+            configure()
+            narrow.install()
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)

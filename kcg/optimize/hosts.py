@@ -11,7 +11,6 @@ from kcg.cli import counted
 from kcg.errors import KcgError, UsageError
 from kcg.fleet.payload import travels
 from kcg.fleet.service import GO_ON, Fleet, FleetService
-from kcg.fleet.settings import configure
 from kcg.fleet.status import read_status
 from kcg.fleet.trust import limits_of
 from kcg.measure.service import MeasureService, Request
@@ -34,10 +33,6 @@ class FleetHosts:
             UsageError: there is no scheduler, it may not be talked to, or it has no host with such a device.
             DeviceError: the own device does not open.
         """
-        from kcg.fleet import narrow
-
-        configure()
-        narrow.install()
         check_hosts(address, read_status(address, certificates)["hosts"], own.target)
         self.address, self._own, self._line = address, own, line
         self.service: FleetService | None = None  # of those that can help, once it is known
