@@ -25,6 +25,7 @@ import pytest
 
 from kcg.campaign.sampling import HAND_CODED, DrawJob, Drawn, draw, draw_timed
 from kcg.campaign.settings import DEFAULT_MIX
+from kcg.campaign.workers import retime
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, UsageError
@@ -37,7 +38,7 @@ from kcg.fleet.status import read_status
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.measure.service import Request
+from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
@@ -283,6 +284,17 @@ def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, kernels: Path,
     assert again.stdout.startswith(f"{len(rows)} schedules timed again") and 0 < len(rows) <= before
     assert all(runs[run]["fleet"] and runs[run]["retime"] == 1.0 for run, *_ in rows), "of the host that timed it"
     assert len({row[1:] for row in rows}) == len(rows)
+
+
+def test_what_is_timed_again_by_who_drifts_is_doubtful(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out).returncode == 0
+    monkeypatch.setattr(MeasureService, "settle", lambda service: service.on_doubt(service.run_id, 0.0, "it drifts"))
+    done = retime(out, share=1.0, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
+    with Journal.open(out) as journal:
+        assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
 
 
 def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from kcg.compat.device import DeviceChoice
+from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.fleet.local import LocalFleet
 from kcg.kernel.targets import TARGETS
+from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import hosts as hosts_module
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.device import Device
@@ -120,6 +122,26 @@ def test_hosts_measure_for_the_search_and_a_dead_scheduler_ends_only_that(fleet:
     rows = rows_of(tmp_path)
     assert len({row[3:] for row in rows}) == len(rows) and len(rows) >= len(first) + len(second)
     assert Status.WORKER_DIED not in {row[2] for row in rows}, "what could not run is no row"
+
+
+def test_the_journal_of_a_run_has_what_is_doubtful(
+    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with helped(fleet, tmp_path) as run:
+        device = run.device
+        assert device.hosts is not None and device.hosts.service is not None
+        admission = device.hosts.service._fleet._admission
+        assert not wait(sent(device, run.works[:2], 0, 6), timeout=LONG_S).not_done
+        rows = rows_of(tmp_path)
+        monkeypatch.setattr(admission, "recheck", lambda report, asked_unix_s: admission.drain(report.run_id, "drifts"))
+        device.settle()
+        device.check_journal()
+        assert not device.hosts.service.hosts, "both measured since they were checked"
+        assert {row.run_id for row in device.spread._known} == {device.run_id}
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        theirs = {run_id for run_id, *_ in rows} - {device.run_id}
+        assert theirs and theirs <= {doubt.run_id for doubt in journal.doubts()}
+        assert {record.measurement.run_id for record in journal.records(PROTOCOL)} == {device.run_id}
 
 
 @pytest.mark.slow
