@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_a_campaign_completes_though_a_host_is_cut_off(site: Site, tmp_path: Pat
         journal.add_workload(Workload("small", "x", tuple(WorkloadCall(region, 1) for region in regions)))
     words = ("generate", "--from", source, "--out", out, "--fleet", site.address, *site.keys("driver"))
     words = (*words, "--schedules-per-kernel", SCHEDULES, "--predictor", "roofline")
+    wait_for_hosts(site)  # then the driver begins once it has checked both
     with log.open("w") as stderr:
         driver = site.first.start(sys.executable, "-m", "kcg.dataset", *words, stderr=stderr)
         wait_for_row(out, driver, log)
@@ -95,6 +97,19 @@ def rows_of(out: Path) -> Counter[tuple[str, int]]:
     """How often each identity is in a journal, by trial."""
     with closing(sqlite3.connect(out)) as journal:
         return Counter(journal.execute("SELECT hex(identity), trial FROM measurements").fetchall())
+
+
+def wait_for_hosts(site: Site) -> None:
+    deadline = time.monotonic() + LONG_S
+    words = ("status", site.address, "--json", *site.keys("driver"))
+    while time.monotonic() < deadline:
+        done = site.first.run(sys.executable, "-m", "kcg.fleet", *words)
+        if done.returncode == 0 and sum(host["ready"] for host in json.loads(done.stdout)["hosts"]) == len(
+            site.workers
+        ):
+            return
+        time.sleep(0.2)
+    raise AssertionError((site.folder / "log").read_text())
 
 
 def wait_for_row(out: Path, driver: subprocess.Popen[str], log: Path) -> None:
