@@ -1,11 +1,12 @@
 """The nouns as JSON, and back with every field checked: for results, what a run keeps beside them, and what travels.
 
-Floats are exact. NaN and the infinities, which JSON lacks, are the strings `"nan"`, `"inf"` and `"-inf"`. A region
-names its kernels by id; whoever writes regions keeps the kernels' texts beside them.
+Floats are exact. NaN and the infinities, which JSON lacks, are the strings `"nan"`, `"inf"` and `"-inf"`. Bytes are
+base64. A region names its kernels by id; whoever writes regions keeps the kernels' texts beside them.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import types
@@ -59,6 +60,8 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in sorted(value)]
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     return str(value) if isinstance(value, str) else int(value)
@@ -113,6 +116,10 @@ def decode(value: Any, hint: Any, where: str, *, of: Document) -> Any:
         if type(value) in (int, float):
             return _float(value, where)
         raise Malformed(where, f"a number is expected, not {shown(value)}")
+    if hint is bytes:
+        if not isinstance(value, str):
+            raise Malformed(where, f"base64 is expected, not {shown(value)}")
+        return base64.b64decode(value, validate=True)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         if value not in list(hint):
             raise Malformed(where, f"{shown(value)} is no {hint.__name__}")

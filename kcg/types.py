@@ -135,17 +135,17 @@ class Toolchain:
     action_space: int  # version of kcg's own list of actions
     assembler: str = ""  # of tile programs, e.g. "ptxas 13.4.59"
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Of all that is not a tile program: without the assembler, which those do not pass through."""
         return content_id({name: value for name, value in asdict(self).items() if name != "assembler"})
 
-    @property
+    @cached_property
     def tile_fingerprint(self) -> str:
         """Of tile programs; as the other where there is no assembler."""
         return content_id(asdict(self)) if self.assembler else self.fingerprint
 
-    @property
+    @cached_property
     def fingerprints(self) -> tuple[str, ...]:
         """Those that rows of this toolchain carry: of tile programs another one, see `kcg.kernel.parts.made_by`."""
         return tuple(dict.fromkeys((self.fingerprint, self.tile_fingerprint)))

@@ -131,6 +131,7 @@ LONGEST = (
     "test_dataset_commands",
     "test_campaign",
     "test_fleet",
+    "test_two_hosts",
 )
 """Files of ten seconds or more, most of it in processes that they start: nothing long is left for the end."""
 

@@ -19,7 +19,7 @@ from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.tasks import KernelTask, distinct_calls, shard_of, why_not, workloads_of
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import Journal, Run, check_header
+from kcg.dataset.journal import Doubt, Journal, Run, check_header
 from kcg.dataset.noise import RETIMED
 from kcg.errors import JournalError
 from kcg.measure.interface import Measures
@@ -76,6 +76,7 @@ class _CampaignRun:
     _left: int = 0
     _fitting: list[WorkloadCall] = field(default_factory=list)
     _runs: set[str] = field(default_factory=set)  # ids of those that are in the journal
+    _doubts: list[Doubt] = field(default_factory=list)
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
 
     @property
@@ -91,6 +92,13 @@ class _CampaignRun:
         self.journal.add_run(Run(run_id, started, self.settings.command, facts))
         self._runs.add(run_id)
 
+    def doubt(self, run_id: str, since_unix_s: float, why: str) -> None:
+        """Have the journal hold that rows are doubtful: what they are of is measured again."""
+        doubt = Doubt(run_id, since_unix_s, why)
+        self.add_run(run_id)
+        self.journal.add_doubt(doubt)
+        self._doubts.append(doubt)
+
     def leave_out(self) -> None:
         """Keep those kernels that can be measured on the target, and say which cannot."""
         target = self.service.target
@@ -104,19 +112,30 @@ class _CampaignRun:
         self.tables = [call for call in self.tables if not why_not(call, target)]
 
     def run(self) -> None:
-        """All kernels, first with some of their schedules each, then with all."""
+        """All kernels, again while rows of them became doubtful."""
         target, toolchain = self.service.target, self.service.toolchain
-        wanted, calls = self.settings.schedules_per_kernel, self._fitting
+        wanted = self.settings.schedules_per_kernel
         before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
         self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
-        self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
+        self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in self._fitting)
+        while True:
+            doubts = len(self._doubts)
+            self._all_kernels()
+            self.service.settle()
+            if self.out_of_time or len(self._doubts) == doubts:
+                break
+        self.finished = not self.out_of_time
+
+    def _all_kernels(self) -> None:
+        """First with some of their schedules each, then with all, then those with tables."""
+        target, toolchain = self.service.target, self.service.toolchain
+        wanted, calls = self.settings.schedules_per_kernel, self._fitting
         for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
             counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
             waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
             self._stage(self._task(call, stage) for call in waiting)
         declared = self.journal.lattices(target.fingerprint, toolchain.fingerprint)
         self._stage(self._table_task(call, declared.get(call.region.id, "")) for call in self.tables)
-        self.finished = not self.out_of_time
 
     def summary(self, elapsed_s: float) -> CampaignSummary:
         """What it did."""
@@ -380,5 +399,6 @@ def _begin(
     tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
     run = _CampaignRun(settings, service, journal, calls, tables, deadline, log, facts)
     run.add_run(service.run_id)
+    service.on_doubt = run.doubt
     run.leave_out()
     return run

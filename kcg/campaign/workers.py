@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -19,11 +20,12 @@ from typing import Any
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
 from kcg.compat.device import check_gpus, choose_device, prepare, visible_gpu
-from kcg.dataset.journal import Journal, Run
+from kcg.dataset.journal import Doubt, Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.errors import DeviceError, KcgError, UsageError
 from kcg.measure import isolated
 from kcg.measure.device_info import usable_cores
+from kcg.measure.interface import Measures
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
@@ -58,53 +60,110 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
     began = time.monotonic()
     choice = choose_device(device)
     prepare(choice.dev)
-    statuses: Counter[str] = Counter()
-    with Journal.open(path, create=False) as journal, MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
-        target, toolchain = service.facts
-        regions = journal.regions()
-        known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
-        if not (rows := chosen_rows(known, share)):
-            if some := len(chosen_rows(known, 1.0)):
+    with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
+        return retime_on([service], path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+
+
+def retime_on(
+    services: Sequence[Measures],
+    path: Path,
+    *,
+    share: float,
+    command: str,
+    budget_s: float | None,
+    began: float,
+    log: Log,
+) -> CampaignSummary:
+    """As `retime`, on the target of each service, one after the other. `began` is when the time of the budget began, by
+    `time.monotonic`. Raises UsageError where the journal has nothing for any of them."""
+    deadline = None if budget_s is None else began + budget_s
+    with Journal.open(path, create=False) as journal:
+        chosen = [(service, _to_retime(journal, service, share)) for service in services]
+        if not any(rows for _, (rows, _) in chosen):
+            if some := sum(among for _, (_, among) in chosen):
                 raise UsageError(f"{share:.3g} of {some} binaries is none of them: give a larger --share, at most 1")
             raise UsageError(
                 f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
             )
-        facts = {"device": choice.dev, "retime": share, "compile_workers": service.compile_workers}
-        facts |= provenance()
-        journal.add_run(Run(service.run_id, datetime.now(UTC).isoformat(timespec="seconds"), command, facts))
-        by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
-        for row in rows:
-            by_kernel[row.region_id, row.variables].append(row)
-        requests = [
-            Request(
-                regions[region_id],
-                row.schedule,
-                row.variables,
-                RETIMED,
-                in_search=True,
-                timeout_s=LONGEST_TIMEOUT_S,
-                stop_above_s=STOP_ABOVE * min(r.median_s for r in some),
-            )
-            for (region_id, _), some in by_kernel.items()
-            for row in some
+        summaries = [
+            _retime(journal, service, rows, facts={"retime": share}, command=command, deadline=deadline, log=log)
+            for service, (rows, _) in chosen
+            if rows
         ]
-        measured = 0
-        for first in range(0, len(requests), BATCH):
-            if budget_s is not None and time.monotonic() - began > budget_s:
-                break
-            for future in as_completed(service.measure(requests[first : first + BATCH], together=True)):
-                row = future.result()
-                if service.device_error is not None:
-                    raise service.device_error
-                journal.record(row)
-                check_in_place(journal)
-                statuses[str(row.status)] += 1
-                measured += 1
-            pace = measured / (time.monotonic() - began)
-            log(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
-    return CampaignSummary(
-        len(by_kernel), measured, 0, dict(statuses), time.monotonic() - began, measured == len(requests)
-    )
+    return joined(summaries, time.monotonic() - began)
+
+
+def _to_retime(journal: Journal, service: Measures, share: float) -> tuple[list[Measurement], int]:
+    """The rows to time again, and how many binaries there are. Those that one of the service's own runs timed are none:
+    it would be no other occasion."""
+    target, toolchain = service.target, service.toolchain
+    known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
+    others = [row for row in known if not service.run_facts(row.run_id)]
+    return chosen_rows(others, share), len(chosen_rows(others, 1.0))
+
+
+def _retime(
+    journal: Journal,
+    service: Measures,
+    rows: Sequence[Measurement],
+    *,
+    facts: dict[str, Any],
+    command: str,
+    deadline: float | None,
+    log: Log,
+) -> CampaignSummary:
+    """Time rows of one target again, and record that with the run of the host that did it."""
+    began, regions = time.monotonic(), journal.regions()
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = {"device": service.target.tinygrad_device, **facts, "compile_workers": service.compile_workers}
+    runs: set[str] = set()
+    by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
+    for row in rows:
+        by_kernel[row.region_id, row.variables].append(row)
+    requests = [
+        Request(
+            regions[region_id],
+            row.schedule,
+            row.variables,
+            RETIMED,
+            in_search=True,
+            timeout_s=LONGEST_TIMEOUT_S,
+            stop_above_s=STOP_ABOVE * min(r.median_s for r in some),
+        )
+        for (region_id, _), some in by_kernel.items()
+        for row in some
+    ]
+
+    def add_run(run_id: str) -> None:
+        if run_id not in runs:
+            more = service.run_facts(run_id)
+            journal.add_run(Run(run_id, started, command, {**facts, **provenance(), **more}))
+            runs.add(run_id)
+
+    def doubt(run_id: str, since_unix_s: float, why: str) -> None:
+        add_run(run_id)
+        journal.add_doubt(Doubt(run_id, since_unix_s, why))
+
+    service.on_doubt = doubt
+    statuses: Counter[str] = Counter()
+    measured, size = 0, BATCH * service.devices
+    for first in range(0, len(requests), size):
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        for future in as_completed(service.measure(requests[first : first + size], together=True)):
+            row = future.result()
+            if service.device_error is not None:
+                raise service.device_error
+            add_run(row.run_id)
+            journal.record(row)
+            check_in_place(journal)
+            statuses[str(row.status)] += 1
+            measured += 1
+        pace = measured / (time.monotonic() - began)
+        log(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
+    service.settle()  # rows that became doubtful meanwhile are marked, and not timed once more
+    finished = measured == len(requests)
+    return CampaignSummary(len(by_kernel), measured, 0, dict(statuses), time.monotonic() - began, finished)
 
 
 WORKER = "kcg.campaign.workers"

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
+WhichFleet = Annotated[
+    str | None, typer.Option(metavar="WHERE", help="local, local:N hosts, or the scheduler of a fleet: tls://HOST:PORT")
+]
+Certificates = Annotated[Path | None, typer.Option(metavar="DIR", help="of a fleet, which TLS needs")]
+
 app = command_group("kcg dataset stats FILE", "kcg dataset COMMAND --help")
 
 
@@ -73,11 +78,8 @@ def generate(
         str, typer.Option(metavar="NAME", help="of greedy samplers: auto, roofline, or a checkpoint")
     ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="seed of the random walks")] = 0,
-    fleet: Annotated[
-        str | None,
-        typer.Option(metavar="WHERE", help="local, local:N hosts, or the scheduler of a fleet: tls://HOST:PORT"),
-    ] = None,
-    certificates: Annotated[Path | None, typer.Option(metavar="DIR", help="of a fleet, which TLS needs")] = None,
+    fleet: WhichFleet = None,
+    certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Measure schedules of the kernels of workloads, into a journal that can be resumed."""
@@ -123,7 +125,13 @@ def generate(
         else:
             from kcg.fleet.campaign import generate as generate_there
 
-            summary = generate_there(settings, fleet=fleet, certificates=certificates, log=log)
+            summary = generate_there(
+                settings,
+                fleet=fleet,
+                certificates=certificates,
+                log=log,
+                say=lambda line: shown.line(f"kcg: {line}", important=True),
+            )
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
@@ -146,22 +154,39 @@ def retime(
     ] = 0.01,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,
+    fleet: WhichFleet = None,
+    certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Time a part of a journal once more, on another day or machine: `stats` then tells the drift."""
     from kcg.optimize.settings import parse_budget
 
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.campaign.workers import retime as retime_now
     from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress
 
     command = command_text("dataset")
     with lock_journal(journal), progress(quiet=quiet) as shown:
         shown.phase(f"timing {share:.1%} of {journal} again")
-        summary = retime_now(
-            journal, share=share, device=device, command=command, budget_s=budget_s, log=_progress_lines(shown)
-        )
+        log = _progress_lines(shown)
+        if fleet is None:
+            from kcg.campaign.workers import retime as retime_here
+
+            summary = retime_here(journal, share=share, device=device, command=command, budget_s=budget_s, log=log)
+        else:
+            from kcg.fleet.campaign import retime as retime_there
+
+            summary = retime_there(
+                journal,
+                share=share,
+                device=device,
+                command=command,
+                budget_s=budget_s,
+                fleet=fleet,
+                certificates=certificates,
+                log=log,
+                say=lambda line: shown.line(f"kcg: {line}", important=True),
+            )
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing"
     end = "complete" if summary.finished else "budget reached"
     typer.echo(f"{summary.measured} schedules timed again in {summary.elapsed_s:.0f} s ({counts}); {end}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,20 +35,26 @@ def commands() -> None:
 def worker(
     scheduler: Scheduler,
     certificates: Certificates = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …; none: only compile")] = "auto",
     cores: Annotated[int | None, typer.Option(min=1, metavar="N", help="that compile; all by default")] = None,
+    take_binaries: Annotated[
+        bool,
+        typer.Option("--take-binaries", help="run what hosts that only compile made, see docs/fleet.md"),
+    ] = False,
 ) -> ExitCode:
-    """Measure on this machine for the drivers of a scheduler, on each of its GPUs, or on its CPU."""
+    """Measure on this machine for the drivers of a scheduler, on each of its GPUs, or on its CPU; or only compile."""
     from kcg.fleet.connection import checked
     from kcg.fleet.settings import configure
 
     security = checked(scheduler, certificates, "worker")
     configure()
-    from kcg.fleet.host import devices_here, serve
+    from kcg.fleet.host import NO_DEVICE, HostDevice, devices_here, serve
 
-    devices = devices_here(device, cores)
+    devices = [HostDevice(NO_DEVICE, cores=cores)] if device == NO_DEVICE else devices_here(device, cores)
+    devices = [replace(one, takes_binaries=take_binaries) for one in devices]
     names = ", ".join(f"{one.dev} {one.gpu}".strip() for one in devices)
-    typer.echo(f"kcg: measuring on {names} for {scheduler}; Ctrl-C ends it", err=True)
+    what = "compiling" if device == NO_DEVICE else f"measuring on {names}"
+    typer.echo(f"kcg: {what} for {scheduler}; Ctrl-C ends it", err=True)
     return serve(scheduler, security, devices)
 
 
@@ -61,8 +68,12 @@ def status(
     """Show the hosts of a scheduler: their targets, how fast they measure, and what runs."""
     import json
 
+    from kcg.fleet import narrow
     from kcg.fleet import status as fleet
+    from kcg.fleet.settings import configure
 
+    configure()
+    narrow.install()
     if watch and not json_mode:
         fleet.watch(scheduler, certificates, every_s=WATCH_S)
         return
@@ -71,6 +82,8 @@ def status(
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
         fleet.show(found)
+
+
 @app.command(
     context_settings=SETTINGS,
     epilog=examples("kcg fleet certificates fleet-keys", "kcg fleet certificates fleet-keys --hosts gpu1,gpu2"),

@@ -1,36 +1,44 @@
-"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`."""
+"""A campaign whose measuring is done by a fleet: `kcg dataset generate --fleet`, and `retime --fleet`."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kcg.campaign.generate import Log, generate_on
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tasks import workloads_of
+from kcg.campaign.workers import retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import check_header
 from kcg.errors import UsageError
+from kcg.fleet import narrow
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
+from kcg.fleet.settings import HERE, configure
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import Target, Workload
 
+Say = Callable[[str], None]
 
-def generate(settings: CampaignSettings, *, fleet: str, certificates: Path | None, log: Log) -> CampaignSummary:
+
+def generate(
+    settings: CampaignSettings, *, fleet: str, certificates: Path | None, log: Log, say: Say
+) -> CampaignSummary:
     """As `kcg.campaign.workers.generate`, on the hosts of a fleet: `local`, `local:N`, or a scheduler's address. Every
-    target that is there when it begins has rows of its own."""
+    target that is there when it begins has rows of its own. `say` gets a line for each host that is lost, refused or
+    drained, which `log`, of which the last counts, would hide."""
     began = time.monotonic()
     if settings.gpus is not None:
         raise UsageError("--gpus is for a run without a fleet: --fleet local:N says how many hosts there are")
     if settings.predictor not in (AUTO, ROOFLINE):
         raise UsageError(f"--predictor {settings.predictor}: the hosts of a fleet follow auto or roofline")
     check_header(settings.out, create=True)  # before hosts are started and anything is captured
-    with joined_fleet(fleet, settings, certificates, log) as services:
+    with joined_fleet(fleet, settings, certificates, log, say) as services:
         for service in services:
             log(f"{counted(service.devices, 'host')} with {service.target.model} ({service.toolchain.compiler})", None)
         # to schedule without allocating, any device does that opens here
@@ -42,25 +50,43 @@ def generate(settings: CampaignSettings, *, fleet: str, certificates: Path | Non
         return generate_on(settings, parts, began=began, log=log)
 
 
+def retime(
+    path: Path,
+    *,
+    share: float,
+    device: str,
+    command: str,
+    budget_s: float | None,
+    fleet: str,
+    certificates: Path | None,
+    log: Log,
+    say: Say,
+) -> CampaignSummary:
+    """As `kcg.campaign.workers.retime`, on the hosts of a fleet: the rows of each target by its hosts."""
+    began = time.monotonic()
+    check_header(path, create=False)  # before hosts are started
+    with joined_fleet(fleet, CampaignSettings(path, (), device=device), certificates, log, say) as services:
+        return retime_on(services, path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+
+
 @contextmanager
 def joined_fleet(
-    fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log
+    fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log, say: Say
 ) -> Iterator[list[FleetService]]:
-    """The services of the targets of a fleet that `--device` allows. Raises UsageError where there are none."""
-
-    def line(text: str) -> None:
-        log(text, None)
-
-    if (found := re.fullmatch(r"local(?::(\d{1,4}))?", fleet)) is not None:
+    """The services of the targets of a fleet that `--device` allows, for a command: what Dask unpickles in this process
+    is narrowed for good. Raises UsageError where there are none."""
+    configure()
+    narrow.install()
+    if (found := re.fullmatch(HERE, fleet)) is not None:
         if certificates is not None:
             raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
         hosts = int(found[1]) if found[1] else None
         with LocalFleet(settings.device, hosts, settings.compile_workers) as local:
-            line(f"starting {counted(local.hosts, 'host')}")
-            with Fleet(local.address, log=line) as here:
+            log(f"starting {counted(local.hosts, 'host')}", None)
+            with Fleet(local.address, log=say) as here:
                 yield here.services(local.hosts, alive=local.check)
         return
-    with Fleet(fleet, certificates=certificates, log=line) as remote:
+    with Fleet(fleet, certificates=certificates, log=say) as remote:
         services = [one for one in remote.services() if _is_meant(one.target, settings.device)]
         if not services:
             raise UsageError(f"--device {settings.device}: no host of {fleet} has one")

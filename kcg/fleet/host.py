@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -26,9 +24,14 @@ from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
 from kcg.fleet.servers import FleetNanny
+from kcg.fleet.settings import quiet
+
+if TYPE_CHECKING:
+    from kcg.fleet.compiling import Compilers
 
 TASKS_AT_ONCE = 64  # most of them wait for their turn on the device, or at the compilers
 NOT_LIMITED = 0  # Dask's limit of a worker's memory: what takes memory are the children, which have their own
+NO_DEVICE = "none"
 DEATH_S = 60.0  # without an answer of the scheduler, at the start
 ANSWER_S = 2.0  # that the last answers have to get away before a lost device ends its process
 
@@ -37,9 +40,10 @@ ANSWER_S = 2.0  # that the last answers have to get away before a lost device en
 class HostDevice:
     """One device of this machine."""
 
-    dev: str  # as `DEV` selects it
+    dev: str  # as `DEV` selects it; `NO_DEVICE`: it only compiles
     gpu: str = ""  # which of the GPUs, as CUDA_VISIBLE_DEVICES names it
     cores: int | None = None  # compilers; None: one a core
+    takes_binaries: bool = False  # runs what other hosts compiled
 
 
 class HostPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -50,9 +54,11 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
     def __init__(self, device: HostDevice) -> None:
         self._device = device
         self._host: tasks.Host | None = None
+        self._compilers: Compilers | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Begin to open the device; the worker is there meanwhile, and offers nothing."""
+        quiet(asyncio.get_running_loop())
         self._worker = worker
         worker.metrics["kcg"] = self._state
         self._opening = asyncio.create_task(self._open())
@@ -61,12 +67,18 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
         """Close the service."""
         self._opening.cancel()
         tasks.install(None)
+        tasks.install_compilers(None)
         if self._host is not None:
             await asyncio.to_thread(self._host.service.close)
+        if self._compilers is not None:
+            await asyncio.to_thread(self._compilers.close)
 
     def _state(self, worker: Worker) -> dict[str, Any]:
         """What the scheduler hears of it with each heartbeat."""
         host, device = self._host, f"{self._device.dev}{' ' + self._device.gpu if self._device.gpu else ''}"
+        if (compilers := self._compilers) is not None:
+            state = {"device": device, "pid": os.getpid(), "ready": True, "compiles_only": True}
+            return {**state, "compiled": compilers.compiled}
         if host is None:
             return {"device": device, "pid": os.getpid(), "ready": False}
         return {
@@ -80,10 +92,19 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
             "rows": host.rows,
             "rows_per_s": host.rows_per_s,
             "checked_unix_s": host.checked_unix_s,
+            "fault": host.fault,
             "running": list(host.running.values()),
         }
 
     async def _open(self) -> None:
+        if self._device.dev == NO_DEVICE:
+            from kcg.fleet.compiling import Compilers
+
+            self._compilers = compilers = await asyncio.to_thread(Compilers, self._device.cores)
+            tasks.install_compilers(compilers)
+            await self._worker.set_resources(compile=compilers.facts.cores)
+            await self._worker.heartbeat()
+            return
         try:
             self._host = host = await asyncio.to_thread(opened, self._device)
         except KcgError as error:
@@ -108,7 +129,6 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def opened(device: HostDevice) -> tasks.Host:
     """The open service of a device, whose canary was right. Raises DeviceError."""
-    import kcg
     from kcg.compat.device import prepare
     from kcg.fleet.payload import HostFacts
     from kcg.measure.service import MeasureService
@@ -120,16 +140,7 @@ def opened(device: HostDevice) -> tasks.Host:
     except BaseException:
         service.close()
         raise
-    facts = HostFacts(
-        service.run_id,
-        kcg.__version__,
-        version("tinygrad"),
-        platform.python_version(),
-        device.dev,
-        target,
-        toolchain,
-        service.compile_workers,
-    )
+    facts = HostFacts(service.run_id, device.dev, target, toolchain, service.compile_workers, device.takes_binaries)
     return tasks.Host(service, facts, time.time())
 
 
@@ -154,13 +165,15 @@ def serve(address: str, security: Security | None, devices: Sequence[HostDevice]
 
 
 async def _serve(address: str, security: Security | None, devices: Sequence[HostDevice]) -> None:
+    quiet(asyncio.get_running_loop())
     async with contextlib.AsyncExitStack() as stack:
         nannies = [await stack.enter_async_context(_nanny(address, security, device)) for device in devices]
         await asyncio.gather(*(nanny.finished() for nanny in nannies))
 
 
 def _nanny(address: str, security: Security | None, device: HostDevice) -> FleetNanny:
-    environment = {"DEV": device.dev} | ({"CUDA_VISIBLE_DEVICES": device.gpu} if device.gpu else {})
+    environment = {} if device.dev == NO_DEVICE else {"DEV": device.dev}
+    environment |= {"CUDA_VISIBLE_DEVICES": device.gpu} if device.gpu else {}
     return FleetNanny(
         address,
         security=security,

@@ -1,7 +1,7 @@
 """A fleet of this machine: a scheduler on loopback and its hosts, processes that end with the one that started them.
 
-`python -m kcg.fleet.local scheduler` and `python -m kcg.fleet.local worker ADDRESS DEVICE GPU CORES` are what it
-starts.
+`python -m kcg.fleet.local scheduler` and `python -m kcg.fleet.local worker ADDRESS DEVICE GPU CORES BINARIES` are what
+it starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from kcg.cli import counted, guarded
 from kcg.errors import DeviceError, ExitCode, UsageError
-from kcg.fleet.settings import configure
+from kcg.fleet.settings import configure, quiet
 
 if TYPE_CHECKING:
     from kcg.fleet.host import HostDevice
@@ -67,7 +67,9 @@ class LocalFleet:
     def add_host(self, device: HostDevice | None = None) -> None:
         """Start a host; by default another one like the first."""
         device = device or self._devices[0]
-        self._start("worker", self.address, device.dev, device.gpu, str(device.cores or 0))
+        self._start(
+            "worker", self.address, device.dev, device.gpu, str(device.cores or 0), str(int(device.takes_binaries))
+        )
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -132,6 +134,7 @@ async def _schedule() -> None:
     """A scheduler on a free port of the loopback interface, which says its address."""
     from kcg.fleet.servers import FleetScheduler
 
+    quiet(asyncio.get_running_loop())
     async with FleetScheduler(host=f"{LOOPBACK}:0") as scheduler:
         print(scheduler.address, flush=True)
         await scheduler.finished()
@@ -158,8 +161,8 @@ def main() -> ExitCode | None:
         return None
     from kcg.fleet.host import HostDevice, serve
 
-    address, dev, gpu, cores = rest
-    return serve(address, None, [HostDevice(dev, gpu, int(cores) or None)])
+    address, dev, gpu, cores, takes_binaries = rest
+    return serve(address, None, [HostDevice(dev, gpu, int(cores) or None, bool(int(takes_binaries)))])
 
 
 if __name__ == "__main__":

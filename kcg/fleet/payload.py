@@ -10,21 +10,37 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from kcg.campaign.sampling import DrawJob, Drawn
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import CodecError, DataError, DeviceError, KcgError, ScheduleError
+from kcg.fleet.trust import HostReport, Versions
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import parse
+from kcg.kernel.parts import parts_of
+from kcg.kernel.program import Compiled, Executable, Program
 from kcg.measure.service import Request
 from kcg.nouns import Document, Malformed, decode, encode, no_constant, same_names, shown, unique
 from kcg.predictor.choice import AUTO, ROOFLINE
-from kcg.types import Kernel, Measurement, Region, Schedule, ScheduleKind, Target, Toolchain, malformed
+from kcg.types import (
+    Kernel,
+    Measurement,
+    Region,
+    Schedule,
+    ScheduleKind,
+    Target,
+    Toolchain,
+    Variables,
+    content_id,
+    malformed,
+)
 
 T = TypeVar("T")
 
+FAILURES = ("TimeoutError", "ChildDied", "MemoryError", "RuntimeError")
+"""How compiling fails, as far as the status of a row depends on it; the last stands for any other."""
 MAX_BYTES = 64 << 20  # of one payload: a draw of a table's kernel, with a thousand schedules known, takes 0.4 MB
 MOST_REQUESTS = 4096  # of one task
 LONGEST_S = 3600.0  # that a payload may ask to be spent on one candidate
@@ -33,18 +49,22 @@ TRAVELS = (ScheduleKind.OPTS, ScheduleKind.TILE, ScheduleKind.PARTS)
 """Kinds of schedules that may come from elsewhere: their bodies are parameters. One that is written by hand is code."""
 
 
+def travels(schedule: Schedule) -> bool:
+    """Whether a schedule may go to a host, with all its parts."""
+    parts = parts_of(schedule) if schedule.kind == ScheduleKind.PARTS else ()
+    return schedule.kind in TRAVELS and all(travels(part.schedule) for part in parts)
+
+
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself before anything is measured on it."""
+    """What a host offers."""
 
     run_id: str  # of the rows that it measures
-    kcg: str  # version
-    tinygrad: str  # version
-    python: str  # version
     device: str  # as `--device` names it
     target: Target
     toolchain: Toolchain
     compile_workers: int
+    takes_binaries: bool = False  # runs what other hosts compiled
 
     @property
     def resource(self) -> str:
@@ -58,11 +78,105 @@ def resource_of(target: Target) -> str:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What a host offers, and how its check went."""
+
+    facts: HostFacts
+    report: HostReport
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the two are of different hosts."""
+        facts, report = self.facts, self.report
+        if (facts.run_id, facts.target, facts.toolchain) != (report.run_id, report.target, report.toolchain):
+            raise ValueError("a report of another host")
+
+
+@dataclass(frozen=True)
+class CompilerFacts:
+    """What a host says of itself that only compiles."""
+
+    versions: Versions
+    cores: int
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """Schedules of a region to compile, each once, for launches with each of `bindings`."""
+
+    region: Region
+    schedules: tuple[Schedule, ...]
+    bindings: tuple[Variables, ...]
+    target: Target
+    toolchain: Toolchain  # of the measuring hosts
+    timeout_s: float  # of one
+
+
+@dataclass(frozen=True)
+class Made:
+    """What compiling a schedule came to: the hash of a `Binary`, or a failure by its name in `kcg.fleet.compiling`."""
+
+    binary: str = ""
+    compile_s: float = 0.0
+    failure: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Compilations:
+    """What became of each schedule of a `CompileTask`."""
+
+    made: tuple[Made, ...]
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What a schedule was compiled to: of one kernel a binary, or launches."""
+
+    compiled: Compiled | None
+    program: Program | None
+
+    @classmethod
+    def of(cls, executable: Executable) -> Binary:
+        """That of an executable."""
+        return cls(executable, None) if isinstance(executable, Compiled) else cls(None, executable)
+
+    @property
+    def executable(self) -> Executable:
+        found = self.compiled or self.program
+        assert found is not None
+        return found
+
+    @cached_property
+    def id(self) -> str:
+        """Hash of its code and of all that it is launched with."""
+        return content_id(encode(self))
+
+
+@dataclass(frozen=True)
+class BinariesWanted:
+    """Hashes."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Those of these hashes, in their order."""
+
+    binaries: tuple[Binary, ...]
+
+
+@dataclass(frozen=True)
 class MeasureJob:
-    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again."""
+    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again; nor do rows count
+    that are of `doubtful` runs, whoever told of them. What was compiled elsewhere comes with it: what became of each
+    distinct schedule, and the binaries that the host lacks."""
 
     requests: tuple[Request, ...]
     known: tuple[Measurement, ...] = ()
+    made: tuple[Made, ...] = ()
+    binaries: tuple[Binary, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +196,8 @@ class Failure:
 
 
 NOUNS: tuple[type[Any], ...] = (
-    DrawJob, Drawn, Failure, HostFacts, LatticeDrawn, LatticeJob, MeasureJob, Measured,
+    Binaries, BinariesWanted, Checked, CompileTask, Compilations, CompilerFacts, DrawJob, Drawn, Failure,
+    LatticeDrawn, LatticeJob, MeasureJob, Measured,
 )  # fmt: skip
 """All that can be a payload."""
 
@@ -150,7 +265,7 @@ def _decodes(kernel: Kernel) -> bool:
 def _regions(noun: Any) -> Iterator[Region]:
     if isinstance(noun, MeasureJob):
         yield from {request.region.id: request.region for request in noun.requests}.values()
-    elif isinstance(noun, DrawJob | LatticeJob):
+    elif isinstance(noun, DrawJob | LatticeJob | CompileTask):
         yield noun.region
 
 
@@ -162,6 +277,20 @@ def _check(noun: Any) -> None:
         for i, request in enumerate(noun.requests):
             _check_request(request, f"requests[{i}]")
         _check_schedules(row.schedule for row in noun.known)
+        _check_made(noun.made)
+        if noun.made and len(noun.made) != len({request.schedule for request in noun.requests}):
+            raise Malformed("made", "one for each schedule is expected")
+        _check_binaries(noun.binaries)
+    elif isinstance(noun, CompileTask):
+        if not 0 < len(noun.schedules) <= MOST_REQUESTS or not 0 < len(noun.bindings) <= MOST_REQUESTS:
+            raise Malformed("schedules", f"1 to {MOST_REQUESTS} are expected")
+        if not 0 < noun.timeout_s <= LONGEST_S:
+            raise Malformed("timeout_s", f"at most {LONGEST_S:g} s are expected")
+        _check_schedules(noun.schedules)
+    elif isinstance(noun, Compilations):
+        _check_made(noun.made)
+    elif isinstance(noun, Binaries):
+        _check_binaries(noun.binaries)
     elif isinstance(noun, Measured):
         _check_schedules(row.schedule for row in noun.rows)
         if any(not (0 <= time_s < math.inf) for row in noun.rows for time_s in (*row.samples_s, row.compile_s)):
@@ -182,8 +311,24 @@ def _check_request(request: Request, where: str) -> None:
         raise Malformed(f"{where}.samples", f"1 to {MOST_SAMPLES} are expected")
 
 
+def _check_made(made: Iterable[Made]) -> None:
+    for one in made:
+        if one.failure not in ("", *FAILURES) or bool(one.failure) == bool(one.binary):
+            raise Malformed("made", "a binary or a failure is expected")
+        if not 0 <= one.compile_s < math.inf:
+            raise Malformed("made", "a time is none")
+
+
+def _check_binaries(binaries: Iterable[Binary]) -> None:
+    for binary in binaries:
+        if (binary.compiled is None) == (binary.program is None):
+            raise Malformed("binaries", "a kernel's or a program is expected")
+
+
 def _check_schedules(schedules: Iterable[Schedule]) -> None:
     for schedule in schedules:
         if schedule.kind not in TRAVELS:
             raise Malformed("schedule", f"the kind {shown(schedule.kind)} does not travel")
         parse(schedule.kind, schedule.body)
+        if not travels(schedule):
+            raise Malformed("schedule", "one of its parts is of a kind that does not travel")

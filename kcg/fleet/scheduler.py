@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kcg.errors import UsageError
 from kcg.fleet.security import parts_of, security_for
-from kcg.fleet.settings import configure
+from kcg.fleet.settings import configure, quiet
 
 CLOSE_S: Final = 10.0
 """How long open connections may take to end."""
@@ -36,6 +36,7 @@ def run(listen: str, certificates: Path | None) -> None:
 async def _serve(settings: dict[str, Any]) -> None:
     from kcg.fleet.servers import FleetScheduler
 
+    quiet(asyncio.get_running_loop())
     scheduler, ended = FleetScheduler(**settings), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

@@ -2,7 +2,8 @@
 
 A task is a batch of requests of one kernel for one host. It goes to the host that has the kernel already, unless
 others have less to do; and to another one when its host is gone. Whatever comes back first counts, what comes later is
-dropped: a batch may run twice, its rows are there once. Everything of Dask happens in one thread with an event loop.
+dropped: a batch may run twice, its rows are there once. A host is used while its checks pass, see `kcg.fleet.trust`.
+Everything of Dask happens in one thread with an event loop.
 """
 
 from __future__ import annotations
@@ -10,75 +11,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import threading
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import kcg
 from kcg.campaign.sampling import DrawJob, Drawn, draw_timed
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.cli import counted
+from kcg.dataset.journal import Doubt
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
-from kcg.fleet import tasks
+from kcg.fleet import tasks, trust
+from kcg.fleet.binaries import SENT
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.payload import HostFacts, Measured, MeasureJob, pack, resource_of, unpack
-from kcg.fleet.settings import configure
+from kcg.fleet.payload import (
+    Binaries,
+    BinariesWanted,
+    Binary,
+    Checked,
+    Compilations,
+    CompilerFacts,
+    CompileTask,
+    HostFacts,
+    Made,
+    Measured,
+    MeasureJob,
+    pack,
+    resource_of,
+    unpack,
+)
+from kcg.fleet.settings import configure, quiet
+from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import HASH_DIGITS, Request
+from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
-
-_LOG = logging.getLogger(__name__)
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
-READY_S = 180.0  # in which the first host must have opened its device
+READY_S = 300.0  # in which the first host must have opened its device and passed its check
 ALONE_S = 180.0  # without any host of a target
 MOST_HOSTS_LOST = 5  # over one batch
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
 SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
+SEND_S = 0.005  # in which tasks of one host are collected, to be sent as one graph
 KERNELS_KEPT = 512  # of which it is known who measured them, and what
 
 _RowKey = tuple[Any, ...]
 
 GO_ON = "what was measured is kept: run the same command again to go on"
-
-
-class Admission(Protocol):
-    """Decides which hosts are used."""
-
-    def admit(self, facts: HostFacts) -> str:
-        """Why a host is not used, by the name of the difference; empty where it is."""
-
-
-class SameVersions:
-    """Admits hosts with this driver's kcg and tinygrad, and with the toolchain of the first host of their target."""
-
-    def __init__(self) -> None:
-        self._toolchains: dict[str, Toolchain] = {}
-
-    def admit(self, facts: HostFacts) -> str:
-        for name, theirs, ours in (
-            ("kcg", facts.kcg, kcg.__version__),
-            ("tinygrad", facts.tinygrad, version("tinygrad")),
-        ):
-            if theirs != ours:
-                return f"it has {name} {theirs}, this driver {ours}"
-        first = self._toolchains.setdefault(facts.target.fingerprint, facts.toolchain)
-        for part in fields(Toolchain):
-            theirs, ours = (getattr(toolchain, part.name) for toolchain in (facts.toolchain, first))
-            if theirs != ours:
-                return (
-                    f"its {part.name.replace('_', ' ')} is {theirs or 'none'}, that of the first host {ours or 'none'}"
-                )
-        return ""
 
 
 @dataclass(eq=False)
@@ -88,7 +73,26 @@ class _Host:
     address: str
     facts: HostFacts
     flying: set[_Work] = field(default_factory=set)
+    unchecked: bool = False  # it measured since it was checked last
+    checking: bool = False  # it gets nothing until its check came back
+    recheck: asyncio.Task[None] | None = None
+    binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+
+
+@dataclass(eq=False)
+class _Compiler:
+    """A host that only compiles, and how many schedules it has in hand."""
+
+    address: str
+    facts: CompilerFacts
+    asked: int = 0
+    unfit: set[FleetService] = field(default_factory=set)  # whose toolchain it has not
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_Elsewhere = tuple[tuple[Made, ...], tuple[Binary, ...]]
+"""What compiling a batch's schedules came to on another host, and the binaries that its host lacks."""
 
 
 @dataclass(eq=False)
@@ -99,11 +103,20 @@ class _Work:
     function: Callable[[bytes], bytes]
     region_id: str
     identity: str  # of what is asked, on every machine
-    payload: Callable[[_Host], bytes]
+    payload: Callable[[_Host, _Elsewhere], bytes]
     done: Callable[[_Host, bytes], None]  # raises DataError where the answer cannot be trusted
     failed: Callable[[KcgError], None]
+    requests: Sequence[Request] = ()  # to measure
     hosts_lost: int = 0
     running: asyncio.Task[None] | None = None
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    """Tasks of one host that are sent together, and Dask's futures of their answers once they are."""
+
+    sent: asyncio.Future[dict[str, Any]]
+    tasks: dict[str, Any] = field(default_factory=dict)
 
 
 class Fleet:
@@ -117,28 +130,32 @@ class Fleet:
         address: str,
         *,
         certificates: Path | None = None,
-        admission: Admission | None = None,
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
+        alone_s: float = ALONE_S,
     ) -> None:
-        """`measure` is the task that measures: `tasks.echo` measures nothing."""
+        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`."""
         security = checked(address, certificates)
         configure()
         self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
         self.error: DeviceError | None = None  # why nothing more is measured
-        self._admission = admission or SameVersions()
+        self._versions = trust.versions()
+        self._admission = trust.Admission(self._versions, trust.RECHECK_S)
         self._log = log
         self._services: dict[tuple[str, str], FleetService] = {}
+        self._alone_s = alone_s
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
-        self._seen: set[str] = set()  # addresses of hosts that were asked what they are
+        self._compilers: dict[str, _Compiler] = {}  # admitted, by address
+        self._asked: dict[str, asyncio.Task[None]] = {}  # hosts that were asked what they are, by address
         self._refused: dict[str, str] = {}  # address -> why
+        self._turns: dict[str, asyncio.Lock] = {}  # of hosts that share a CPU, by machine
         self._sent = 0  # tasks
+        self._outgoing: dict[tuple[str, str], _Outgoing] = {}  # by host and resource
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        # what Dask leaves behind where a connection breaks is no news: whoever waits for it hears of it
-        self._loop.set_exception_handler(lambda loop, context: _LOG.debug("%s", context.get("message")))
+        quiet(self._loop)
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
@@ -196,7 +213,7 @@ class Fleet:
 
     # ---- in the loop's thread ----
 
-    def _call(self, act: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    def _call(self, act: Coroutine[Any, Any, Any], timeout_s: float | None) -> Any:
         return asyncio.run_coroutine_threadsafe(act, self._loop).result(timeout_s)
 
     def _start(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -234,54 +251,260 @@ class Fleet:
                 return
             for address in self._hosts.keys() - workers.keys():
                 self._gone(self._hosts[address], "is gone")
-            self._seen &= workers.keys()
+            for address in self._compilers.keys() - workers.keys():
+                self._compilers.pop(address).gone.set()
+                self._count()
+            for address in self._asked.keys() - workers.keys():
+                self._asked.pop(address).cancel()  # no answer comes from there
             opening = 0
             for address, worker in workers.items():
                 state = worker.get("metrics", {}).get("kcg") or {}
                 if not state.get("ready"):
                     opening += 1
-                elif address not in self._seen:
-                    self._seen.add(address)
-                    self._start(self._admit(address))
+                elif address not in self._asked:
+                    on_cpu = str(state.get("device", "")).startswith("CPU")
+                    compiles = state.get("compiles_only")
+                    asking = self._admit_compiler(address) if compiles else self._admit(address, on_cpu)
+                    self._asked[address] = self._start(asking)
             with self._changed:
-                asked = len(self._seen - self._hosts.keys() - self._refused.keys())
-                self._pending = opening + asked
+                known = self._hosts.keys() | self._compilers.keys() | self._refused.keys()
+                self._pending = opening + len(self._asked.keys() - known)
                 self._changed.notify_all()
-            waiting = any(service.waiting for service in self._services.values())
+            waiting = any(service.waiting and not service.hosts for service in self._services.values())
             alone_since = (alone_since or time.monotonic()) if waiting else None
-            if alone_since is not None and time.monotonic() - alone_since > ALONE_S:
-                self._fail(DeviceError(f"no host was there for {ALONE_S:g} s; {GO_ON}"))
+            if alone_since is not None and time.monotonic() - alone_since > self._alone_s:
+                self._fail(DeviceError(f"no host was there for {self._alone_s:g} s; {GO_ON}"))
+            self._check_due()
             await asyncio.sleep(POLL_S)
 
-    async def _admit(self, address: str) -> None:
-        """Ask a host what it is, and use it or not."""
+    async def _admit(self, address: str, on_cpu: bool) -> None:
+        """Have a host check itself, and use it or not."""
         try:
-            facts = unpack(await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address), HostFacts)
-            why = await asyncio.to_thread(self._admission.admit, facts)
+            async with self._turn(address, on_cpu):
+                asked_unix_s = time.time()
+                found = unpack(await self._check(address), Checked)
         except Exception as error:  # also Dask's own, of a host that dies meanwhile
-            why = _line(error)
-        if not why:
-            key = (facts.target.fingerprint, facts.toolchain.fingerprint)
+            with self._changed:
+                self._refuse(address, f"worker {address} was not checked: {_line(error)}")
+            return
+        facts, report = found.facts, found.report
+        key = (facts.target.fingerprint, facts.toolchain.fingerprint)
+        with self._changed:
             if self._sealed and key not in self._services:
                 why = f"{facts.target.model} was not there when this run began: the next one uses it"
-        with self._changed:
-            if why:
-                self._refused[address] = why
-                self._log(f"a host is not used: {why}")
+            elif facts.run_id in self._admission.hosts:
+                why = f"worker {address} says that it is another one"
             else:
-                service = self._services.setdefault(key, FleetService(self, facts.target, facts.toolchain))
-                self._hosts[address] = host = _Host(address, facts)
-                service.join(host)
+                why = self._admission.join(address, report, asked_unix_s=asked_unix_s)
+            if why:
+                self._refuse(address, why)
+                return
+            if key not in self._services:
+                self._services[key] = FleetService(self, facts.target, facts.toolchain)
+            service = self._services[key]
+            self._hosts[address] = host = _Host(address, facts)
+            service.join(host, report)
             self._changed.notify_all()
-        if not why:
-            while service.waiting and service.hosts:
+        self._place_waiting()
+
+    def _refuse(self, address: str, why: str) -> None:
+        """Not use a host, for this run; `_changed` is held."""
+        self._refused[address] = why
+        self._log(f"a host is not used: {why}")
+        self._changed.notify_all()
+
+    def _place_waiting(self) -> None:
+        """Have hosts do what waits for one."""
+        for service in self._services.values():
+            while service.waiting and service.choose(service.waiting[0].region_id) is not None:
                 self._place(service.waiting.popleft())
 
-    def _submit(self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, **more: Any) -> Any:
-        """A task of one host: Dask's future of its answer."""
-        return self._client.submit(
-            function, payload, key=key, workers=[address], allow_other_workers=False, retries=0, pure=False, **more
+    # ---- checks of hosts, in the loop's thread ----
+
+    async def _check(self, address: str) -> bytes:
+        """`Checked`, of a host as it is now."""
+        return await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
+
+    def _turn(self, address: str, on_cpu: bool) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Inside, no other host of its machine is checked, if it has the same CPU."""
+        if not on_cpu:
+            return contextlib.nullcontext()
+        return self._turns.setdefault(address.rpartition(":")[0], asyncio.Lock())
+
+    def _check_due(self) -> None:
+        due = {admitted.address for admitted in self._admission.due(time.time())}
+        for host in self._hosts.values():
+            if host.address in due:
+                self._begin_recheck(host)
+
+    def _begin_recheck(self, host: _Host) -> asyncio.Task[None]:
+        if host.recheck is None or host.recheck.done():
+            host.recheck = self._start(self._recheck(host))
+        return host.recheck
+
+    async def _recheck(self, host: _Host) -> None:
+        """Have a host check itself again, once it has done what it has in hand, and use it further or not."""
+        async with self._turn(host.address, host.facts.target.device == "CPU"):
+            host.checking = True
+            while in_hand := [w.running for w in host.flying if w.running is not None and not w.running.done()]:
+                await asyncio.wait(in_hand)
+            asked_unix_s = time.time()
+            try:
+                found = unpack(await self._check(host.address), Checked)
+                if found.facts.run_id != host.facts.run_id:
+                    raise DataError("it says that it is another one")
+            except Exception as error:  # it is there no more, or its device is not
+                host.recheck = None  # which is not to be cancelled from here
+                self._gone(host, f"is not used any more: {_line(error)}")
+                return
+            if (doubt := self._admission.recheck(found.report, asked_unix_s=asked_unix_s)) is not None:
+                await self._drain(host, doubt)
+        self._service_of(host).forgot(host)
+        host.unchecked, host.checking, host.recheck = False, False, None
+        self._place_waiting()
+
+    async def _drain(self, host: _Host, doubt: Doubt) -> None:
+        """Use a host no more, and have it known that its rows are doubtful."""
+        service = self._service_of(host)
+        service.distrust(doubt.run_id)
+        try:
+            await asyncio.to_thread(service.on_doubt, doubt.run_id, doubt.since_unix_s, doubt.why)
+        except KcgError as error:
+            self._fail(DeviceError(f"{_line(error)}; {GO_ON}"))
+        host.recheck = None
+        self._gone(host, f"is drained, and its rows since its last check are doubtful: {doubt.why}")
+
+    def _service_of(self, host: _Host) -> FleetService:
+        return self._services[host.facts.target.fingerprint, host.facts.toolchain.fingerprint]
+
+    def settle(self, service: FleetService) -> None:
+        """Have every host of a service checked that measured since its last check, and wait for it. From any thread
+        but the loop's."""
+        self._call(self._settle(service), None)
+
+    async def _settle(self, service: FleetService) -> None:
+        while self.error is None and (hosts := [host for host in service.hosts if host.unchecked]):
+            await asyncio.wait([self._begin_recheck(host) for host in hosts])
+
+    # ---- hosts that only compile ----
+
+    async def _admit_compiler(self, address: str) -> None:
+        try:
+            name = f"compiler-{uuid.uuid4().hex}"
+            facts = unpack(await self._submit(tasks.compiler, b"", name, address), CompilerFacts)
+            why = trust.other_version(facts.versions, self._versions, compiles_only=True)
+        except Exception as error:  # also Dask's own, of a host that dies meanwhile
+            why = _line(error)
+        if why:
+            with self._changed:
+                self._refused[address] = f"worker {address} {why}"
+                self._changed.notify_all()
+            self._log(f"a host that compiles is not used: worker {address} {why}")
+            return
+        self._compilers[address] = _Compiler(address, facts)
+        self._count()
+
+    def _count(self) -> None:
+        for service in self._services.values():
+            service.count()
+
+    def cores_for(self, service: FleetService) -> int:
+        """Of the hosts that only compile, and can for a service."""
+        return sum(one.facts.cores for one in self._compilers.values() if service not in one.unfit)
+
+    def _compiler_for(self, work: _Work, host: _Host) -> _Compiler | None:
+        """Who compiles a batch in the place of its host: one that is idle, or has less to do than the host's own
+        compilers. None where these do."""
+        fit = [compiler for compiler in self._compilers.values() if work.service not in compiler.unfit]
+        if not work.requests or not fit or not host.facts.takes_binaries:
+            return None
+        least = min(fit, key=lambda compiler: compiler.asked / compiler.facts.cores)
+        waiting = sum(len(one.requests) for one in host.flying)  # with this batch
+        less = least.asked / least.facts.cores < waiting / host.facts.compile_workers
+        return least if least.asked < least.facts.cores or less else None
+
+    async def _elsewhere(self, work: _Work, host: _Host, key: str) -> _Elsewhere:
+        """Have a batch compiled by another host than the one that will measure it, where that is quicker. What goes
+        wrong with that other host is no more than that: the measuring host compiles."""
+        if (compiler := self._compiler_for(work, host)) is None:
+            return (), ()
+        requests, service = work.requests, work.service
+        task = CompileTask(
+            requests[0].region,
+            tuple(dict.fromkeys(request.schedule for request in requests)),
+            tuple(dict.fromkeys(request.variables for request in requests)),
+            service.target,
+            service.toolchain,
+            COMPILE_TIMEOUT_S,
         )
+        compiler.asked += len(task.schedules)
+        try:
+            answer = await self._answer(compiler, tasks.compile, pack(task), f"compile-{key}")
+            made = unpack(answer, Compilations).made
+            if len(made) != len(task.schedules):
+                raise DataError("it has not an answer for every schedule")
+            lacks = tuple(dict.fromkeys(m.binary for m in made if m.binary and m.binary not in host.binaries))
+            binaries: tuple[Binary, ...] = ()
+            if lacks:
+                answer = await self._answer(compiler, tasks.blob, pack(BinariesWanted(lacks)), f"blob-{key}")
+                binaries = unpack(answer, Binaries).binaries
+            if tuple(binary.id for binary in binaries) != lacks:
+                raise DataError("a binary is not the one of its hash")
+        except Exception as error:  # also Dask's own, of a host that dies
+            if compiler.address in self._compilers and service not in compiler.unfit:
+                compiler.unfit.add(service)
+                service.count()
+                self._log(f"a host does not compile for {service.target.model}: {_line(error)}")
+            return (), ()
+        finally:
+            compiler.asked -= len(task.schedules)
+        for name in lacks:
+            host.binaries[name] = None
+        while len(host.binaries) > SENT:
+            host.binaries.popitem(last=False)
+        return made, binaries
+
+    async def _answer(self, compiler: _Compiler, function: Callable[[bytes], bytes], payload: bytes, key: str) -> bytes:
+        """The answer of a host that compiles. Raises OSError where it is gone: Dask would wait for it to come back."""
+        answer = asyncio.ensure_future(self._submit(function, payload, key, compiler.address))
+        gone = asyncio.ensure_future(compiler.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() or answer.cancelled():
+                raise OSError("it is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
+            gone.cancel()
+
+    async def _submit(
+        self, function: Callable[[bytes], bytes], payload: bytes, key: str, address: str, resource: str = ""
+    ) -> bytes:
+        """The answer of a task of one host, which takes a share of a resource there."""
+        from dask._task_spec import Task
+
+        if (outgoing := self._outgoing.get((address, resource))) is None:
+            outgoing = self._outgoing[address, resource] = _Outgoing(self._loop.create_future())
+            self._loop.call_later(SEND_S, self._send, address, resource)
+        outgoing.tasks[key] = Task(key, function, payload)
+        sent = await asyncio.shield(outgoing.sent)  # that one of them is cancelled is not the others'
+        answer: bytes = await sent.pop(key)
+        return answer
+
+    def _send(self, address: str, resource: str) -> None:
+        """Send what was collected for a host as one graph: a graph costs the scheduler more than a task in it."""
+        from dask._expr import LLGExpr
+
+        outgoing = self._outgoing.pop((address, resource))
+        keys = list(outgoing.tasks)
+        graph = LLGExpr(outgoing.tasks, _determ_token=keys[0])  # without one Dask would hash it all
+        resources = {resource: SHARE} if resource else None
+        try:
+            futures = self._client.get(graph, keys, workers=[address], resources=resources, sync=False)
+        except Exception as error:  # of a client whose scheduler is gone
+            outgoing.sent.set_exception(error)
+        else:
+            outgoing.sent.set_result(dict(zip(keys, futures, strict=True)))
 
     def post(self, work: _Work) -> None:
         """Have a task done by some host. From any thread."""
@@ -295,6 +518,7 @@ class Fleet:
             service.waiting.append(work)
         else:
             host.flying.add(work)
+            host.unchecked |= work.function is self.measure_task
             work.running = self._start(self._run(work, host))
 
     async def _run(self, work: _Work, host: _Host) -> None:
@@ -302,9 +526,10 @@ class Fleet:
         self._sent += 1
         target = work.service.target
         key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
-        device = {resource_of(target): SHARE}
         try:
-            answer = await self._submit(work.function, work.payload(host), key, host.address, resources=device)
+            elsewhere = await self._elsewhere(work, host, key)
+            payload = work.payload(host, elsewhere)
+            answer = await self._submit(work.function, payload, key, host.address, resource_of(target))
         except asyncio.CancelledError:
             return  # the host is gone, or the scheduler: who noticed does the rest
         except Exception as error:  # Dask's own words for a host that died
@@ -327,8 +552,12 @@ class Fleet:
         self._refused[host.address] = what
         for service in self._services.values():
             service.leave(host)
+        self._admission.left(host.facts.run_id)
+        if host.recheck is not None:
+            host.recheck.cancel()
         lost, host.flying = host.flying, set()
-        self._log(f"a host ({host.facts.target.model}) {what}; {counted(len(lost), 'batch', 'batches')} in hand")
+        in_hand = f"; {counted(len(lost), 'batch', 'batches')} in hand" if lost else ""
+        self._log(f"a host ({host.facts.target.model}) {what}{in_hand}")
         for work in lost:
             if work.running is not None:
                 work.running.cancel()
@@ -349,6 +578,9 @@ class Fleet:
             self.error = error
         for service in self._services.values():
             service.end_all(error)
+        for host in self._hosts.values():
+            if host.recheck is not None:
+                host.recheck.cancel()
         with self._changed:
             self._changed.notify_all()
 
@@ -363,7 +595,9 @@ class FleetService:
         self.waiting: deque[_Work] = deque()  # no host is there for them
         self._closed: DeviceError | None = None
         self._lock = threading.Lock()
-        self._facts: dict[str, HostFacts] = {}  # of every host that there was, by run
+        self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
+        self._joined: dict[str, Checked] = {}  # every host that there was as it joined, by run
+        self._doubtful: set[str] = set()  # runs of hosts that were drained
         self._homes: OrderedDict[str, _Host] = OrderedDict()  # who has a kernel
         self._rows: OrderedDict[str, dict[_RowKey, Measurement]] = OrderedDict()  # one of each binary, by kernel
         self._compile_workers, self._devices = 1, 1  # as they were when there were any
@@ -389,9 +623,20 @@ class FleetService:
             return Counter(self._spent_s)
 
     def run_facts(self, run_id: str) -> dict[str, Any]:
-        if (facts := self._facts.get(run_id)) is None:
+        if (joined := self._joined.get(run_id)) is None:
             return {"fleet_hosts": self.devices} if run_id == self.run_id else {}
-        return {"device": facts.device, "compile_workers": facts.compile_workers, "python": facts.python, "fleet": True}
+        facts, report = joined.facts, joined.report
+        return {
+            "device": facts.device,
+            "compile_workers": facts.compile_workers,
+            "python": report.versions.python,
+            "fleet": True,
+            "report": report.facts,
+        }
+
+    def settle(self) -> None:
+        """Have every host checked that measured since its last check: `on_doubt` was told of those that do not pass."""
+        self._fleet.settle(self)
 
     def close(self) -> None:
         self._closed = self._closed or DeviceError(f"the run ended; {GO_ON}")
@@ -437,7 +682,7 @@ class FleetService:
                 tasks.draw,
                 job.region.id,
                 hashlib.sha256(payload).hexdigest(),
-                lambda host: payload,
+                lambda host, elsewhere: payload,
                 done,
                 lambda error: _refuse(future, error),
             )
@@ -450,7 +695,7 @@ class FleetService:
         region_id = requests[0].region.id
         sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
 
-        def payload(host: _Host) -> bytes:
+        def payload(host: _Host, elsewhere: _Elsewhere) -> bytes:
             with self._lock:
                 known = host.known.setdefault(region_id, set())
                 host.known.move_to_end(region_id)
@@ -459,7 +704,8 @@ class FleetService:
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
                 sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
-            return pack(MeasureJob(tuple(requests), tuple(new)))
+                doubtful = tuple(sorted(self._doubtful))
+            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
@@ -467,7 +713,7 @@ class FleetService:
             with self._lock:
                 rows, known = self._rows_of(region_id), host.known.setdefault(region_id, set())
                 for row in measured.rows:
-                    if row.binary_hash:
+                    if row.binary_hash and row.run_id not in self._doubtful:
                         rows.setdefault(_row_key(row), row)
                         known.add(_row_key(row))
                 self._spent_s.update(dict(measured.spent_s))
@@ -480,7 +726,8 @@ class FleetService:
             for request, future in zip(requests, futures, strict=True):
                 _resolve(future, self._unmeasured(request, error))
 
-        self._fleet.post(_Work(self, self._fleet.measure_task, region_id, _identity(requests), payload, done, failed))
+        function, identity = self._fleet.measure_task, _identity(requests)
+        self._fleet.post(_Work(self, function, region_id, identity, payload, done, failed, requests))
 
     def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
@@ -523,30 +770,48 @@ class FleetService:
 
     # ---- its hosts, in the loop's thread ----
 
-    def join(self, host: _Host) -> None:
+    def join(self, host: _Host, report: HostReport) -> None:
         """Use a host."""
         self.hosts.append(host)
-        self._facts[host.facts.run_id] = host.facts
-        self._count()
+        self._joined[host.facts.run_id] = Checked(host.facts, report)
+        self.count()
+
+    def forgot(self, host: _Host) -> None:
+        """A host knows no timings any more, as after a check."""
+        with self._lock:
+            host.known.clear()
+
+    def distrust(self, run_id: str) -> None:
+        """Have no timing of a run stand for another schedule's any more, here or on a host."""
+        with self._lock:
+            self._doubtful.add(run_id)
+            for region_id, rows in self._rows.items():
+                self._rows[region_id] = {key: row for key, row in rows.items() if row.run_id != run_id}
+            for host in self.hosts:
+                host.known.clear()
 
     def leave(self, host: _Host) -> None:
         """Use a host no more."""
         if host in self.hosts:
             self.hosts.remove(host)
-            self._count()
+            self.count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """See how many devices and compilers there are now."""
         if self.hosts:
             self._devices = len(self.hosts)
-            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts)
+            takes = any(host.facts.takes_binaries for host in self.hosts)
+            others = self._fleet.cores_for(self) if takes else 0
+            self._compile_workers = sum(host.facts.compile_workers for host in self.hosts) + others
 
     def choose(self, region_id: str) -> _Host | None:
-        """The host for a batch of a kernel; None where there is none."""
-        if not self.hosts:
+        """The host for a batch of a kernel; None where there is none, or all are checked."""
+        free = [host for host in self.hosts if not host.checking]
+        if not free:
             return None
-        least = min(self.hosts, key=lambda host: len(host.flying))
+        least = min(free, key=lambda host: len(host.flying))
         home = self._homes.get(region_id)
-        if home not in self.hosts or len(home.flying) > len(least.flying) + SLACK:
+        if home not in free or len(home.flying) > len(least.flying) + SLACK:
             home = least
         self._homes[region_id] = home
         self._homes.move_to_end(region_id)

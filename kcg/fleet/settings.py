@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 from kcg.cli import pip_install
 from kcg.errors import UsageError
 
+HERE = r"local(?::(\d{1,4}))?"  # of `--fleet`: this machine, and how many hosts
 QUIET = ("distributed", "distributed.client", "distributed.gc", "distributed.core", "tornado", "tornado.application")
 
 SETTINGS = {
@@ -25,6 +27,15 @@ SETTINGS = {
     "distributed.comm.retry.count": 0,
     "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
 }
+
+
+def quiet(loop: asyncio.AbstractEventLoop) -> None:
+    """Have what Dask leaves behind in a loop go to its log: such as the time-out of a message that waited to be sent
+    when its connection ended. Whoever waits for something hears of it anyway."""
+    log = logging.getLogger("distributed.core")
+    loop.set_exception_handler(
+        lambda loop, context: log.error("%s", context.get("message"), exc_info=context.get("exception"))
+    )
 
 
 def configure() -> None:

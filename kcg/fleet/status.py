@@ -13,7 +13,7 @@ from rich.table import Table
 from kcg.cli import counted
 from kcg.errors import UsageError
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.settings import configure
+from kcg.fleet.settings import configure, quiet
 
 ID_DIGITS = 8  # of a target's fingerprint: enough to tell two apart
 
@@ -33,6 +33,7 @@ def read_status(address: str, certificates: Path | None) -> dict[str, Any]:
 async def _asked(address: str, security: Any) -> dict[str, dict[str, Any]]:
     from distributed.core import rpc
 
+    quiet(asyncio.get_running_loop())
     arguments = {} if security is None else security.get_connection_args("client")
     async with rpc(address, connection_args=arguments) as scheduler:
         return await hosts_of(scheduler)
@@ -46,9 +47,13 @@ def _host(address: str, worker: dict[str, Any]) -> dict[str, Any]:
 def table_of(status: dict[str, Any]) -> Table:
     """One row for each host."""
     table = Table(title=f"{status['scheduler']}: {counted(len(status['hosts']), 'host')}", title_justify="left")
-    for name in ("host", "device", "target", "compilers", "rows", "rows/s", "canary", "runs"):
+    for name in ("host", "device", "target", "compilers", "rows", "rows/s", "check", "runs"):
         table.add_column(name, justify="right" if name in ("compilers", "rows", "rows/s") else "left")
     for host in status["hosts"]:
+        if host.get("compiles_only"):
+            cores = f"{host['resources'].get('compile', 0):g}"
+            table.add_row(host["address"], host["device"], f"compiles only: {host['compiled']} done", cores, *[""] * 4)
+            continue
         if not host["ready"]:
             table.add_row(host["address"], host["device"], "opening its device", "", "", "", "", "")
             continue
@@ -60,7 +65,8 @@ def table_of(status: dict[str, Any]) -> Table:
             f"{host['resources'].get('compile', 0):g}",
             str(host["rows"]),
             f"{host['rows_per_s']:.1f}",
-            f"right {_ago(host['checked_unix_s'])}",
+            f"{'failed' if host['fault'] else 'passed'} {_ago(host['checked_unix_s'])}"
+            + (f": {host['fault']}" if host["fault"] else ""),
             "; ".join(running[:3]) + (f" and {len(running) - 3} more" if len(running) > 3 else "") or "idle",
         )
     return table

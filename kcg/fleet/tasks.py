@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, DeviceError
+from kcg.fleet.binaries import BinaryStore
 
 if TYPE_CHECKING:
-    from kcg.fleet.payload import HostFacts, MeasureJob
+    from kcg.fleet.compiling import Compilers
+    from kcg.fleet.payload import Checked, HostFacts, MeasureJob
     from kcg.measure.service import MeasureService
     from kcg.types import Measurement
 
@@ -30,31 +32,66 @@ class Host:
 
     service: MeasureService
     facts: HostFacts
-    checked_unix_s: float  # when its canary was right last
+    checked_unix_s: float  # when it was checked last; at the start that was its canary alone
+    fault: str = ""  # what that check found, as far as one host can tell
     on_failure: Callable[[DeviceError], None] = lambda error: None
+    binaries: BinaryStore = field(default_factory=BinaryStore)  # that were compiled elsewhere
     rows: int = 0
     running: dict[int, str] = field(default_factory=dict)  # by number of the task
     _tasks: int = 0
+    _alone: bool = False  # one task runs, or waits for the others to end; no other begins
     _spent_s: dict[str, float] = field(default_factory=dict)  # as it was reported last
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    _doubtful: set[str] = field(default_factory=set)  # runs whose timings do not count here
 
     @contextmanager
     def task(self, what: str) -> Iterator[None]:
-        """Inside the block `what` is shown among the tasks that run."""
-        with self._lock:
-            self._tasks += 1
-            number = self._tasks
-            self.running[number] = what
+        """Inside the block `what` is shown among the tasks that run. It begins when none runs alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            number = self._begun(what)
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 del self.running[number]
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """As `task`, when all that runs has ended; what is asked meanwhile, by whatever driver, begins afterwards."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = True
+            self._changed.wait_for(lambda: not self.running)
+            number = self._begun(what)
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self.running[number]
+                self._alone = False
+                self._changed.notify_all()
+
+    def _begun(self, what: str) -> int:
+        self._tasks += 1
+        self.running[self._tasks] = what
+        return self._tasks
+
+    def remember(self, rows: Iterable[Measurement], doubtful: Iterable[str]) -> None:
+        """Take in what a driver knows: timings of others, and the runs whose timings do not count."""
+        with self._changed:
+            if new := set(doubtful) - self._doubtful:
+                self._doubtful |= new
+                self.service.forget(new)
+            for row in rows:
+                if row.run_id not in self._doubtful:
+                    self.service.remember(row)
 
     def measured(self, rows: int) -> tuple[tuple[str, float], ...]:
         """Count rows. Gives where the time of the children went since this was asked last, by phase, in seconds."""
-        with self._lock:
+        with self._changed:
             self.rows += rows
             self._recent.append((time.monotonic(), rows))
             before, self._spent_s = self._spent_s, dict(self.service.spent_s)
@@ -63,7 +100,7 @@ class Host:
     @property
     def rows_per_s(self) -> float:
         """Of the last half minute."""
-        with self._lock:
+        with self._changed:
             since = time.monotonic() - RATE_S
             while self._recent and self._recent[0][0] < since:
                 self._recent.popleft()
@@ -76,6 +113,20 @@ _hosts: list[Host] = []
 def install(host: Host | None) -> None:
     """Have the tasks of this process run with a host's service, or with none."""
     _hosts[:] = [] if host is None else [host]
+
+
+_compilers: list[Compilers] = []
+
+
+def install_compilers(compilers: Compilers | None) -> None:
+    """Have the tasks of this process compile, or not."""
+    _compilers[:] = [] if compilers is None else [compilers]
+
+
+def _compiling() -> Compilers:
+    if not _compilers:
+        raise DataError("this host does not compile for others")
+    return _compilers[0]
 
 
 def _host() -> Host:
@@ -98,12 +149,62 @@ def _answer(act: Callable[[], Any]) -> bytes:
 
 
 def check(payload: bytes) -> bytes:
-    """What this host is: `HostFacts`. Takes nothing."""
+    """What this host is and how fast it is now: `Checked`. Takes nothing.
+
+    Waits until the host has nothing in hand; compiling and drawing wait, too. No timing of before is shared with a
+    later request: a row is no older than the check before it.
+    """
 
     def act() -> Any:
         if payload:
             raise DataError("a payload that kcg cannot trust: nothing is expected")
-        return _host().facts
+        return _check(_host())
+
+    return _answer(act)
+
+
+def _check(host: Host) -> Checked:
+    from kcg.fleet.payload import Checked
+    from kcg.fleet.trust import host_report, too_noisy
+
+    with host.alone("is checked"):
+        host.service.forget()
+        try:
+            report = host_report(host.service)
+        except DeviceError as error:
+            host.on_failure(error)
+            raise
+        host.checked_unix_s, host.fault = time.time(), report.fault or too_noisy(report)
+    return Checked(host.facts, report)
+
+
+def compiler(payload: bytes) -> bytes:
+    """What this host is that only compiles: `CompilerFacts`. Takes nothing."""
+
+    def act() -> Any:
+        if payload:
+            raise DataError("a payload that kcg cannot trust: nothing is expected")
+        return _compiling().facts
+
+    return _answer(act)
+
+
+def compile(payload: bytes) -> bytes:
+    """`CompileTask` to `Compilations`, in the children of a host that only compiles. Time limits begin here."""
+    from kcg.fleet.payload import Compilations, CompileTask, unpack
+
+    return _answer(lambda: Compilations(_compiling().compile(unpack(payload, CompileTask))))
+
+
+def blob(payload: bytes) -> bytes:
+    """`BinariesWanted` to `Binaries`, of what this host compiled."""
+    from kcg.fleet.payload import Binaries, BinariesWanted, unpack
+
+    def act() -> Any:
+        found = [_compiling().binaries.get(name) for name in unpack(payload, BinariesWanted).names]
+        if any(binary is None for binary in found):
+            raise DataError("a binary that is wanted is not here")
+        return Binaries(tuple(binary for binary in found if binary is not None))
 
     return _answer(act)
 
@@ -129,9 +230,13 @@ def _measure(payload: bytes, function: Callable[[Host, MeasureJob], list[Measure
 
 
 def _measure_here(host: Host, job: MeasureJob) -> list[Measurement]:
-    for row in job.known:
-        host.service.remember(row)
-    rows = [future.result() for future in host.service.measure(job.requests, together=True)]
+    from kcg.fleet.compiling import outcomes
+
+    host.remember(job.known, job.doubtful)
+    if job.made and not host.facts.takes_binaries:
+        raise DataError("this host runs only what it compiled: start it with --take-binaries")
+    made = outcomes(job, host.binaries)
+    rows = [future.result() for future in host.service.measure(job.requests, together=True, made=made)]
     if (error := host.service.device_error) is not None:  # then rows are none of the schedules' faults
         host.on_failure(error)
         raise error

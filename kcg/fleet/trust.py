@@ -51,7 +51,7 @@ class Limits:
 
 
 GPU_LIMITS = Limits(agree=0.03, each=0.10, noise=0.03)
-CPU_LIMITS = Limits(agree=0.30, each=5.0, noise=0.50)
+CPU_LIMITS = Limits(agree=0.50, each=5.0, noise=0.50)
 """Of a CPU, which is shared with all that runs on the machine: docs/fleet.md has what was measured."""
 
 

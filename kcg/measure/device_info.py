@@ -247,9 +247,14 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
     facts = _cuda_facts() if device in ("CUDA", "NV") else _cpu_facts() if device == "CPU" else _other_facts(device)
     driver = str(facts.pop("driver"))
     target = Target(**common, **facts)
-    return target, Toolchain(
+    return target, toolchain_for(target, driver, action_space)
+
+
+def toolchain_for(target: Target, driver: str, action_space: int) -> Toolchain:
+    """What compiles for a target here. Opens no device."""
+    return Toolchain(
         tinygrad=metadata.version("tinygrad"),
-        compiler=_compiler(renderer_name),
+        compiler=_compiler(target.renderer),
         driver=driver,
         triton=version_of("triton"),
         action_space=action_space,

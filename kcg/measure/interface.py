@@ -14,6 +14,9 @@ from kcg.types import Measurement, Target, Toolchain
 class Measures(Protocol):
     """Compiles, times and verifies schedules on one target with one toolchain."""
 
+    on_doubt: Callable[[str, float, str], None]
+    """Told, from any thread, of a run whose rows are not to be trusted from a Unix time on, and why, in one line."""
+
     @property
     def run_id(self) -> str:
         """Of this process's run; a row carries that of its host."""
@@ -51,6 +54,9 @@ class Measures(Protocol):
 
     def run_facts(self, run_id: str) -> Mapping[str, Any]:
         """What the journal is to hold of the run with which a row came, beside what it holds of this process's own."""
+
+    def settle(self) -> None:
+        """Return when all is known of the rows so far that can be doubted: `on_doubt` was told."""
 
     def close(self) -> None:
         """What is not done by then ends as a failure that is not recorded."""

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,6 +254,7 @@ class MeasureService:
         self._compilers = self._start_compilers() if compilers_of is None else compilers_of._compilers
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
+        self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
         self._lock = threading.Lock()
         self._spent_lock = threading.Lock()
         # what was compiled, by region, and the references of regions of several kernels: whose compilers made them
@@ -316,6 +317,9 @@ class MeasureService:
     def run_facts(self, run_id: str) -> dict[str, Any]:
         """What is to be known of the run of a row beside what is known of this process: nothing."""
         return {}
+
+    def settle(self) -> None:
+        """Nobody checks this device while it measures: there is no doubt to wait for."""
 
     def read_canary(self) -> Future[CanaryReading]:
         """Run the canary once more, in the child that measures."""
@@ -430,13 +434,26 @@ class MeasureService:
             key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, tf32, row.trial)
             self._by_binary.setdefault(key, row)
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
+    def forget(self, runs: Collection[str] | None = None) -> None:
+        """Time binaries again that were timed before: those that `remember` took of some runs, or by default all."""
+        with self._lock:
+            for key, known in list(self._by_binary.items()):
+                if runs is None or (isinstance(known, Measurement) and known.run_id in runs):
+                    del self._by_binary[key]
+
+    def measure(
+        self,
+        requests: Sequence[Request],
+        *,
+        together: bool = False,
+        made: Mapping[Schedule, Future[CompileOutcome]] | None = None,
+    ) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
 
         A schedule whose binary was timed before in this service shares that timing and costs none; one that is asked
         for with several values of its kernel's variables is compiled once. `together` times the requests one after the
         other, in their order, once all are compiled: batches of several kernels then do not take turns on the device,
-        which holds the inputs of one kernel only.
+        which holds the inputs of one kernel only. `made` has what compiling some schedules came to elsewhere.
         """
         group = Group(len(requests)) if together else None
         futures = [_new_future() for _ in requests]
@@ -444,7 +461,8 @@ class MeasureService:
             self._compiling += 1  # the batch itself: on a CPU no sample is taken before its last job is sent
         try:
             for places in _of_one_schedule(requests):
-                self._measure([_Asked(requests[i], futures[i], i) for i in places], group)
+                elsewhere = (made or {}).get(requests[places[0]].schedule)
+                self._measure([_Asked(requests[i], futures[i], i) for i in places], group, made=elsewhere)
         finally:
             self._release(compiled=1)
         return futures
@@ -459,9 +477,16 @@ class MeasureService:
         first, *others = dict.fromkeys(bindings) or ((),)
         return CompileJob(region, schedule, self.target, first, tuple(others))
 
-    def _measure(self, asked: Sequence[_Asked], group: Group | None = None, *, compiler: tuple[Any, ...] = ()) -> None:
+    def _measure(
+        self,
+        asked: Sequence[_Asked],
+        group: Group | None = None,
+        *,
+        compiler: tuple[Any, ...] = (),
+        made: Future[CompileOutcome] | None = None,
+    ) -> None:
         """Compile a schedule once, and time it for each request. `compiler` is another function than the usual one,
-        with its arguments."""
+        with its arguments; `made` is what compiling it came to elsewhere."""
         first = asked[0].request
         for one in asked:
             self._begin_references(one.request)
@@ -485,7 +510,7 @@ class MeasureService:
                     self._ready += now
                 self._release()
 
-        self._compile(*(compiler or (child.compile_job, job))).add_done_callback(compiled)
+        (made or self._compile(*(compiler or (child.compile_job, job)))).add_done_callback(compiled)
 
     def _begin_references(self, request: Request) -> None:
         """Have the reference of a region of several kernels computed beside the device: it takes a second of a core,

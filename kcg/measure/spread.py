@@ -47,6 +47,8 @@ class Member(Protocol):
     @property
     def toolchain(self) -> Toolchain: ...
     @property
+    def devices(self) -> int: ...
+    @property
     def device_error(self) -> DeviceError | None: ...
     @property
     def spent_s(self) -> Mapping[str, float]: ...
@@ -62,7 +64,13 @@ class _Used:
 
     member: Member
     name: str
+    takes: Callable[[Request], bool] = lambda request: True
     asked: int = 0
+
+    @property
+    def load(self) -> float:
+        """Schedules for each of its devices."""
+        return self.asked / self.member.devices
 
 
 @dataclass(eq=False)
@@ -72,6 +80,7 @@ class _Batch:
     requests: Sequence[Request]
     futures: Sequence[Future[Measurement]]
     together: bool
+    by_first: bool = False
     left: int = 0  # that have no answer
     again: list[int] = field(default_factory=list)  # places of those that could not run
 
@@ -80,7 +89,9 @@ class _Batch:
 
     def part(self, places: Sequence[int]) -> _Batch:
         """Some of it, as a batch."""
-        return _Batch([self.requests[i] for i in places], [self.futures[i] for i in places], self.together)
+        return _Batch(
+            [self.requests[i] for i in places], [self.futures[i] for i in places], self.together, self.by_first
+        )
 
 
 class Spread:
@@ -118,8 +129,12 @@ class Spread:
 
     @property
     def size(self) -> int:
-        """How many services measure, those counted that will if they agree."""
-        return len(self._members) - len(self._left_out)
+        """How many devices measure, those counted that will if they agree."""
+        return sum(member.devices for member in list(self._members) if member not in self._left_out)
+
+    def uses(self, member: Member) -> bool:
+        """Whether a service measures now."""
+        return any(used.member is member for used in list(self._used))
 
     @property
     def spent_s(self) -> Mapping[str, float]:
@@ -132,14 +147,14 @@ class Spread:
 
     # ---- who measures ----
 
-    def add(self, member: Member, name: str) -> None:
-        """Let a service measure from now on. It knows of every binary that was timed before."""
+    def add(self, member: Member, name: str, *, takes: Callable[[Request], bool] = lambda request: True) -> None:
+        """Let a service measure from now on, of what it `takes`. It knows of every binary that was timed before."""
         with self._lock:
             if member not in self._members:
                 self._members.append(member)
             for row in self._known:
                 member.remember(row)
-            self._used.append(_Used(member, name))
+            self._used.append(_Used(member, name, takes))
 
     def check(
         self,
@@ -148,22 +163,32 @@ class Spread:
         requests: Sequence[Request],
         *,
         seen: Callable[[Measurement], None] = lambda row: None,
+        takes: Callable[[Request], bool] = lambda request: True,
+        agreed: float | None = None,
     ) -> None:
-        """Add a service once it is seen to agree with the first on `requests`, or else close it and say why. Returns at
-        once. `seen` gets the check's rows, in another thread."""
+        """Add a service once it is seen to agree with the first on `requests`, within `agreed` or `AGREED`, or else
+        close it and say why. Returns at once. `seen` gets the check's rows, in another thread."""
         self._members.append(member)
-        check = threading.Thread(target=self._check, args=(member, name, requests, seen), name="kcg-check", daemon=True)
+        within = AGREED if agreed is None else agreed
+        arguments = (member, name, requests, seen, takes, within)
+        check = threading.Thread(target=self._check, args=arguments, name="kcg-check", daemon=True)
         self._checks.append(check)
         check.start()
 
     def _check(
-        self, member: Member, name: str, requests: Sequence[Request], seen: Callable[[Measurement], None]
+        self,
+        member: Member,
+        name: str,
+        requests: Sequence[Request],
+        seen: Callable[[Measurement], None],
+        takes: Callable[[Request], bool],
+        agreed: float,
     ) -> None:
         why, words = "", ""
         try:
             why = _another_kind(self.first, member)
             if not why:
-                why, words = _compared(self.first, member, requests, seen)
+                why, words = _compared(self.first, member, requests, seen, agreed)
         except DeviceError as error:
             why = str(error)
         except ServiceClosed:
@@ -174,7 +199,7 @@ class Spread:
             self._leave_out(member, f"{name} is left out: {why}")
             member.close()
         else:
-            self.add(member, name)
+            self.add(member, name, takes=takes)
             self.report(f"{name} measures too: {words}")
 
     def _leave_out(self, member: Member, line: str) -> None:
@@ -192,19 +217,26 @@ class Spread:
         with self._lock:
             self._remember(row, self._members)
 
+    def forget(self, run_id: str) -> None:
+        """Tell no service of a run's rows that is added from now on."""
+        with self._lock:
+            self._known = [row for row in self._known if row.run_id != run_id]
+
     def _remember(self, row: Measurement, members: Sequence[Member]) -> None:
         if row.binary_hash:
             self._known.append(row)
             for member in members:
                 member.remember(row)
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
-        """Measure on whichever service, see `MeasureService.measure`. The futures do not raise."""
+    def measure(
+        self, requests: Sequence[Request], *, together: bool = False, by_first: bool = False
+    ) -> list[Future[Measurement]]:
+        """Measure on whichever service, or `by_first`, see `MeasureService.measure`. The futures do not raise."""
         futures: list[Future[Measurement]] = [Future() for _ in requests]
         for future in futures:
             future.set_running_or_notify_cancel()  # not to be cancelled by whom it is given to
-        whole = _Batch(requests, futures, together)
-        for places in self._parts(requests, together=together):
+        whole = _Batch(requests, futures, together, by_first)
+        for places in self._parts(requests, together=together or by_first):
             self._send(whole.part(places))
         return futures
 
@@ -227,9 +259,10 @@ class Spread:
 
     def _chosen(self, batch: _Batch) -> _Used:
         """Who has the least to do, unless who holds the inputs has little more."""
-        least = min(self._used, key=lambda used: used.asked)
+        taking = [used for used in self._used if all(map(used.takes, batch.requests))]
+        least = self._used[0] if batch.by_first else min(taking, key=lambda used: used.load)
         holder = self._holders.get(batch.requests[0].region.id)
-        chosen = holder if holder in self._used and holder.asked < least.asked + PREPARED else least
+        chosen = holder if holder in taking and holder.load < least.load + PREPARED and not batch.by_first else least
         chosen.asked += len(batch.requests)
         for request in batch.requests:
             self._holders[request.region.id] = chosen
@@ -279,7 +312,7 @@ def _another_kind(first: Member, other: Member) -> str:
 
 
 def _compared(
-    first: Member, other: Member, requests: Sequence[Request], seen: Callable[[Measurement], None]
+    first: Member, other: Member, requests: Sequence[Request], seen: Callable[[Measurement], None], agreed: float
 ) -> tuple[str, str]:
     """Why the other's times cannot stand beside the first's, or else how they compare. Only kernels that run on the
     first count."""
@@ -297,5 +330,5 @@ def _compared(
         return "there is no kernel on which it can be compared with the first", ""
     ratio = median([b.median_s / a.median_s for a, b in pairs])
     words = f"it takes {ratio:.3f} times as long as the first, in the median of {counted(len(pairs), 'kernel')}"
-    off = max(ratio, 1 / ratio) - 1 > AGREED
-    return (f"{words}, and may be off by {AGREED:.0%}", "") if off else ("", words)
+    off = max(ratio, 1 / ratio) - 1 > agreed
+    return (f"{words}, and may be off by {agreed:.0%}", "") if off else ("", words)

@@ -131,6 +131,14 @@ def optimize(
     gpus: Annotated[
         int, typer.Option(min=1, metavar="N", help="GPUs that measure for the search; the first of them judges")
     ] = 1,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="a fleet that measures for the search, too: its scheduler tls://HOST:PORT, or local: all GPUs here",
+        ),
+    ] = "",
+    certificates: Annotated[Path | None, typer.Option(metavar="DIR", help="of a fleet, which TLS needs")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
@@ -169,6 +177,8 @@ def optimize(
         resume=resume,
         wait=wait,
         gpus=gpus,
+        fleet=fleet,
+        certificates=certificates,
         folder=Path("kcg-out") / _folder_name(what, form) if report is None else check_folder(report),
         script_args=own_args,
         script_check=not no_script_check,
@@ -223,7 +233,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.next_steps import resumed
-    from kcg.optimize.settings import Settings, check_gpu_count, check_names
+    from kcg.optimize.settings import Settings, check_gpu_count, check_names, with_fleet
 
     assert isinstance(settings, Settings)
     with progress(quiet=quiet, json_mode=json_mode) as shown:
@@ -232,6 +242,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
 
         choice = choose_device(settings.device)
         check_names(settings, choice.device)  # before anything is opened, and before anything else is said
+        settings = with_fleet(settings, choice)
         check_gpu_count(settings, choice)
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
@@ -239,6 +250,12 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
 
             preview(settings, shown, json_mode=json_mode)
             return ExitCode.OK
+        if settings.fleet:
+            from kcg.fleet import narrow
+            from kcg.fleet.settings import configure
+
+            configure()
+            narrow.install()
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)

@@ -8,10 +8,10 @@ import math
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kcg.compat.device import choose_device, prepare, visible_gpu
 from kcg.errors import UsageError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
     from kcg.kernel.program import Compiled
     from kcg.optimize.budget import Budget
+    from kcg.optimize.hosts import FleetHosts
     from kcg.optimize.log import RunLog
     from kcg.search.problem import Observation
 
@@ -42,8 +43,8 @@ PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 
 class Device:
     """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
-    manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow are asked for the
-    measurements of the search only, once `use_gpus` is called.
+    manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow, and the hosts of a
+    fleet, are asked for the measurements of the search only, once `use_others` is called.
 
     Whatever is measured is journalled and charged to the budget before its future is done.
     """
@@ -65,6 +66,7 @@ class Device:
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self._journal_moved = False
+        self._runs: set[str] = set()  # ids of those that are in the journal
         self._own: set[str] = set()  # names of files in the folder that are this run's from now on
         self.journal: Journal | None = None
 
@@ -84,7 +86,8 @@ class Device:
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
             self._others = self._other_services() if writes else {}
             self._held = held.pop_all()  # until the journal is closed
-        self.spread = Spread(self.service, report=log.progress.line, warn=log.alert)
+        self.spread = Spread(self.service, report=log.progress.line, warn=self._left_out)
+        self.hosts: FleetHosts | None = None
         self._children: list[Callable[[], None]] = [self._close_services]
 
     def _other_services(self) -> dict[str, MeasureService]:
@@ -95,6 +98,29 @@ class Device:
             )
             for gpu in range(1, self._settings.gpus)
         }
+
+    def join_fleet(self) -> None:
+        """Let the hosts of the settings' fleet get ready. Raises UsageError where they cannot measure for this run."""
+        if not self._settings.fleet:
+            return
+        from kcg.optimize.hosts import FleetHosts
+
+        address, certificates = self._settings.fleet, self._settings.certificates
+        self.hosts = FleetHosts(address, certificates, self.service, line=self._log.progress.line)
+        self.close_too(self.hosts.close)
+
+    def _left_out(self, line: str) -> None:
+        """Say that a device or a fleet measures no more; what it had in hand others measure."""
+        from kcg.optimize.hosts import without_advice
+
+        self._log.alert(without_advice(line) if self.hosts is not None else line)
+
+    @property
+    def compilers(self) -> int:
+        """Compiling children for the search, those of hosts included."""
+        there = self.hosts.service if self.hosts is not None else None
+        helping = there.compile_workers if there is not None and self.spread.uses(there) else 0
+        return self.service.compile_workers + helping
 
     def _close_services(self) -> None:
         self.spread.close()
@@ -141,7 +167,7 @@ class Device:
 
         Raises UsageError where it is to go on with that of another workload.
         """
-        from kcg.dataset.journal import Journal, Run
+        from kcg.dataset.journal import Journal
 
         target, toolchain = self.service.facts  # an earlier journal is touched only when the device works
         path = self.folder / "journal.sqlite"
@@ -154,10 +180,17 @@ class Device:
             journal.add_toolchain(toolchain, fingerprint)
         journal.add_workload(workload)
         for service in (self.service, *self._others.values()):
-            about = {"device": self.choice.dev, **({"gpu": service.gpu} if service.gpu else {}), **provenance()}
-            journal.add_run(Run(service.run_id, self._created.isoformat(), self._settings.command, about))
+            self._add_run(journal, service.run_id, {"gpu": service.gpu} if service.gpu else {})
         self.spread.on_measurement = self._record
         return journal
+
+    def _add_run(self, journal: Journal, run_id: str, more: Mapping[str, Any]) -> None:
+        """Have the journal hold a run before its first row: this process's own, or that of another device or host."""
+        from kcg.dataset.journal import Run
+
+        about = {"device": self.choice.dev, **more, **provenance()}
+        journal.add_run(Run(run_id, self._created.isoformat(), self._settings.command, about))
+        self._runs.add(run_id)
 
     def set_aside(self, *names: str) -> None:
         """Rename what an earlier run left in the folder under these names, unless this one goes on with it."""
@@ -190,9 +223,30 @@ class Device:
                 self.clocks[name].append(value)
             try:
                 if self.journal is not None:
+                    if self.hosts is not None and measurement.run_id not in self._runs:
+                        self._add_run(self.journal, measurement.run_id, self.hosts.run_facts(measurement.run_id))
                     self.journal.record(measurement)
             except Exception as error:
                 self._journal_error = self._journal_error or error
+
+    def _doubt(self, run_id: str, since_unix_s: float, why: str) -> None:
+        """Have the journal hold that a host's rows are doubtful, and none of them stand for another schedule."""
+        from kcg.dataset.journal import Doubt
+
+        self.spread.forget(run_id)
+        for service in (self.service, *self._others.values()):
+            service.forget({run_id})
+        with self._lock:
+            if self.journal is None or self.hosts is None:
+                return
+            if run_id not in self._runs:
+                self._add_run(self.journal, run_id, self.hosts.run_facts(run_id))
+            self.journal.add_doubt(Doubt(run_id, since_unix_s, why))
+
+    def settle(self) -> None:
+        """Have hosts checked that measured since their last check: the journal then has what is doubtful."""
+        if self.hosts is not None:
+            self.hosts.settle()
 
     def record(self, measurements: Sequence[Measurement]) -> None:
         """Journal measurements that were not asked of the service one by one."""
@@ -226,9 +280,9 @@ class Device:
         if supported(self.service.target) and (problem := missing(self.service.target)):
             self._log.warn(f"Opts alone are searched, and no tile programs: {problem}")
 
-    def use_gpus(self, works: Sequence[RegionWork]) -> None:
-        """Have the other GPUs time tinygrad's own schedules of a few kernels, the shortest of those that are not short.
-        Those GPUs that agree with the first one measure for the search from then on. Returns at once."""
+    def use_others(self, works: Sequence[RegionWork]) -> None:
+        """Have other GPUs and hosts time tinygrad's own schedules of a few kernels, the shortest of those that are not
+        short. Those that agree with the first device measure for the search from then on. Returns at once."""
 
         def distance(work: RegionWork) -> tuple[bool, float]:
             return work.baseline_s < SHORT_S, abs(math.log(work.baseline_s / SHORT_S))
@@ -252,6 +306,8 @@ class Device:
 
         for name, service in self._others.items():
             self.spread.check(service, name, requests, seen=seen)
+        if self.hosts is not None:
+            self.hosts.help(self.spread, requests, seen=seen, doubt=self._doubt)
 
     # ---- measuring ----
 
@@ -316,11 +372,12 @@ class Device:
         takes about `known_s`: by default the best time of the region."""
         sampler = sampler or self._settings.search
         wanted = [(work, schedule, sampler) for schedule in batch]
-        return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s)
+        by_first = sampler != self._settings.search  # what was not found by the search
+        return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s, by_first=by_first)
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""
-        return self._measure([(work, work.space.baseline(), BASELINE) for work in works])
+        return self._measure([(work, work.space.baseline(), BASELINE) for work in works], by_first=True)
 
     def _measure(
         self,
@@ -328,6 +385,7 @@ class Device:
         *,
         stop_above_s: float | None = None,
         known_s: float | None = None,
+        by_first: bool,
     ) -> list[Future[Observation]]:
         """Measure `(region, schedule, sampler)`, at each end."""
         requests = [
@@ -346,7 +404,7 @@ class Device:
             for values, scale in zip(work.bindings, work.scales, strict=True)
         ]
         together = not self.is_cpu and stop_above_s is not None  # one kernel's: its inputs stay on the device
-        measured = iter(self.spread.measure(requests, together=together))
+        measured = iter(self.spread.measure(requests, together=together, by_first=by_first))
         return [
             self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends))))
             for work, schedule, _ in wanted
@@ -383,6 +441,17 @@ class Device:
     def _count(self, row: Measurement) -> None:
         self.samples += len(row.samples_s)
         self.samples_s += sum(row.samples_s)
+
+    def own_programs(self, works: Sequence[RegionWork]) -> dict[str, Compiled]:
+        """On a CPU tinygrad's own schedules that this run compiled, of kernels without variables, by kernel."""
+        found: dict[str, Compiled] = {}
+        for work in works if self.is_cpu else ():
+            own = work.space.baseline()
+            if not work.call.variables and self.service.has_compiled(work.call.region, own):
+                compiled = self.compiled(work, own)
+                if len(work.call.region.kernels) == 1 and not any(v is not None for v in compiled.values):
+                    found[work.call.region.id] = compiled
+        return found
 
     def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""

@@ -379,6 +379,8 @@ class Judge:
     def without_candidate(self, work: RegionWork) -> tuple[str, str]:
         """The outcome of a region for which the search found nothing, and why."""
         candidates = self._candidates
+        if work.nothing:
+            return "kept", work.nothing
         if self._estimates.settings.measurements == 0 and work.known:
             return "kept", "the predictor expects nothing faster"
         if candidates.untimed and not work.is_timed:

@@ -149,6 +149,7 @@ def _compared(
         seed=settings.seed,
         kernels=settings.kernels,
         weights=settings.weights,
+        programs=device.own_programs(estimates.works),
         child=planning,
         check_device=check_device,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,10 +40,11 @@ from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.store.location import open_store
-from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, SeenAs, Workload
+from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Schedule, SeenAs, Workload
 
 if TYPE_CHECKING:
     from kcg.measure.isolated import IsolatedProcess
+    from kcg.optimize.paired import Compared
     from kcg.workloads.script import Late
 
 
@@ -84,6 +85,7 @@ def optimize(
         log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,
     ):
+        device.join_fleet()
         guide = Guide(settings, device)
         if store is not None:
             store.say_read_only(log)
@@ -96,7 +98,8 @@ def optimize(
         shown.name(captured.workload.name, captured.workload.preset)
         check_fits(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
-        guide.preload()
+        if store is None or store.store.is_new:  # else there may be nothing to search
+            guide.preload()
         device.open_journal(captured.workload)
         works = device.plan(captured.workload)
         kept = KeptResults(device, resumed=settings.resume)
@@ -106,16 +109,20 @@ def optimize(
 
         estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
+        compared: Mapping[tuple[str, Schedule], Compared] = {}
         try:
             if store is not None:  # before the device's child has run anything but its canary
                 log.begin(JUDGING)
                 ahead = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept)
                 store.verify(works, ahead, device=device, log=log, judged=judged, in_new_child=True)
+                store.look_for_nothing(works, settings, device=device, log=log)
             log.begin(BASELINES)
-            measured = baselines(settings, works, device=device, budget=budget, guide=guide, log=log)
+            claimed = frozenset(store.claims if store is not None else ())
+            measured = baselines(settings, works, claimed, device=device, budget=budget, guide=guide, log=log)
+            estimates = Estimates(settings, captured, measured, device, budget, kept)
             if store is not None:
                 store.measure_unclear(works, device=device)
-            estimates = Estimates(settings, captured, measured, device, budget, kept)
+                store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
             if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
                 children.enter_context(planning)
@@ -134,13 +141,15 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            seen = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed).run()
+            judge = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
+            compared, seen = judge.seen, judge.run()
             if proposed is not None:
                 nearby = savings_nearby(seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
                 by_plan = variants(seen, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
                 seen = by_plan[-1]  # every kernel alone, until whole steps were compared
             results = seen
             device.check_journal()
+            device.settle()
         except KeyboardInterrupt:
             log.interrupt()
             device.close_children()  # first of all: what is written next does not change under the writer
@@ -164,6 +173,8 @@ def optimize(
                 finished = write(ended, result, check, device=device, budget=budget, log=log)
                 if store is not None and results is not None and check.passed is not False:
                     store.add(finished.result, judged, log=log)
+                    if not log.ended_early:
+                        store.add_nothing(finished.result, works, settings, judged=judged, seen=compared, log=log)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
@@ -253,11 +264,18 @@ def check_fits(settings: Settings, workload: Workload, *, device: Device, log: R
 
 
 def baselines(
-    settings: Settings, works: list[RegionWork], *, device: Device, budget: Budget, guide: Guide, log: RunLog
+    settings: Settings,
+    works: list[RegionWork],
+    claimed: Collection[str] = (),
+    *,
+    device: Device,
+    budget: Budget,
+    guide: Guide,
+    log: RunLog,
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
-    guides the search is read meanwhile."""
-    is_missing = any(work.stored is None for work in works)
+    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better."""
+    is_missing = any(work.stored is None and work.id not in claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
             guide.read()
@@ -269,7 +287,7 @@ def baselines(
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
-    device.use_gpus(works)
+    device.use_others(works)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
 

@@ -113,14 +113,14 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.works = self.works or self.estimates.works
-        self.missing = [work for work in self.works if work.stored is None]  # a store has none of them
+        self.missing = [work for work in self.works if work.is_missing]
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
         self.allocator: Allocator | None = None
         self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
 
     def run(self) -> Candidates:
-        settings, budget, log = self.settings, self.budget, self.log
+        settings, budget, log, begun = self.settings, self.budget, self.log, time.monotonic()
         too_short = self.estimates.too_short() if self.missing else ""
         if too_short:
             budget.search_until(self.estimates.measured.at)
@@ -134,6 +134,8 @@ class _Search:
         used_up = self.ledger.used_up
         if self.missing and (any(work.tried for work in self.missing) or not (too_short or used_up)):
             self._spend()
+            if (deadline := self.ledger.deadline) is not None:
+                share_efforts(self.works, deadline - begun)
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
         return Candidates(
@@ -145,7 +147,7 @@ class _Search:
         """Whether any schedule was tried beside tinygrad's own, of any kernel."""
         if self.settings.measurements == 0:
             return any(w.known for w in self.works)  # by prediction alone
-        return any(w.tried for w in self.works)
+        return any(w.tried or w.nothing for w in self.works)
 
     def _why_nothing(self, *, used_up: bool) -> str:
         if not any(work.baseline_s for work in self.works) and self.settings.measurements != 0:
@@ -163,6 +165,8 @@ class _Search:
         return f"--search {self.settings.search} tried no schedule but tinygrad's own"
 
     def _spend(self) -> None:
+        if self.guide.predictor is None:
+            self.guide.read()
         name, predictor = self.settings.search, self.guide.predictor
         if predictor is None:
             self._tiny_beam(int(name.partition(":")[2] or "2"))
@@ -255,11 +259,11 @@ class _Search:
 
     def _limits(self) -> Limits:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
-        compilers, least = self.device.service.compile_workers, self.settings.least_saving
-        if self.device.is_cpu:
-            return Limits(measuring=max(4, compilers), batch=4, least_saving=least)  # four take no more than one
+        compilers, devices, least = self.device.compilers, self.device.spread.size, self.settings.least_saving
+        if self.device.is_cpu:  # four of one device take no more than one
+            return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
-        return Limits.on_gpu(compilers, searching, gpus=self.device.spread.size, least_saving=least)
+        return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
 
     def _patience_s(self) -> float:
         wait_s = self.budget.patience_s(0.0)
@@ -279,6 +283,7 @@ class _Search:
         if (allocator := self.allocator) is None:
             return
         begun = time.monotonic()
+        allocator.limits = self._limits()  # devices and hosts come and go
         open_ = [entry for entry in allocator.entries if not entry.ended]
         weights = self.weights({entry.name: entry.expected_s for entry in open_})
         for entry in open_:
@@ -326,7 +331,7 @@ class _Search:
 
         self.log.progress.phase("choosing by prediction, without measuring")
         for index, work in enumerate(self.works):
-            if work.stored:
+            if not work.is_missing:
                 continue
             if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
                 self.log.warn("the budget ended before a schedule was predicted for every kernel")
@@ -340,6 +345,14 @@ class _Search:
                 }
             )
             self._show(kernels=(index + 1, len(self.works)))
+
+
+def share_efforts(works: Sequence[RegionWork], seconds: float) -> None:
+    """Know of each that is missing what a search of these that may take so long stands for."""
+    total_s, part = sum(work.before_s for work in works), missing_share(works)
+    for work in works:
+        if work.is_missing and total_s and part:
+            work.search_s, work.share = max(seconds, 0.0) / part, work.before_s / total_s
 
 
 def assigned(seconds: Sequence[float], count: int) -> list[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
+from kcg.fleet.settings import HERE
 from kcg.workloads.script import Form, Program, check_program
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Settings:
     resume: bool = False
     wait: bool = False  # while another optimisation uses the device
     gpus: int = 1  # that measure for the search; the first of them does everything else
+    fleet: str = ""  # a scheduler whose hosts measure for the search, too; empty: none
+    certificates: Path | None = None  # of a fleet, which TLS needs
     folder: Path = Path("kcg-out")
     form: Form | None = None  # of a program; None: a path of a script, or else a name
     script_args: tuple[str, ...] = ()
@@ -122,12 +125,45 @@ def check_measurements(count: int | None) -> int | None:
 
 def check_gpu_count(settings: Settings, choice: DeviceChoice) -> None:
     """Raises DeviceError where there are not so many GPUs, UsageError where they would have nothing to do."""
-    if settings.gpus == 1:
-        return
-    check_gpus(choice, settings.gpus)
+    if settings.gpus > 1:
+        check_gpus(choice, settings.gpus)
+        _check_spread(settings, f"--gpus {settings.gpus}", "more than one GPU")
+
+
+def _check_spread(settings: Settings, option: str, what: str) -> None:
+    """Raises UsageError where a search measures nothing that can be spread."""
     if settings.measurements == 0 or settings.search.startswith(TINY_BEAM):
         asked = "--measurements 0" if settings.measurements == 0 else f"--search {settings.search}"
-        raise UsageError(f"--gpus {settings.gpus}: {asked} has no use for more than one GPU: leave out one of the two")
+        raise UsageError(f"{option}: {asked} has no use for {what}: leave out one of the two")
+
+
+def with_fleet(settings: Settings, choice: DeviceChoice) -> Settings:
+    """The settings, where a fleet of this machine is its GPUs. Raises UsageError for a fleet that makes no sense."""
+    option = f"--fleet {settings.fleet}"
+    if not settings.fleet:
+        if settings.certificates is not None:
+            raise UsageError("--certificates: for --fleet tls://HOST:PORT only")
+        return settings
+    _check_spread(settings, option, "a fleet")
+    if (found := re.fullmatch(HERE, settings.fleet)) is None:
+        return settings
+    if settings.certificates is not None:
+        raise UsageError(f"--certificates: a fleet of this machine ({settings.fleet}) has none")
+    if settings.gpus > 1:
+        raise UsageError(
+            f"{option} and --gpus {settings.gpus}: both are GPUs of this machine: leave out one of the two"
+        )
+    if choice.device == "CPU":
+        raise UsageError(
+            f"{option}: this run and a host on the same CPU would disturb each other's samples: name the scheduler of "
+            "other machines, or leave it out"
+        )
+    there = check_gpus(choice, None)
+    wanted = int(found[1]) if found[1] else there
+    if there == 1 or not 1 <= wanted <= there:
+        gpus = f"{there} GPU{'s' * (there > 1)}"
+        raise UsageError(f"{option}: {choice.dev} has {gpus} here, and the first measures anyway: leave it out")
+    return replace(settings, fleet="", gpus=wanted)
 
 
 def check_folder(folder: str) -> Path:

@@ -3,6 +3,9 @@
 This comes before anything of a region is searched. So an entry that is wrong, that is slower than it claims, or that
 does not apply costs one comparison: its region is then searched as if there were none. A region of which the store has
 a schedule that proved true is neither searched nor judged again.
+
+A kernel of which the store has that a search found nothing is not searched again, unless this run would search it for
+clearly longer. Nothing is verified of that: it can cost a gain, and its kernel keeps tinygrad's own schedule.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from kcg.errors import DataError, ScheduleError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.optimize.finals import Judge
-from kcg.optimize.work import Candidates
+from kcg.optimize.result import NO_OTHER, ONCE
+from kcg.optimize.search import share_efforts
+from kcg.optimize.settings import EFFORTS
+from kcg.optimize.work import Candidates, missing_share
 from kcg.search.problem import Observation
-from kcg.store.entry import Entry, entries_of
+from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
 from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, Status
 
@@ -30,12 +36,20 @@ if TYPE_CHECKING:
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.optimize.paired import Compared
+    from kcg.optimize.settings import Settings
     from kcg.optimize.work import RegionWork
 
 SLACK: Final = 1.25
 """So many times less than its claim a speed-up may be, beside both intervals and the noise, before the claim counts as
 refuted: two runs on one busy CPU differed by up to a fifth in what neither had changed."""
 NEARLY: Final = 0.999  # of the time of the best that is known a schedule of a store is expected to take, at most
+LONGER: Final = 1.5
+"""A search that is to take so many times as long as one that found nothing is not spared by it."""
+WEIGHTIER: Final = 4.0
+"""Nor where a kernel has so many times the share of this workload's time: on a busy CPU shares differ by twice between
+runs of the same."""
+SPARED: Final = "an earlier search found nothing"  # begins the note of a kernel that is not searched
+TIE: Final = 1.05  # a speed-up that lies below this with its whole interval is nothing that was found
 SAYING_NOTHING: Final = ("undecided", "unjudged", "quarantined")
 """Outcomes that say nothing of an entry: there was no time, or tinygrad's own schedule is what cannot be judged."""
 
@@ -49,6 +63,45 @@ class Stored:
     refuted: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by the region's work
     unclear: defaultdict[str, list[Schedule]] = field(default_factory=lambda: defaultdict(list))  # by the same
     warned: set[Path] = field(default_factory=set)
+    claims: dict[str, Nothing] = field(default_factory=dict)  # by the work of a kernel: that nothing is to be found
+
+    def look_for_nothing(self, works: Sequence[RegionWork], settings: Settings, *, device: Device, log: RunLog) -> None:
+        """Read of which kernels the store has that a search like this one found nothing. A run that counts its
+        measurements says nothing of how long it searches: it asks for none."""
+        if settings.measurements is not None:
+            return
+        target, toolchain = device.service.facts
+        for work in works:
+
+            def warn(bad: Found, work: RegionWork = work) -> None:
+                self._refute(work, bad, bad.problem, log=log)
+
+            found = self.store.nothing_for(
+                work.call.region.id,
+                work.bindings,
+                target,
+                toolchain,
+                search=settings.search,
+                allow_tf32=self.allow_tf32,
+                warn=warn,
+            )
+            if found is not None and work.stored is None and work.id not in self.unclear:
+                self.claims[work.id] = found
+
+    def leave_out(self, works: Sequence[RegionWork], estimates: Estimates, *, log: RunLog) -> None:
+        """Leave those kernels out of the search that this run would not search for clearly longer than an earlier one
+        that found nothing, once tinygrad's own schedules are timed."""
+        if not self.claims:
+            return
+        share_efforts(works, _search_s(works, estimates))
+        asked = [work for work in works if work.is_missing and work.baseline_s and work.id in self.claims]
+        left = [work for work in asked if _stands_for(self.claims[work.id], work)]
+        for work in left:
+            tried = counted(self.claims[work.id].tried, "other")
+            work.nothing = f"{SPARED} faster among {tried}, says the store {self.store.location}"
+        if left:
+            many = counted(len(left), "kernel")
+            log.progress.line(f"kcg: the store has that a search of {many} found nothing: they are not searched again")
 
     def holds(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> list[RegionWork]:
         """Those of which it has a schedule that can be planned."""
@@ -171,6 +224,27 @@ class Stored:
         if not self.store.writable:
             log.progress.line(f"kcg: the store {self.store.location} is only read: nothing is added", important=True)
 
+    def add_nothing(
+        self,
+        result: Result,
+        works: Sequence[RegionWork],
+        settings: Settings,
+        *,
+        judged: Mapping[str, RegionResult],
+        seen: Mapping[tuple[str, Schedule], Compared],
+        log: RunLog,
+    ) -> None:
+        """Keep of which kernels the search of this run found nothing; `seen` are the comparisons of what it found."""
+        if not self.store.writable or settings.measurements is not None:
+            return
+        found = [w for w in works if w.is_missing and w.id in judged and _found_nothing(w, judged[w.id], seen)]
+        try:
+            for work in found:
+                one = _nothing(result, work, settings)
+                self.store.add_nothing(one, instead_of=self.refuted[work.id])
+        except (UsageError, DataError) as error:
+            log.progress.line(f"kcg: the store does not get for what nothing was found: {error}", important=True)
+
     def add(self, result: Result, judged: Mapping[str, RegionResult], *, log: RunLog) -> int:
         """Keep what this run found and verified; how many schedules the store did not have."""
         if not self.store.writable:
@@ -195,6 +269,47 @@ def _in_wrong_plans(result: Result) -> set[str]:
     return {name for plan in plans if plan.passed is False for name in plan.regions} - {
         row.region.id for row in result.regions
     }
+
+
+def _stands_for(claim: Nothing, work: RegionWork) -> bool:
+    """Whether a search of a kernel that found nothing was about what it would have in this run, or more."""
+    return work.search_s <= LONGER * claim.search_s and work.share <= WEIGHTIER * claim.share
+
+
+def _search_s(works: Sequence[RegionWork], estimates: Estimates) -> float:
+    """How long this run would search what is missing."""
+    if estimates.budget.limit_s is not None:
+        return estimates.search_until() - time.monotonic()
+    return missing_share(works) * EFFORTS[estimates.settings.effort].search_s
+
+
+def _found_nothing(work: RegionWork, row: RegionResult, seen: Mapping[tuple[str, Schedule], Compared]) -> bool:
+    """Whether a search of a kernel is over and there was nothing faster: a comparison that noise decided is no such."""
+    if work.proposed or not work.search_s or row.note in (NO_OTHER, ONCE):
+        return False
+    if not (work.candidates or work.tile_candidates or work.offers):
+        return row.outcome in ("kept", "not searched")
+    compared = [one for (name, _), one in seen.items() if name == work.id]
+    ties = bool(compared) and all(_is_timed(one) and one.speed_up[2] < TIE for one in compared)
+    return row.outcome == "kept" and ties
+
+
+def _nothing(result: Result, work: RegionWork, settings: Settings) -> Nothing:
+    return Nothing(
+        region=work.call.region,
+        ends=work.bindings,
+        target=result.target,
+        toolchain=result.toolchain,
+        search_s=min(work.search_s, LONGEST_SEARCH_S),
+        share=work.share,
+        tried=work.tried,
+        search=settings.search,
+        allow_tf32=settings.allow_tf32,
+        kcg_version=result.kcg_version,
+        revision=result.revision,
+        dirty=result.dirty,
+        created=result.created,
+    )
 
 
 def covered(work: RegionWork, works: Sequence[RegionWork]) -> bool:

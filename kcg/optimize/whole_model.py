@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
+    from kcg.kernel.program import Compiled
     from kcg.optimize.deploy import InPlace
     from kcg.workloads.family import Step
     from kcg.workloads.registry import WorkloadSpec
@@ -242,6 +243,7 @@ def check_models(
     module: str = CHILD,
     kernels: Sequence[Path] = (),
     weights: str = "",
+    programs: Mapping[str, Compiled] | None = None,
     child: isolated.IsolatedProcess | None = None,
     check_device: Callable[[], None] = lambda: None,
 ) -> list[ModelCheck]:
@@ -250,7 +252,8 @@ def check_models(
 
     Never raises for what the child does: a crash with the schedules of a result fails it, and the others run again
     without it; anything else gives no result. `module` is what the child runs, `kernels` are the files of the
-    hand-written ones, `weights` the published ones if not random ones are wanted; `child` is one of `ahead`.
+    hand-written ones, `weights` the published ones if not random ones are wanted; `programs` are tinygrad's own
+    schedules that are compiled already, by kernel (`kcg.optimize.own_programs`); `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
@@ -263,6 +266,7 @@ def check_models(
             module=module,
             kernels=kernels,
             weights=weights,
+            programs=programs or {},
             child=child,
             check_device=check_device,
         )
@@ -282,10 +286,12 @@ class _Comparison:
         module: str,
         kernels: Sequence[Path],
         weights: str,
+        programs: Mapping[str, Compiled],
         child: isolated.IsolatedProcess | None,
         check_device: Callable[[], None],
     ) -> None:
         """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
+        from kcg.kernel.program import compiled_values
         from kcg.optimize.result import write_result
 
         first = results[0]
@@ -301,6 +307,7 @@ class _Comparison:
             "seed": seed,
             "weights": weights,
             "kernels": [str(file) for file in kernels],
+            "programs": {name: compiled_values(compiled) for name, compiled in programs.items()},
         }
         self._left = list(range(len(results)))  # of which nothing is known yet
         self._checks = [self._none("not run") for _ in results]
@@ -430,13 +437,16 @@ def compare(
     seed: int,
     report: Callable[[Stage], None] = lambda _: None,
     kernels: Sequence[Path] = (),
+    programs: Mapping[str, Compiled] | None = None,
 ) -> list[ModelCheck]:
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
+    from kcg.optimize.own_programs import compiled_before
 
     replays = replays_of(max(result.total_after_s for result in results))
-    with Context(BEAM=0, NOOPT=0):
+    given = compiled_before(programs, results[0].target) if programs else contextlib.nullcontext()
+    with Context(BEAM=0, NOOPT=0), given:
         least = rounding_of_products(results)
         shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
         chosen: list[_Chosen] = []
@@ -493,11 +503,11 @@ class _Chosen:
 
     @staticmethod
     def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
-        from kcg.optimize.deploy import changed_by, scheduling
+        from kcg.optimize.deploy import scheduling
 
         with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
             program = _Program(step, result.target)
-        return _Chosen(program, frozenset(changed_by(result, handwritten=bool(kernels))), place)
+        return _Chosen(program, place.found.intersection(row.region.id for row in result.regions), place)
 
     def served_all(self, check: ModelCheck) -> ModelCheck:
         """The check, which is no pass where a changed kernel did not occur."""
@@ -605,6 +615,7 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
+    from kcg.kernel.program import compiled_from
     from kcg.nouns import noun_to_json
     from kcg.optimize.result import read_result
     from kcg.workloads.registry import spec_of
@@ -622,6 +633,7 @@ def main() -> None:
         seed=job["seed"],
         report=lambda stage: isolated.answer({"stage": stage.name, "result": stage.result}),
         kernels=[Path(file) for file in job["kernels"]],
+        programs={name: compiled_from(values) for name, values in job["programs"].items()},
     )
     isolated.answer([noun_to_json(check) for check in checks])
 

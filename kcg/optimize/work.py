@@ -71,6 +71,9 @@ class RegionWork:
     of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
+    nothing: str = ""  # why it is not searched either, where a store has that an earlier search found nothing
+    search_s: float = 0.0  # how long this run searched: all of its regions, or as long in proportion
+    share: float = 0.0  # of the time of all that its calls took then
     proposed: bool = False  # whether its calls are counted as those of its kernels, too: no plan has it yet
 
     # ---- what is learned of it ----
@@ -168,6 +171,11 @@ class RegionWork:
         return self.space.baseline() == start and not self.space.actions(start)
 
     # ---- what is known of it ----
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a store has nothing of it, so that it is searched."""
+        return self.stored is None and not self.nothing
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -289,10 +297,10 @@ def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:
 def missing_share(works: Sequence[RegionWork]) -> float:
     """The share of their time, as tinygrad schedules them, of those of which a store had nothing: of a search that is
     not bound by a budget they have as much."""
-    if not any(work.stored for work in works):
+    if all(work.is_missing for work in works):
         return 1.0
     total_s = sum(work.before_s for work in works)
-    return sum(work.before_s for work in works if work.stored is None) / total_s if total_s else 1.0
+    return sum(work.before_s for work in works if work.is_missing) / total_s if total_s else 1.0
 
 
 ONCE_COUNTS = 0.1

@@ -37,7 +37,7 @@ def show(
     from kcg.store.location import open_store
 
     found = list(open_store(store).all())
-    for bad in (one for one in found if one.entry is None):
+    for bad in (one for one in found if one.problem):
         typer.echo(f"kcg: {bad.path}: {bad.problem}", err=True)
     entries = sorted((e for one in found if (e := one.entry)), key=lambda e: (e.target.model, -e.baseline.cold_s))
     if json_mode:
@@ -59,7 +59,9 @@ def show(
             }
             sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         return
-    table = Table(title=f"{store}: {counted(len(entries), 'schedule')}")
+    nothing = sum(one.nothing is not None for one in found)
+    also = f", and {counted(nothing, 'kernel')} for which nothing was found" if nothing else ""
+    table = Table(title=f"{store}: {counted(len(entries), 'schedule')}{also}")
     for column in ("kernel", "target", "before", "after", "speed-up", "schedule", "of"):
         table.add_column(column, justify="right" if column in ("before", "after", "speed-up") else "left")
     for e in entries:
@@ -103,7 +105,7 @@ def verify(store: Location) -> None:
     count, bad = 0, 0
     for one in open_store(store).all():
         count += 1
-        if one.entry is None:
+        if one.problem:
             bad += 1
             typer.echo(f"{one.path}: {one.problem}")
     if bad:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.kinds import parse
@@ -39,7 +39,9 @@ SCHEMA: Final = 1
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
 LONGEST_S: Final = 3600.0  # that one call may take
+LONGEST_SEARCH_S: Final = 30 * 86400.0
 _ADVICE = "restore it, or delete it"
+Noun = TypeVar("Noun", "Entry", "Nothing")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,55 @@ class Entry:
     def speed_up(self) -> float:
         """How many times as fast as tinygrad's own it was."""
         return self.baseline.cold_s / self.chosen.cold_s
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """That a search of a region found nothing faster than tinygrad's own schedule. It needs no verification: who
+    believes a wrong one misses a gain, and no more."""
+
+    region: Region
+    ends: tuple[Variables, ...]  # as of an entry
+    target: Target
+    toolchain: Toolchain
+    search_s: float  # how long its workload was searched: all of it, or as long in proportion
+    share: float  # of that workload's time that its calls took
+    tried: int  # schedules beside tinygrad's own
+    search: str  # as `--search` names it
+    allow_tf32: bool
+    kcg_version: str
+    revision: str
+    dirty: bool | None
+    created: str
+
+    @property
+    def effort_s(self) -> float:
+        """Seconds of searching that it stands for."""
+        return self.search_s * self.share
+
+    @cached_property
+    def key(self) -> str:
+        """What it is found by, see `key_of_nothing`."""
+        return key_of_nothing(
+            self.region.id,
+            self.ends,
+            self.target.fingerprint,
+            self.toolchain,
+            search=self.search,
+            allow_tf32=self.allow_tf32,
+        )
+
+    @cached_property
+    def id(self) -> str:
+        """The hash of its content."""
+        return content_id(_body(self))
+
+
+def key_of_nothing(
+    region: str, ends: Iterable[Variables], target: str, toolchain: Toolchain, *, search: str, allow_tf32: bool
+) -> str:
+    """What a `Nothing` is found by: a schedule of any kind could have been found, so by all that makes some."""
+    return key_of(region, ends, target, json.dumps([*toolchain.fingerprints, search]), tf32=allow_tf32)
 
 
 def key_of(region: str, ends: Iterable[Variables], target: str, toolchain: str, *, tf32: bool) -> str:
@@ -148,12 +199,12 @@ def _rounds(schedule: Schedule) -> bool:
 # ---- as JSON
 
 
-def _body(entry: Entry) -> dict[str, Any]:
+def _body(entry: Entry | Nothing) -> dict[str, Any]:
     asts = {kernel.id: kernel.ast_json for kernel in entry.region.kernels}
     return {"schema": SCHEMA, **encode(entry), "asts": asts}
 
 
-def to_json(entry: Entry) -> str:
+def to_json(entry: Entry | Nothing) -> str:
     """The text of its file."""
     return json.dumps({"id": entry.id, **_body(entry)}, indent=1, allow_nan=False) + "\n"
 
@@ -161,9 +212,20 @@ def to_json(entry: Entry) -> str:
 def from_json(data: bytes) -> Entry:
     """The entry of a file. Raises DataError, in a line without the file's name, where it is truncated, tampered with,
     of another schema, or no entry at all."""
+    return _noun(data, Entry, _check)
+
+
+def nothing_from_json(data: bytes) -> Nothing:
+    """The same of what says that nothing was found."""
+    return _noun(data, Nothing, _check_nothing)
+
+
+def _noun(data: bytes, noun: type[Noun], check: Callable[[Noun], None]) -> Noun:
     try:
         document = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
-        return _read(document)
+        found = _read(document, noun)
+        check(found)
+        return found
     except Malformed as error:
         raise DataError(f"no entry that kcg can trust: {error}: {_ADVICE}") from None
     except (ValueError, RecursionError, TypeError) as error:
@@ -171,12 +233,12 @@ def from_json(data: bytes) -> Entry:
         raise DataError(f"truncated or not JSON ({reason}): {_ADVICE}") from None
 
 
-def _read(document: Any) -> Entry:
+def _read(document: Any, noun: type[Noun]) -> Noun:
     if not isinstance(document, dict) or "schema" not in document:
         raise Malformed("", "it has no schema number")
     if (schema := document["schema"]) != SCHEMA or type(schema) is not int:
         raise Malformed("schema", f"{shown(schema)}, and this kcg reads {SCHEMA}")
-    same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(Entry))}, "")
+    same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(noun))}, "")
     if document["id"] != content_id({name: value for name, value in document.items() if name != "id"}):
         raise Malformed("", "its content is not that of its hash, so it was changed")
     asts = document["asts"]
@@ -185,17 +247,31 @@ def _read(document: Any) -> Entry:
     kernels = {name: Kernel(text) for name, text in asts.items()}
     if changed := [name for name, kernel in kernels.items() if kernel.id != name]:
         raise Malformed(f"asts.{shown(changed[0])}", "the text of the kernel was changed")
-    parts = {field.name: document[field.name] for field in fields(Entry)}
-    entry: Entry = decode(parts, Entry, "", of=Document(kernels))
-    _check(entry)
-    return entry
+    parts = {field.name: document[field.name] for field in fields(noun)}
+    found: Noun = decode(parts, noun, "", of=Document(kernels))
+    _check_place(found)
+    return found
 
 
-def _check(entry: Entry) -> None:
+def _check_place(entry: Entry | Nothing) -> None:
     if wrong := malformed(entry.region):
         raise Malformed("region", wrong)
     if not entry.ends:
         raise Malformed("ends", "there is not one set of values")
+    try:
+        datetime.fromisoformat(entry.created)
+    except ValueError:
+        raise Malformed("created", f"{shown(entry.created)} is not an ISO date and time") from None
+
+
+def _check_nothing(found: Nothing) -> None:
+    if not 0 <= found.search_s <= LONGEST_SEARCH_S:
+        raise Malformed("search_s", "it is no time of a search")
+    if not 0 <= found.share <= 1:
+        raise Malformed("share", "it is no share of a time")
+
+
+def _check(entry: Entry) -> None:
     for name, timed in (("baseline", entry.baseline), ("chosen", entry.chosen)):
         low, high = timed.interval_s
         if not (0 < timed.cold_s <= LONGEST_S and 0 < low <= high < math.inf):
@@ -210,7 +286,3 @@ def _check(entry: Entry) -> None:
         raise Malformed("chosen", "it is not faster than tinygrad's own")
     if not entry.rules or entry.seeds < 1:
         raise Malformed("rules", "it was not verified")
-    try:
-        datetime.fromisoformat(entry.created)
-    except ValueError:
-        raise Malformed("created", f"{shown(entry.created)} is not an ISO date and time") from None

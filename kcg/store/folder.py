@@ -2,6 +2,7 @@
 
     kcg-store.json                  the schema, so that the folder is known for a store
     <key>/<content hash>.json       entries of one key, of which the fastest counts
+    <key>/nothing-<hash>.json       that a search found nothing; of one key the longest counts
 
 A file is written whole under another name, renamed, and never changed. Whoever adds one removes those of the same key
 that are slower; two that add at the same moment may leave both, and the fastest counts all the same.
@@ -20,20 +21,33 @@ from typing import Final
 
 from kcg.errors import DataError, UsageError
 from kcg.files import write_whole
-from kcg.store.entry import MAX_BYTES, NAME_LENGTH, SCHEMA, Entry, from_json, key_of, to_json
+from kcg.store.entry import (
+    MAX_BYTES,
+    NAME_LENGTH,
+    SCHEMA,
+    Entry,
+    Nothing,
+    from_json,
+    key_of,
+    key_of_nothing,
+    nothing_from_json,
+    to_json,
+)
 from kcg.types import Target, Toolchain, Variables
 
 MARKER: Final = "kcg-store.json"
+NOTHING: Final = "nothing-"  # begins the names of files that say that nothing was found
 _HASH = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """An entry and its file; without one why that cannot be used, in a line."""
+    """An entry and its file, or that nothing was found; without either why that cannot be used, in a line."""
 
     path: Path
     entry: Entry | None
     problem: str = ""
+    nothing: Nothing | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,11 @@ class Store:
     folder: Path
     writable: bool
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever added."""
+        return not (self.folder / MARKER).exists()
+
     def paths(self) -> Iterator[Path]:
         """The files of all entries, in the order of their names."""
         for folder in sorted(self.folder.glob("*/")):
@@ -52,7 +71,8 @@ class Store:
 
     def _of_key(self, key: str) -> list[Path]:
         try:
-            return sorted(path for path in (self.folder / key).glob("*.json") if _HASH.fullmatch(path.stem))
+            files = (self.folder / key).glob("*.json")
+            return sorted(path for path in files if _HASH.fullmatch(path.stem.removeprefix(NOTHING)))
         except OSError as error:
             raise DataError(f"cannot read the store {self.location}: {error.strerror or error}") from None
 
@@ -61,19 +81,19 @@ class Store:
         try:
             if path.stat().st_size > MAX_BYTES:
                 return Found(path, None, f"larger than {MAX_BYTES >> 20} MiB and no entry: delete it")
-            entry = from_json(path.read_bytes())
+            found = (nothing_from_json if path.name.startswith(NOTHING) else from_json)(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             return Found(path, None, f"cannot be read: {error.strerror or error}")
         except DataError as error:
             return Found(path, None, str(error))
-        if (entry.key, file_name(entry)) != (path.parent.name, path.name):
+        if (found.key, file_name(found)) != (path.parent.name, path.name):
             return Found(path, None, "it lies in another entry's place: delete it")
-        return Found(path, entry)
+        return Found(path, None, nothing=found) if isinstance(found, Nothing) else Found(path, found)
 
     def all(self) -> Iterator[Found]:
-        """Every entry, and every file that should be one."""
+        """Every entry, every `Nothing`, and every file that should be one."""
         return (found for path in self.paths() if (found := self.read(path)) is not None)
 
     def look_up(
@@ -93,6 +113,8 @@ class Store:
             for tf32 in (False, True)[: 1 + allow_tf32]:
                 key = key_of(region, places, target.fingerprint, made, tf32=tf32)
                 for found in filter(None, map(self.read, self._of_key(key))):
+                    if found.nothing is not None:
+                        continue
                     if found.entry is None:
                         warn(found)
                     elif key not in fastest or _seconds(found) < _seconds(fastest[key]):
@@ -111,19 +133,54 @@ class Store:
             for found in others
         ):
             return False
-        if not (self.folder / MARKER).exists():
-            write_whole(self.folder / MARKER, json.dumps({"kcg store": SCHEMA}) + "\n")
-        write_whole(self.folder / entry.key / file_name(entry), to_json(entry))
-        for path in [*refuted, *(found.path for found in others)]:
-            if path.parent.name == entry.key:
-                with contextlib.suppress(OSError):  # somebody else removed it, or may, where this one may not
-                    path.unlink()
+        self._write(entry, [*refuted, *(found.path for found in others)])
         return True
 
+    def nothing_for(
+        self,
+        region: str,
+        ends: Iterable[Variables],
+        target: Target,
+        toolchain: Toolchain,
+        *,
+        search: str,
+        allow_tf32: bool = False,
+        warn: Callable[[Found], None] = lambda _: None,
+    ) -> Nothing | None:
+        """The longest search of a region that found nothing, by the same strategy; None where the store has none.
+        `warn` is given what cannot be used."""
+        key = key_of_nothing(region, ends, target.fingerprint, toolchain, search=search, allow_tf32=allow_tf32)
+        longest: Nothing | None = None
+        for found in filter(None, map(self.read, self._of_key(key))):
+            if found.nothing is None:
+                warn(found)
+            elif longest is None or found.nothing.effort_s > longest.effort_s:
+                longest = found.nothing
+        return longest
 
-def file_name(entry: Entry) -> str:
-    """Of an entry, in the folder of its key."""
-    return f"{entry.id[:NAME_LENGTH]}.json"
+    def add_nothing(self, nothing: Nothing, *, instead_of: Iterable[Path] = ()) -> bool:
+        """Keep that nothing was found where it stands for more than what is there of its key, `instead_of` files that
+        cannot be used; whether it was kept. Raises UsageError where it cannot be written."""
+        others = [found for found in map(self.read, self._of_key(nothing.key)) if found is not None and found.nothing]
+        if any(found.nothing is not None and found.nothing.effort_s >= nothing.effort_s for found in others):
+            return False
+        self._write(nothing, [*instead_of, *(found.path for found in others)])
+        return True
+
+    def _write(self, one: Entry | Nothing, instead_of: Iterable[Path]) -> None:
+        """Write its file, and remove those of its key that it takes the place of."""
+        if not (self.folder / MARKER).exists():
+            write_whole(self.folder / MARKER, json.dumps({"kcg store": SCHEMA}) + "\n")
+        write_whole(self.folder / one.key / file_name(one), to_json(one))
+        for path in instead_of:
+            if path.parent.name == one.key:
+                with contextlib.suppress(OSError):  # somebody else removed it, or may, where this one may not
+                    path.unlink()
+
+
+def file_name(one: Entry | Nothing) -> str:
+    """Of an entry, or of a `Nothing`, in the folder of its key."""
+    return f"{NOTHING if isinstance(one, Nothing) else ''}{one.id[:NAME_LENGTH]}.json"
 
 
 def _seconds(found: Found) -> float:

@@ -71,7 +71,7 @@ def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
             if len(PurePosixPath(name).parts) != 2:
                 raise DataError(f"{path} is no entry of a store: remove it")
             seen = store.read(path)
-            if seen is None or seen.entry is None:
+            if seen is None or seen.problem:
                 raise DataError(f"{path}: {seen.problem if seen is not None else 'it is gone'}")
         found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
 from kcg.errors import WeightsError
+from kcg.workloads.family import generator, tensor_of
 from kcg.workloads.flux import PRESETS, VARIANTS, Flux, FluxConfig, flux_config, input_shapes, parameter_shapes
 
 REPOSITORIES = {
@@ -21,6 +23,9 @@ REPOSITORIES = {
 
 PUBLISHED = "1024"
 """A preset that has the sizes of these."""
+
+DRAWN_BY_HOST = 1 << 25
+"""Up to so many random numbers the host draws in less time than compiling kernels for that takes."""
 
 FORMATS = {"BF16", "F16", "F32", "F64"}
 SHOWN = 3  # names per kind of fault in an error
@@ -140,9 +145,16 @@ CHUNK = 1 << 26
 def random_weights(model: Flux, seed: int = 0) -> None:
     """Assign random weights that keep every activation near unit size: uniform with variance 1/inputs.
 
-    Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1. One captured kernel
-    draws the numbers of all parameters: compiling one for every shape would take most of the time.
+    Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1. Those of a small
+    model are drawn by the host, without a kernel. Of a large one one captured kernel draws the numbers of all
+    parameters: compiling one for every shape would take most of the time.
     """
+    if sum(math.prod(p.shape) for p in model.parameters.values()) <= DRAWN_BY_HOST:
+        for name, parameter in model.parameters.items():
+            low, high = _bounds(name, parameter.shape)
+            values = generator(seed, name).uniform(low, high, parameter.shape)
+            parameter.replace(tensor_of(values, model.config.dtype))
+        return
     Tensor.manual_seed(seed)
     count = min(CHUNK, max(math.prod(p.shape) for p in model.parameters.values()))
     device = next(iter(model.parameters.values())).device
@@ -153,32 +165,36 @@ def random_weights(model: Flux, seed: int = 0) -> None:
         if size > count:
             parts = [drawn.clone().realize(), *(draw().clone().realize() for _ in range(count, size, count))]
             drawn = parts[0].cat(*parts[1:])
-        value = drawn[:size].reshape(shape)
-        if name.endswith(".scale"):
-            value = value * 0.4 + 0.8
-        else:
-            bound = math.sqrt(3 / shape[1]) if len(shape) == 2 else 0.05
-            value = value * (2 * bound) - bound
+        low, high = _bounds(name, shape)
+        value = drawn[:size].reshape(shape) * (high - low) + low
         parameter.replace(value.cast(parameter.dtype).contiguous().realize())
 
 
+def _bounds(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Between which a random parameter lies."""
+    if name.endswith(".scale"):
+        return 0.8, 1.2
+    bound = math.sqrt(3 / shape[1]) if len(shape) == 2 else 0.05
+    return -bound, bound
+
+
 def random_inputs(config: FluxConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Realised inputs of one step: normal tokens, positions of a square image, a timestep and a guidance.
+    """Realised inputs of one step: normal tokens, positions of a square image, a timestep and a guidance. The host
+    draws them: no kernel runs.
 
     The image is as near to square as its number of tokens allows.
     """
-    Tensor.manual_seed(seed)
     width = next(w for w in range(math.isqrt(config.image_tokens), 0, -1) if config.image_tokens % w == 0)
     inputs: dict[str, Tensor] = {}
     for name, (shape, dtype) in input_shapes(config).items():
         if name == "img_ids":
-            value = Tensor([[0, i // width, i % width] for i in range(shape[1])]).unsqueeze(0)
+            value = np.array([[[0, i // width, i % width] for i in range(shape[1])]])
         elif name == "txt_ids":
-            value = Tensor.zeros(*shape)
+            value = np.zeros(shape)
         elif name in ("timestep", "guidance"):
             # the guidance is what the model was distilled on, 3.5; the timestep one in the middle of a run
-            value = Tensor([0.6 if name == "timestep" else 3.5])
+            value = np.array([0.6 if name == "timestep" else 3.5])
         else:
-            value = Tensor.randn(*shape)
-        inputs[name] = value.cast(getattr(dtypes, dtype)).contiguous().realize()
+            value = generator(seed, name).normal(size=shape)
+        inputs[name] = tensor_of(value, dtype)
     return inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from os import system  # noqa: F401  # a name of this module that is no function of it
+from typing import Any
 
 
 def shout(payload: bytes) -> bytes:
@@ -16,6 +17,21 @@ def fail(payload: bytes) -> bytes:
 
 def process(payload: bytes) -> bytes:
     return str(os.getpid()).encode()
+
+
+class Runs:
+    """Pickles as a call of `os.system`."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def hostile(payload: bytes) -> Any:
+    """What no worker of kcg answers, and one with other code could."""
+    return Runs(payload.decode())
 
 
 def _private(payload: bytes) -> bytes:

@@ -1,11 +1,28 @@
-"""What tests plant in the child of a service, which owns the device: jobs for its pool."""
+"""What tests plant in the children of a service or of a host: jobs for the one that owns the device, and compilers.
+
+`python -m tests.fleet.slow_hosts SCHEDULER DEVICE JOB FACTOR` is a host of a fleet in whose child one is planted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from distributed import Worker
+
+from kcg.errors import ExitCode
+from kcg.fleet import host, tasks
+from kcg.fleet.local import _end_with_parent
+from kcg.fleet.settings import configure
+from kcg.fleet.status import read_status
+from kcg.measure import child
 from kcg.measure.workbench import Workbench
+from tests.rules import ROOT
 
 
 def slow_clock(factor: float) -> None:
@@ -29,3 +46,79 @@ def wrong_reading() -> None:
         return found
 
     Workbench.read = one_wrong  # type: ignore[method-assign]
+
+
+def loops(job: object) -> None:
+    """A compiler that does not end."""
+    time.sleep(600)
+
+
+def aborts(job: object) -> None:
+    """A compiler that fails an assertion of its own."""
+    os.abort()
+
+
+def slow_after_work(factor: float) -> None:
+    """From the first candidate on that this process times its clock is slow."""
+    time_job = child.time_job
+
+    def first(job: Any) -> Any:
+        child.time_job = time_job
+        slow_clock(factor)
+        return time_job(job)
+
+    child.time_job = first
+
+
+class SlowHost(host.HostPlugin):
+    """A host with a job of this module planted in the child that measures."""
+
+    def __init__(self, device: host.HostDevice, job: str, factor: float) -> None:
+        super().__init__(device)
+        self._job, self._factor = job, factor
+
+    async def setup(self, worker: Worker) -> None:
+        opened = host.opened
+
+        def planted(device: host.HostDevice) -> tasks.Host:
+            made = opened(device)
+            made.service._device.submit(globals()[self._job], self._factor, timeout_s=60).result()
+            return made
+
+        host.opened = planted
+        await super().setup(worker)
+
+
+@contextmanager
+def slow_host(address: str, device: str, job: Callable[[float], None], factor: float) -> Iterator[None]:
+    """A host of one core that has joined a scheduler, until the end of the block."""
+    before = _ready(address)
+    words = [sys.executable, "-m", "tests.fleet.slow_hosts", address, device, job.__name__, str(factor)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True)
+    try:
+        while not _ready(address) - before:
+            assert process.poll() is None
+            time.sleep(0.1)
+        yield
+    finally:
+        process.communicate()  # whose end of its input is its end
+
+
+def _ready(address: str) -> set[str]:
+    """The runs of the hosts that have opened their devices."""
+    return {found["run_id"] for found in read_status(address, None)["hosts"] if found["ready"]}
+
+
+def main() -> ExitCode:
+    address, device, job, factor = sys.argv[1:]
+    from tests.fleet.slow_hosts import SlowHost
+
+    host.HostPlugin = lambda device: SlowHost(device, job, float(factor))  # type: ignore[assignment, misc]
+    return host.serve(address, None, [host.HostDevice(device, cores=1)])
+
+
+if __name__ == "__main__":
+    _end_with_parent()
+    configure()
+    main()

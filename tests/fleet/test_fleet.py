@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -23,23 +25,25 @@ import pytest
 
 from kcg.campaign.sampling import HAND_CODED, DrawJob, Drawn, draw, draw_timed
 from kcg.campaign.settings import DEFAULT_MIX
+from kcg.campaign.workers import retime
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, UsageError
-from kcg.fleet import tasks
+from kcg.fleet import tasks, trust
 from kcg.fleet.__main__ import main as fleet_command
 from kcg.fleet.local import LocalFleet
-from kcg.fleet.payload import HostFacts
-from kcg.fleet.service import Fleet, FleetService, SameVersions
+from kcg.fleet.service import Fleet, FleetService
+from kcg.fleet.settings import quiet
 from kcg.fleet.status import read_status
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.measure.service import Request
+from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
-from tests.fleet.test_payload import FACTS
+from tests.fleet import slow_hosts
+from tests.fleet.slow_hosts import slow_host
 from tests.kernels import empty, kernels_of
 
 LONG_S = 300.0  # a machine may be busy
@@ -70,6 +74,14 @@ def joined(local: LocalFleet) -> Iterator[Callable[..., FleetService]]:
         fleet.close()
 
 
+@pytest.fixture(scope="module")
+def echoing(local: LocalFleet) -> Iterator[FleetService]:
+    """A service whose hosts measure nothing: to join costs each of them a check."""
+    with Fleet(local.address, measure=tasks.echo) as fleet:
+        (service,) = fleet.services(2, alive=local.check)
+        yield service
+
+
 def schedules(service: FleetService, region: Region, count: int) -> list[Schedule]:
     space = KernelSpace(region, service.target)
     return [space.start(), *(action.schedule for action in space.actions(space.start()))][:count]
@@ -87,20 +99,20 @@ def waited(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_every_request_has_one_row_of_the_host_that_was_chosen(joined: Callable[..., FleetService]) -> None:
+def test_every_request_has_one_row_of_the_host_that_was_chosen(echoing: FleetService) -> None:
     """A hundred tasks with nothing to measure: were one done by another host, or twice, its host would be dropped."""
-    lines: list[str] = []
-    service = joined(measure=tasks.echo, log=lines.append)
+    service = echoing
+    runs = runs_of(service)
     requests = [requests_of(service, 2 + n % 20, 1) for n in range(100)]
     futures = [future for some in requests for future in service.measure(some)]
     rows = [future.result(LONG_S) for future in futures]
     assert [(row.region_id, row.schedule) for row in rows] == [(one.region.id, one.schedule) for (one,) in requests]
     assert {row.run_id for row in rows} == {host.facts.run_id for host in service.hosts}
-    assert service.devices == 2 and service.compile_workers == 2 and lines == []
+    assert service.devices == 2 and service.compile_workers == 2 and runs_of(service) == runs
 
 
-def test_a_kernel_stays_with_a_host_that_has_no_more_to_do(joined: Callable[..., FleetService]) -> None:
-    service = joined(measure=tasks.echo)
+def test_a_kernel_stays_with_a_host_that_has_no_more_to_do(echoing: FleetService) -> None:
+    service = echoing
     for _ in range(4):
         rows = [future.result(LONG_S) for future in service.measure(requests_of(service, 7))]
         assert len({row.run_id for row in rows}) == 1
@@ -147,11 +159,11 @@ def runs_of(service: FleetService) -> set[str]:
     return {host.facts.run_id for host in service.hosts}
 
 
-def test_what_comes_back_twice_counts_once(joined: Callable[..., FleetService]) -> None:
-    service = joined(measure=tasks.echo)
+def test_what_comes_back_twice_counts_once(echoing: FleetService, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = echoing
     works: list[Any] = []
     post = service._fleet.post
-    service._fleet.post = lambda work: (works.append(work), post(work))[1]  # type: ignore[method-assign]
+    monkeypatch.setattr(service._fleet, "post", lambda work: (works.append(work), post(work))[1])
     (future,) = service.measure(requests_of(service, 9, 1))
     first = future.result(LONG_S)
     service._fleet._loop.call_soon_threadsafe(service._fleet._place, works[0])
@@ -159,40 +171,17 @@ def test_what_comes_back_twice_counts_once(joined: Callable[..., FleetService]) 
     assert future.result() is first and works[0].hosts_lost == 0
 
 
-class Refusing:
-    def admit(self, facts: HostFacts) -> str:
-        return f"it has kcg {facts.kcg}, this driver 0"
-
-
-def test_a_host_that_is_refused_is_not_used(local: LocalFleet) -> None:
-    with Fleet(local.address, admission=Refusing()) as fleet, pytest.raises(UsageError) as refused:
-        fleet.services(2)
-    assert "can be used: it has kcg" in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"kcg": "0.0.1"}, "kcg 0.0.1"),
-        ({"tinygrad": "9.9"}, "tinygrad 9.9"),
-        (
-            {"toolchain": replace(FACTS.toolchain, compiler="clang 3")},
-            "compiler is clang 3, that of the first host x86",
-        ),
-        ({"toolchain": replace(FACTS.toolchain, action_space=7)}, "action space is 7"),
-    ],
-)
-def test_a_host_of_other_versions_is_refused_by_the_name_of_the_difference(change: Any, named: str) -> None:
-    import importlib.metadata
-
-    import kcg
-
-    first = replace(FACTS, kcg=kcg.__version__, tinygrad=importlib.metadata.version("tinygrad"))
-    admission = SameVersions()
-    assert admission.admit(first) == "" and admission.admit(first) == ""
-    assert named in admission.admit(replace(first, **change))
-    other = replace(first.target, model="another")
-    assert admission.admit(replace(first, target=other, toolchain=replace(first.toolchain, compiler="clang 3"))) == ""
+def test_a_host_of_another_version_is_refused_by_its_name(trusted: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own check says what it has."""
+    here = trust.versions()
+    monkeypatch.setattr(trust, "versions", lambda: replace(here, tinygrad="0.0.1"))
+    lines: list[str] = []
+    with Fleet(trusted.address, log=lines.append) as fleet, pytest.raises(UsageError) as refused:
+        fleet.services()
+    difference = f"has tinygrad {here.tinygrad}, the driver 0.0.1: install the same"
+    assert str(refused.value).startswith(f"no host of {trusted.address} can be used: worker tcp://127.0.0.1:")
+    assert difference in str(refused.value) and "\n" not in str(refused.value)
+    assert [line.endswith(difference) for line in lines] == [True]
 
 
 def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path) -> None:
@@ -206,9 +195,7 @@ def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path) -> No
         lambda: ended(fleet_command, "worker", address, "--device", CPU),
     ):
         gone: Ended = run()
-        assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(
-            f"kcg: {address}: no scheduler there"
-        )
+        assert gone.returncode == 2 and gone.stderr.splitlines()[-1].startswith(f"kcg: {address}: no scheduler there")
     assert time.monotonic() - began < LONG_S / 10, "nobody waits for who is not there"
 
 
@@ -228,9 +215,11 @@ def test_the_state_of_a_fleet_is_shown(local: LocalFleet, joined: Callable[..., 
     assert found["scheduler"] == local.address and len(found["hosts"]) == 2
     for host in found["hosts"]:
         assert host["ready"] and host["target"] == service.target.fingerprint and host["checked_unix_s"] > 0
+        assert host["fault"] == ""
         assert host["resources"] == {f"cpu:{service.target.fingerprint}": 1, "compile": 1}
     shown = ended(fleet_command, "status", local.address).stdout
     assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
+    assert "passed" in shown
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +268,40 @@ def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
         assert len(journal.targets()) == 1 and journal.lattices(*next(iter(identities(journal))))
     again = generated(kernels, out, "--fleet", local.address, "--tables", 1, "--table-schedules", 8)
     assert "0 schedules measured" in again.stdout and rows_of(out) == rows
+
+
+def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    """By each host once: what a host's run timed is no other occasion for it."""
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out).returncode == 0
+    before = sum(rows_of(out).values())
+    again = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
+    assert again.returncode == 0 and again.stdout.endswith("complete\n"), again.stderr
+    query = "SELECT run_id, region_id, schedule_body FROM measurements WHERE sampler = 'retime'"
+    with sqlite3.connect(out) as journal:
+        rows = journal.execute(query).fetchall()
+        runs = {run: json.loads(facts) for run, facts in journal.execute("SELECT run_id, json FROM runs")}
+    assert again.stdout.startswith(f"{len(rows)} schedules timed again") and 0 < len(rows) <= before
+    assert all(runs[run]["fleet"] and runs[run]["retime"] == 1.0 for run, *_ in rows), "of the host that timed it"
+    assert len({row[1:] for row in rows}) == len(rows)
+
+
+def test_what_is_timed_again_by_who_drifts_is_doubtful(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out).returncode == 0
+    monkeypatch.setattr(MeasureService, "settle", lambda service: service.on_doubt(service.run_id, 0.0, "it drifts"))
+    done = retime(out, share=1.0, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
+    with Journal.open(out) as journal:
+        assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
+
+
+def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    assert generated(kernels, out, "--fleet", local.address).returncode == 0
+    none = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
+    assert none.returncode == 2 and "nothing to compare" in none.stderr.splitlines()[-1]
 
 
 def measured(journal: Journal) -> Iterator[Any]:
@@ -338,6 +361,65 @@ def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
     assert kept and all(some <= rows[target] for target, some in kept.items())
 
 
+@pytest.fixture(scope="module")
+def trusted() -> Iterator[LocalFleet]:
+    """A host that is as fast as ever, to which tests add others that are not."""
+    with LocalFleet(CPU, 1, cores=1) as fleet:
+        yield fleet
+
+
+def test_a_host_that_is_slow_is_refused_at_joining(trusted: LocalFleet) -> None:
+    lines: list[str] = []
+    with Fleet(trusted.address, log=lines.append) as fleet:
+        (service,) = fleet.services(alive=trusted.check)
+        with slow_host(trusted.address, CPU, slow_hosts.slow_clock, 20.0):
+            waited(lambda: bool(lines))
+        assert service.devices == 1 and service.device_error is None
+    (line,) = lines
+    assert line.startswith("a host is not used: worker tcp://127.0.0.1:") and "tcp://127.0.0.1:" in line[40:]
+    assert ("has a canary of" in line or "times as long as" in line) and line.endswith("leave it out")
+
+
+def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
+    trusted: LocalFleet, kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock is slow from its first row on: at the latest the check at the end of the campaign sees it."""
+    monkeypatch.setattr(trust, "RECHECK_S", 2.0)
+    out = tmp_path / "j.sqlite"
+    with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, 20.0):
+        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "is drained" in line]
+    assert line.startswith("kcg: a host (") and "its rows since its last check are doubtful: its host" in line
+    with Journal.open(out, create=False) as journal:
+        ((doubt, rows),) = journal.doubtful_rows().items()
+        assert rows > 0 and "127.0.0.1" not in doubt.why and doubt.run_id in journal.runs()
+        good = list(measured(journal))
+        assert doubt.run_id not in {row.run_id for row in good}
+        schedules = Counter(row.region_id for row in good if not row.trial)
+        assert list(schedules.values()) == [16, 16] and len({row.region_id for row in good if row.trial}) == 2
+        assert all(journal.runs()[row.run_id].description["report"]["kernels"] for row in good)
+    again = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
+    assert again.returncode == 0 and "0 schedules measured" in again.stdout, again.stderr
+
+
+def test_a_host_is_checked_while_it_measures_and_measures_on(
+    trusted: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "RECHECK_S", 0.0)
+    with Fleet(trusted.address, measure=tasks.echo) as fleet:
+        (service,) = fleet.services(alive=trusted.check)
+        (host,) = service.hosts
+        first = fleet._admission.hosts[host.facts.run_id].passed_unix_s
+        rows = 0
+        while fleet._admission.hosts[host.facts.run_id].passed_unix_s == first:
+            (future,) = service.measure(requests_of(service, 7, 1))
+            rows += future.result(LONG_S).status == Status.OK
+        service.settle()
+        assert rows and not host.unchecked and service.devices == 1
+        assert host in service.hosts and service.device_error is None
+
+
 def command(kernels: Path, out: Path) -> list[str]:
     words = f"-m kcg dataset generate --from {kernels} --out {out} --device {CPU} --fleet local --predictor roofline"
     return [sys.executable, *words.split(), "--schedules-per-kernel", "16"]
@@ -391,6 +473,20 @@ def test_time_in_a_queue_is_no_time_of_a_candidate(local: LocalFleet, joined: Ca
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     assert [future.result(LONG_S).status for future in futures] == [Status.OK]
+
+
+def test_what_a_connection_leaves_behind_is_not_printed(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message that waits to be sent when its connection ends: its time-out is nobody's."""
+    loop = asyncio.new_event_loop()
+    for make_quiet in (False, True):
+        if make_quiet:
+            quiet(loop)
+        loop.create_future().set_exception(TimeoutError())
+        gc.collect()
+    loop.close()
+    assert [record.name for record in caplog.records] == ["asyncio"] and capfd.readouterr().err == ""
 
 
 def test_a_fleet_that_is_left_ends_what_was_asked_of_it(joined: Callable[..., FleetService]) -> None:

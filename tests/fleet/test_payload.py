@@ -14,8 +14,11 @@ from kcg.campaign.sampling import DrawJob, Drawn, Known
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import DataError, DeviceError, KcgError
 from kcg.fleet import tasks
-from kcg.fleet.payload import Failure, HostFacts, Measured, MeasureJob, pack, unpack
+from kcg.fleet.payload import Checked, Failure, HostFacts, Measured, MeasureJob, pack, unpack
+from kcg.fleet.trust import HostReport, ReferenceTime, Versions
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.parts import Part, schedule_of_parts
+from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.types import CacheState, Measurement, Schedule, Status, Toolchain
@@ -37,7 +40,10 @@ ROW = Measurement(
 DRAW = DrawJob(
     REGION, X86, (Known(RAW, "raw", math.inf, "k"),), 9, (("walk:raw", 1.0),), "0:x", frozenset({"near:best", "beam:2"})
 )
-FACTS = HostFacts("r", "1", "2", "3", "CPU:X86", X86, Toolchain("t", "x86", "", "", 1), 2)
+FACTS = HostFacts("r", "CPU:X86", X86, Toolchain("t", "x86", "", "", 1), 2)
+VERSIONS = Versions("0.1", "a" * 40, None, "0.14", "3.11.7", "", "", "clang 20")
+REPORT = HostReport("r", "a-host", VERSIONS, X86, FACTS.toolchain, 1e-3, (ReferenceTime("copy", 1e-3, 1e-3, 1e-3),))
+CHECKED = Checked(FACTS, REPORT)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,8 @@ FACTS = HostFacts("r", "1", "2", "3", "CPU:X86", X86, Toolchain("t", "x86", "", 
         Drawn(((RAW, "raw", "key"),), ("k",), frozenset({"beam:2"}), "", 0.5),
         LatticeJob(REGION, X86, (), "0", 12),
         LatticeDrawn((), (), frozenset(), declaration="{}"),
-        FACTS,
+        CHECKED,
+        replace(JOB, doubtful=("run",)),
     ],
     ids=lambda noun: type(noun).__name__,
 )
@@ -65,6 +72,12 @@ def changed(noun: Any, change: Callable[[dict[str, Any]], object]) -> bytes:
 
 def source(document: dict[str, Any]) -> None:
     document["value"]["requests"][0]["schedule"] = {"kind": "source", "body": "{}"}
+
+
+def part_of_source(document: dict[str, Any]) -> None:
+    body = SourceBody("own", "c", "CLANG", "own", "void own() {}", (1, 1, 1), (1, 1, 1))
+    parts = schedule_of_parts([Part((0,), source_schedule(body))])
+    document["value"]["requests"][0]["schedule"] = {"kind": str(parts.kind), "body": parts.body}
 
 
 MALFORMED: dict[str, tuple[bytes, str]] = {
@@ -86,6 +99,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "no limit": (changed(JOB, lambda d: d["value"]["requests"][0].update(timeout_s="inf")), "timeout_s"),
     "a status": (changed(JOB, lambda d: d["value"]["known"][0].update(status="fine")), "is no Status"),
     "written by hand": (changed(JOB, source), "the kind 'source' does not travel"),
+    "a part by hand": (changed(JOB, part_of_source), "one of its parts is of a kind that does not travel"),
     "no Opts": (changed(JOB, lambda d: d["value"]["requests"][0]["schedule"].update(body="[1]")), "cannot trust"),
     "NaN": (pack(JOB).replace(b"1.5", b"NaN"), "not JSON"),
     "a field twice": (pack(JOB).replace(b'{"noun"', b'{"noun":"x","noun"'), "a field appears twice"),
@@ -121,7 +135,7 @@ def test_a_draw_names_no_file(predictor: str, untouched: None) -> None:
     with pytest.raises(KcgError, match="a host follows auto or roofline"):
         unpack(tasks.draw(pack(replace(DRAW, predictor=predictor))), Drawn)
     with pytest.raises(KcgError, match="nothing is expected"):
-        unpack(tasks.check(b"x"), HostFacts)
+        unpack(tasks.check(b"x"), Checked)
 
 
 def test_a_kernel_outside_of_the_allow_list_is_refused() -> None:
@@ -131,6 +145,16 @@ def test_a_kernel_outside_of_the_allow_list_is_refused() -> None:
     assert foreign.id != REGION.id
     with pytest.raises(DataError):
         unpack(pack(MeasureJob((Request(replace(REGION, kernels=(foreign,)), RAW),))), MeasureJob)
+
+
+def test_a_check_is_of_the_host_that_was_asked() -> None:
+    for change, words in (
+        (lambda d: d["value"]["facts"].update(run_id="s"), "a report of another host"),
+        (lambda d: d["value"]["report"].update(kernels=[]), "a host without a fault has"),
+        (lambda d: d["value"]["report"]["kernels"][0].update(a_s=0.0), "has times of 0.0"),
+    ):
+        with pytest.raises(DataError, match=words):
+            unpack(changed(CHECKED, change), Checked)
 
 
 def test_a_failure_is_what_it_was() -> None:

@@ -23,6 +23,7 @@ from kcg.fleet import servers
 from kcg.fleet.certificates import make
 from kcg.fleet.security import require_scheduler, security_for
 from kcg.fleet.servers import WITHOUT_DASHBOARD
+from tests.commands import python
 from tests.fleet import fixed_tasks
 from tests.fleet.processes import address_of, started
 
@@ -157,6 +158,38 @@ def test_a_worker_talks_to_no_driver_and_no_other_worker(fleet: Fleet) -> None:
             assert answer["type"] == "FleetWorker"
 
     asyncio.run(knock())
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from distributed import Client
+from kcg.fleet import narrow
+from kcg.fleet.security import security_for
+from tests.commands import python
+from tests.fleet import fixed_tasks
+
+async def ask(mark):
+    security = security_for(address, Path(keys))
+    async with Client(address, asynchronous=True, security=security) as client:
+        return await client.submit(fixed_tasks.hostile, f"touch {mark}".encode(), workers=[worker], pure=False)
+
+address, worker, keys, before, after = sys.argv[1:]
+asyncio.run(ask(before))
+narrow.install()
+try:
+    asyncio.run(ask(after))
+except TypeError as error:
+    print(error)
+"""
+"""Asks a worker for an answer that is a pickle of a call, as Dask's driver and as ours."""
+
+
+def test_a_driver_runs_no_code_for_its_workers(fleet: Fleet, tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    done = python("-W", "ignore", "-c", DRIVER, fleet.scheduler, fleet.worker, fleet.keys / "driver", before, after)
+    assert done.stdout == "a fleet unpickles no posix.system\n", done.stderr
+    assert before.exists() and not after.exists()
 
 
 def test_a_worker_runs_no_code_for_its_own_scheduler(fleet: Fleet, tmp_path: Path) -> None:

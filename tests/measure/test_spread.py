@@ -128,6 +128,8 @@ def test_a_binary_is_timed_once_whoever_timed_it(
 class ByHand:
     """A service whose answers are given by the test; in a check by `timed`, at once."""
 
+    devices = 1
+
     def __init__(self, run_id: str, *, facts: tuple[Target, Toolchain] = (TARGET, TOOLCHAIN)) -> None:
         self.run_id, (self.target, self.toolchain) = run_id, facts
         self.device_error: DeviceError | None = None

@@ -591,7 +591,7 @@ def test_stress_has_the_time_that_judging_has(
     monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: True))
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
     assert judge._until() == expected.budget.late_at
-    judge._seen.add(one.id)
+    judge._done.add(one.id)
     assert judge._until() == 0.0
 
 

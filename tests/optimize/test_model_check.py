@@ -35,12 +35,14 @@ class Run:
         self.estimates: Any = SimpleNamespace(
             budget=budget,
             kept=kept,
+            works=(),
             settings=settings,
             whole_s=self.whole_s,
             captured=Captured(Workload("flux", "mini", ())),
         )
         self.settings: Any = settings
-        self.device: Any = SimpleNamespace(service=SimpleNamespace(check_device=lambda: None))
+        service = SimpleNamespace(check_device=lambda: None)
+        self.device: Any = SimpleNamespace(service=service, own_programs=lambda works: {})
 
     def whole_s(self, *, changed: int, plans: int) -> float:
         return ONE_S + (plans - 1) * FURTHER_S

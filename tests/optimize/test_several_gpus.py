@@ -55,7 +55,7 @@ def test_both_measure_for_the_search_and_one_judges(tmp_path: Path, monkeypatch:
         estimates = run.estimates(measure_baselines(works, device, budget=run.budget, log=run.log))
         alone_s = estimates._measuring_s
         taken = device.samples
-        device.use_gpus(works)
+        device.use_others(works)
         device.spread._checks[0].join(60)
         assert device.spread.size == 2 and estimates._measuring_s == alone_s / 2, "a search measures twice as fast"
         assert device.samples > taken, "the check's samples count: the rest of their time was emptying the cache"
@@ -107,14 +107,14 @@ def test_each_gpu_has_something_to_measure_where_compilers_are_few() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda_count() < 2, reason=f"needs two NVIDIA GPUs: the CUDA driver shows {cuda_count()}")
 def test_two_gpus_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_gpus = Device.use_gpus
+    use_others = Device.use_others
 
     def use_and_wait(device: Device, works: Sequence[RegionWork]) -> None:
-        use_gpus(device, works)
+        use_others(device, works)
         for check in device.spread._checks:
             check.join(120)  # else so small a search may be over before
 
-    monkeypatch.setattr(Device, "use_gpus", use_and_wait)
+    monkeypatch.setattr(Device, "use_others", use_and_wait)
     results = {}
     for gpus in (1, 2):
         folder = tmp_path / str(gpus)

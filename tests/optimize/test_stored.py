@@ -6,29 +6,35 @@ Verification is real; samples are given, since no test may depend on time.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kcg.errors import ExitCode
 from kcg.kernel.kinds import kind_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.measure.jobs import CompileOutcome, PairedJob, PairedOutcome
 from kcg.measure.service import MeasureService
 from kcg.optimize import region_search
+from kcg.optimize.budget import Budget
 from kcg.optimize.paired import Comparisons
 from kcg.optimize.result import read_result
-from kcg.optimize.settings import Settings
+from kcg.optimize.search import share_efforts
+from kcg.optimize.settings import EFFORTS, Settings
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionWork, missing_share
-from kcg.store.entry import Entry, Timed
+from kcg.search.problem import Observation
+from kcg.store.entry import Entry, Nothing, Timed
 from kcg.store.folder import Store, file_name
 from kcg.store.location import open_store
-from kcg.types import RegionResult, Result, Schedule, ScheduleKind
+from kcg.types import RegionResult, Result, Schedule, ScheduleKind, Status
 from tests.optimize_run import Begun, begun, optimized
 from tests.small_result import unlike_baseline
 
@@ -220,6 +226,106 @@ def test_a_search_has_the_share_of_what_is_missing(opened: Begun, works: list[Re
     assert 0 < missing_share(works) < 1
 
 
+# ---- that nothing was found
+
+
+def nothing_of(opened: Begun, work: RegionWork, search_s: float, share: float = 1.0) -> Nothing:
+    target, toolchain = opened.device.service.facts
+    place = {"region": work.call.region, "ends": work.bindings, "target": target, "toolchain": toolchain}
+    made = {"kcg_version": "0.1.0", "revision": "", "dirty": None, "created": "2026-11-26T12:00:00+00:00"}
+    return Nothing(**place, **made, search_s=search_s, share=share, tried=7, search="mcts", allow_tf32=False)
+
+
+def timed(works: list[RegionWork]) -> None:
+    for work in works:
+        work.keep(Observation(work.space.baseline(), Status.OK, 2e-6, binary_hash="own"))
+
+
+def left_out(
+    opened: Begun, works: list[RegionWork], folder: Path, search_s: float, share: float = 1.0, **budget: float
+) -> list[bool]:
+    """Which kernels are left out of a search where a store has that one of so long found nothing for any."""
+    store = open_store(str(folder / f"{search_s} {share} {budget}"), new=True)
+    assert all(store.add_nothing(nothing_of(opened, work, search_s, share)) for work in works)
+    stored, settings = Stored(store, allow_tf32=False), opened.settings
+    stored.look_for_nothing(works, settings, device=opened.device, log=opened.log)
+    assert set(stored.claims) == {work.id for work in works}
+    estimates = opened.estimates(opened.untimed())
+    if budget:
+        given = replace(settings, **budget)  # type: ignore[arg-type]
+        now = Budget(started=time.monotonic(), limit_s=given.budget_s, measurements=None)
+        estimates = replace(estimates, settings=given, budget=now)
+    stored.leave_out(works, estimates, log=opened.log)
+    return [bool(work.nothing) for work in works]
+
+
+def test_a_kernel_is_left_out_unless_it_would_be_searched_for_longer(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    timed(works)
+    default_s = EFFORTS["normal"].search_s
+    assert not any(left_out(opened, works, tmp_path, default_s / 2))
+    assert not any(left_out(opened, works, tmp_path, default_s, share=1e-3)), "where it took little"
+    assert missing_share(works) == 1.0
+    assert not any(left_out(opened, works, tmp_path, default_s, budget_s=1e6)), "a longer budget searches again"
+    assert all(left_out(opened, works, tmp_path, 0.9 * default_s))
+    assert missing_share(works) == 0.0 and not any(work.is_missing for work in works)
+    assert all("an earlier search found nothing faster among 7 others" in work.nothing for work in works)
+
+
+def test_what_a_search_of_a_part_stands_for_is_as_of_the_whole(works: list[RegionWork]) -> None:
+    timed(works)
+    share_efforts(works, 30.0)
+    assert {work.search_s for work in works} == {30.0} and sum(work.share for work in works) == pytest.approx(1.0)
+    part, *rest = works
+    for work in rest:
+        work.nothing = "a store says so"
+    share_efforts(works, 30.0 * part.share)
+    assert part.search_s == pytest.approx(30.0) and part.share < 1
+
+
+def test_a_run_that_counts_its_measurements_does_not_ask_for_how_long_was_searched(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "tuned"), new=True)
+    store.add_nothing(nothing_of(opened, works[0], 1e6))
+    stored, counting = Stored(store, allow_tf32=False), replace(opened.settings, measurements=4)
+    stored.look_for_nothing(works, counting, device=opened.device, log=opened.log)
+    assert not stored.claims
+
+
+def test_only_what_was_searched_and_clearly_has_nothing_is_kept_as_such(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work, *others = works
+    timed(works)
+    share_efforts(works, 30.0)
+    result: Result = opened.result(None, _results(works))
+    rows = {work.id: row for work, row in zip(works, result.regions, strict=True)}
+    faster = unlike_baseline(work.space)  # type: ignore[arg-type]
+    work.keep(Observation(faster, Status.OK, 1e-6, binary_hash="faster"))
+
+    def kept(high: float, *, noisy: str = "", left: bool = False) -> set[str]:
+        """Which kernels have nothing, where the candidate of the first was compared with that high end."""
+        store = open_store(str(tmp_path / f"{high}{noisy}{left}"), new=True)
+        seen = SimpleNamespace(
+            outcome=SimpleNamespace(noisy=noisy, finalist_cold_s=(1e-6,)), speed_up=(0.9, 1.0, high), is_faster=False
+        )
+        judged = {name: replace(row, outcome="kept", note="") for name, row in rows.items()}
+        settings, compared = opened.settings, {(work.id, faster): seen}
+        if left:
+            compared.clear()
+        stored = Stored(store, allow_tf32=False)
+        stored.add_nothing(result, works, settings, judged=judged, seen=compared, log=opened.log)  # type: ignore[arg-type]
+        return {one.nothing.region.id for one in store.all() if one.nothing is not None}
+
+    rest = {other.call.region.id for other in others}
+    assert kept(1.01) == rest | {work.call.region.id}
+    assert kept(1.3) == kept(1.01, noisy="it slowed down") == kept(1.0, left=True) == rest
+    others[0].nothing = "a store says so"
+    assert kept(1.02) == rest - {others[0].call.region.id} | {work.call.region.id}, "only what this run searched"
+
+
 def test_a_region_that_what_the_store_has_leaves_no_calls_for_is_covered(works: list[RegionWork]) -> None:
     kernels, region = works, RegionWork(works[0].call, works[0].space, proposed=True)
     assert not covered(region, kernels)
@@ -298,6 +404,24 @@ def test_a_run_uses_a_store_and_says_so(opened: Begun, tmp_path: Path) -> None:
     assert f"1 schedule from the store {store.location}, verified here" in " ".join(done.stdout.split())
     assert f"from the store {store.location}" in (tmp_path / "out" / "report.html").read_text()
     assert entry in [one.entry for one in store.all()]
+
+
+def test_a_run_does_not_search_what_a_store_says_has_nothing_and_a_wrong_one_costs_no_more_than_a_gain(
+    opened: Begun, tmp_path: Path
+) -> None:
+    """Whatever a store says: tinygrad's own schedules stay, with the times of this run."""
+    store = open_store(str(tmp_path / "tuned"), new=True)
+    for one in opened.works:
+        store.add_nothing(nothing_of(opened, one, 1e6))
+    script = (SCRIPT, "--no-script-check", "--device", os.environ["DEV"], "--store", store.location)
+    done = optimized(*script, "--report", tmp_path / "out", "--", "8")
+    assert done.returncode == ExitCode.NOTHING_IMPROVED, done.stderr
+    result = read_result(tmp_path / "out" / "RESULT.json")
+    assert result.complete and result.predictor == "", "nothing was missing, so nothing that guides a search was read"
+    for row in result.regions:
+        assert (row.outcome, row.measurements) == ("kept", 1) and "nothing faster among 7 others" in row.note
+        assert row.chosen == row.baseline and row.baseline.cold_s > 0
+    assert {one.nothing.search_s for one in store.all() if one.nothing is not None} == {1e6}, "none is added"
 
 
 @pytest.mark.parametrize("location", ["hf://owner/name", "file"])

@@ -17,15 +17,18 @@ import numpy as np
 import psutil
 import pytest
 
+from kcg.compat.programs import captured_at_once
 from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import Compiled
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
+from kcg.optimize.own_programs import compiled_before
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
@@ -43,6 +46,7 @@ from kcg.optimize.whole_model import (
     why_not_needed,
 )
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
+from kcg.workloads.family import Step
 from kcg.workloads.registry import spec_of
 from tests.faults.processes import wait_until
 from tests.sample_result import sample_result
@@ -269,6 +273,40 @@ def test_a_host_that_was_too_slow_to_be_hidden_gets_more_time() -> None:
     busy, _ = sampled(lambda busy_s: busy_s + 2.0)
     assert busy == [HIDDEN_S, HIDDEN_MOST_S], "a host that waits for the device itself is not hidden"
     assert len(sampled(lambda busy_s: busy_s, 1e-6)[0]) == HIDING_TRIES
+
+
+# ---- what was compiled before
+
+
+def test_what_was_compiled_before_runs_in_the_place_of_tinygrads_own_compiling(make: Make) -> None:
+    """The same code in the place of the same kernels, and no other: with one that writes nothing it is seen."""
+    result = make("float32")
+    own = {row.region.id: _compiled(row, row.baseline.schedule, result) for row in result.regions}
+    step = TINY.runnable("float32", 3)  # type: ignore[misc]
+    plain = _output(step, {}, result)[0]
+    same, used = _output(step, own, result)
+    assert used == set(own) and np.array_equal(same, plain)
+    row = result.regions[MAXIMUM]
+    wrong, used = _output(step, {row.region.id: _compiled(row, WRONG, result)}, result)
+    assert used == {row.region.id} and not np.array_equal(wrong, plain)
+    (check,) = compare(step, [result], seed=3, programs=own)
+    assert check.passed and check.kernels >= KERNELS - 1, check
+    (check,) = check_models([result], timeout_s=60, module=CHILD, programs=own)
+    assert check.passed and check.kernels == KERNELS, check
+
+
+def _compiled(row: RegionResult, schedule: Schedule, result: Result) -> Compiled:
+    return compile_schedule(row.region, schedule, result.target)
+
+
+def _output(step: Step, programs: dict[str, Compiled], result: Result) -> tuple[Any, set[str]]:
+    """What a step makes of its inputs, and which programs ran. What it makes of others is left in its memory."""
+    with compiled_before(programs, result.target) as used:
+        run = captured_at_once(step.run)
+        run(**step.inputs)
+        made = run(**step.inputs).numpy()
+        run(**whole_model.different(step.inputs))
+        return made, used
 
 
 @pytest.fixture

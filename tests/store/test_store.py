@@ -19,7 +19,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, TF32, TileParameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.result import write_result
 from kcg.store.__main__ import main
-from kcg.store.entry import SCHEMA, Entry, entries_of, from_json, to_json
+from kcg.store.entry import SCHEMA, Entry, Nothing, entries_of, from_json, to_json
 from kcg.store.folder import MARKER, Store, file_name
 from kcg.store.location import open_store
 from kcg.types import ModelCheck, Result, Schedule, content_id
@@ -110,6 +110,36 @@ def test_a_program_that_rounds_to_tf32_is_for_those_who_allow_it(store: Store) -
     assert looked_up(store, entry, allow_tf32=True) == [entry, rounded]
 
 
+# ---- that nothing was found
+
+
+def nothing_of(entry: Entry, search_s: float = 10.0) -> Nothing:
+    place = {name: getattr(entry, name) for name in ("region", "ends", "target", "toolchain", "created")}
+    run = {"kcg_version": entry.kcg_version, "revision": entry.revision, "dirty": entry.dirty}
+    return Nothing(**place, **run, search_s=search_s, share=0.5, tried=7, search="mcts", allow_tf32=False)
+
+
+def claimed(store: Store, one: Nothing, *, search: str = "mcts", allow_tf32: bool = False, **given: Any) -> Any:
+    return store.nothing_for(
+        one.region.id, one.ends, one.target, one.toolchain, search=search, allow_tf32=allow_tf32, **given
+    )
+
+
+def test_that_nothing_was_found_is_kept_for_the_longest_search_and_beside_entries(store: Store) -> None:
+    entry, count = entries(store)[0], len(entries(store))
+    one = nothing_of(entry)
+    assert claimed(store, one) is None
+    assert store.add_nothing(one) and claimed(store, one) == one
+    assert not store.add_nothing(nothing_of(entry, 9.0)) and store.add_nothing(longer := nothing_of(entry, 20.0))
+    assert claimed(store, one) == longer and len(list((store.folder / one.key).iterdir())) == 1
+    assert claimed(store, one, search="random") is claimed(store, one, allow_tf32=True) is None
+    assert claimed(store, replace(one, toolchain=replace(one.toolchain, compiler="another"))) is None
+    assert looked_up(store, entry) == [entry] and len(entries(store)) == count
+    listed = " ".join(store_command("list", store.folder).stdout.split())
+    assert f"{count} schedules, and 1 kernel for which nothing was found" in listed
+    assert f"{count + 1} entries, all whole" in store_command("verify", store.folder).stdout
+
+
 # ---- what is refused
 
 
@@ -157,6 +187,35 @@ def test_a_bad_entry_is_one_line_and_counts_for_nothing(name: str, store: Store)
     done = store_command("verify", store.folder)
     assert done.returncode == ExitCode.USAGE and str(file) in done.stdout and words in done.stdout
     assert "1 of" in done.stderr and done.stderr.count("\n") == 1
+
+
+BAD_NOTHING = {
+    "truncated": BAD["truncated"],
+    "tampered": (_with(lambda d: d.update(search_s=1e3), sealed=False), "was changed"),
+    "no time": (_with(lambda d: d.update(search_s=-1.0)), "no time of a search"),
+    "for ever": (_with(lambda d: d.update(search_s=1e300)), "no time of a search"),
+    "more than all": (_with(lambda d: d.update(share=1e9)), "no share"),
+    "an entry": (_with(lambda d: d.update(chosen=1)), "unknown"),
+    "another place": (_with(lambda d: d.update(tried=8)), "another entry's place"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_NOTHING)
+def test_what_does_not_say_well_that_nothing_was_found_is_one_line_and_counts_for_nothing(
+    name: str, store: Store
+) -> None:
+    change, words = BAD_NOTHING[name]
+    one = nothing_of(entries(store)[0])
+    store.add_nothing(one)
+    file = store.folder / one.key / file_name(one)
+    file.write_bytes(change(file.read_bytes()))
+    said: list[Any] = []
+    assert claimed(store, one, warn=said.append) is None
+    (bad,) = said
+    assert bad.path == file and words in bad.problem and "\n" not in bad.problem
+    done = store_command("verify", store.folder)
+    assert done.returncode == ExitCode.USAGE and str(file) in done.stdout
+    assert store.add_nothing(nothing_of(entries(store)[0], 11.0), instead_of=[file]) and not file.exists()
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, store: Store) -> None:

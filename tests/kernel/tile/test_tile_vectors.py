@@ -27,8 +27,8 @@ from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
 from kcg.types import Region
 from kcg.workloads.registry import spec_of
+from tests.captured import captured
 from tests.chains import region_of, sequence_of
-from tests.flux import flux_1024
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -277,7 +277,7 @@ def test_products_of_a_decoding_llama_are_candidates(preset: str) -> None:
 
 @pytest.fixture(scope="module")
 def flux() -> Proposals:
-    return propose(flux_1024())
+    return propose(captured("flux", "1024"))
 
 
 def test_the_modulation_of_flux_is_planned_in_groups(flux: Proposals) -> None:

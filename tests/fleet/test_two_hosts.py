@@ -1,0 +1,122 @@
+"""A campaign on two hosts in network namespaces, by the commands that users run; one host is cut off on the way."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kcg.dataset.journal import Journal
+from kcg.fleet.certificates import make
+from kcg.kernel.codec import kernel_of
+from kcg.types import Region, Workload, WorkloadCall
+from tests.conftest import CPU
+from tests.fleet.namespaces import Host, network, not_permitted
+from tests.kernels import empty, kernels_of
+
+pytestmark = pytest.mark.skipif(bool(not_permitted()), reason=not_permitted())
+
+LONG_S = 300.0  # a machine may be busy
+SCHEDULES = 12  # of each of two kernels: two batches, each with a draw
+SCHEDULER = """
+from kcg.fleet import settings
+settings.SETTINGS["distributed.scheduler.worker-ttl"] = "10s"
+from kcg.fleet.__main__ import main
+main()
+"""
+"""`kcg fleet scheduler`, which waits for ten seconds only until a host that is silent is lost."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A machine with a scheduler, two that measure, and where certificates and logs are."""
+
+    address: str
+    first: Host
+    workers: list[Host]
+    folder: Path
+
+    def keys(self, role: str, of: str = "ours") -> tuple[object, ...]:
+        return ("--certificates", self.folder / of / role)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("ours", "theirs"):
+        make(folder / name, days=2)
+    with network(3) as (first, *workers), (folder / "log").open("w") as log:
+        one = Site(f"tls://{first.address}:8786", first, workers, folder)
+        words = ("scheduler", "--listen", one.address, *one.keys("scheduler"))
+        scheduler = first.start(sys.executable, "-c", SCHEDULER, *words, stderr=log)
+        assert scheduler.stdout is not None and one.address in scheduler.stdout.readline()
+        for worker in workers:
+            words = ("worker", one.address, "--device", CPU, "--cores", 1, *one.keys("worker"))
+            worker.start(sys.executable, "-m", "kcg.fleet", *words, stderr=log)
+        yield one
+
+
+def test_certificates_of_another_authority_are_refused(site: Site) -> None:
+    for role, *words in (
+        ("worker", "kcg.fleet", "worker", site.address),
+        ("driver", "kcg.fleet", "status", site.address),
+    ):
+        done = site.workers[0].run(sys.executable, "-m", *words, *site.keys(role, "theirs"))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "its certificate is refused here" in done.stderr
+
+
+def test_a_campaign_completes_though_a_host_is_cut_off(site: Site, tmp_path: Path) -> None:
+    source, out, log = (tmp_path / name for name in ("source.sqlite", "out.sqlite", "log"))
+    with Journal.open(source) as journal:
+        regions = [Region((kernel_of(kernels_of(empty(size, 3) + size)[0]),)) for size in (40, 48)]
+        journal.add_workload(Workload("small", "x", tuple(WorkloadCall(region, 1) for region in regions)))
+    words = ("generate", "--from", source, "--out", out, "--fleet", site.address, *site.keys("driver"))
+    words = (*words, "--schedules-per-kernel", SCHEDULES, "--predictor", "roofline")
+    wait_for_hosts(site)  # then the driver begins once it has checked both
+    with log.open("w") as stderr:
+        driver = site.first.start(sys.executable, "-m", "kcg.dataset", *words, stderr=stderr)
+        wait_for_row(out, driver, log)
+        site.workers[1].disconnect()
+        said, _ = driver.communicate(timeout=LONG_S)
+    assert driver.returncode == 0 and "complete" in said, log.read_text()
+    assert "is gone" in log.read_text(), "it had work in hand, which the other one did"
+    assert set(rows_of(out).values()) == {1} and len(rows_of(out)) >= 2 * SCHEDULES
+
+
+def rows_of(out: Path) -> Counter[tuple[str, int]]:
+    """How often each identity is in a journal, by trial."""
+    with closing(sqlite3.connect(out)) as journal:
+        return Counter(journal.execute("SELECT hex(identity), trial FROM measurements").fetchall())
+
+
+def wait_for_hosts(site: Site) -> None:
+    deadline = time.monotonic() + LONG_S
+    words = ("status", site.address, "--json", *site.keys("driver"))
+    while time.monotonic() < deadline:
+        done = site.first.run(sys.executable, "-m", "kcg.fleet", *words)
+        if done.returncode == 0 and sum(host["ready"] for host in json.loads(done.stdout)["hosts"]) == len(
+            site.workers
+        ):
+            return
+        time.sleep(0.2)
+    raise AssertionError((site.folder / "log").read_text())
+
+
+def wait_for_row(out: Path, driver: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + LONG_S
+    while driver.poll() is None and time.monotonic() < deadline:
+        with suppress(sqlite3.OperationalError):  # it has no tables yet
+            if out.exists() and rows_of(out):
+                return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
