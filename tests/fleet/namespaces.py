@@ -59,6 +59,8 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         for process in self.started:
+            with contextlib.suppress(ProcessLookupError):  # it may not have come as far as the namespace
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
