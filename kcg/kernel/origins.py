@@ -7,7 +7,7 @@ Calls of one kernel from layers that differ in a number count together: `double_
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 
@@ -29,12 +29,12 @@ def origins_of(workload: Workload, regions: Iterable[Region] = ()) -> dict[str, 
 
     A sequence that was captured of fewer blocks than the model has counts as all of them.
     """
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     several = [region for region in regions if len(region.kernels) > 1]
     for blocks in blocks_of_workload(workload):
         for region_id, places, weight in _occurrences(blocks, several):
             for label, count in _labels([blocks.sequence.calls[p] for p in places], blocks.sequence.executions):
-                found[region_id][label] += round(weight * count)
+                found[region_id][label] += weight * count
     return {region_id: merged(counts) for region_id, counts in found.items()}
 
 
@@ -69,21 +69,22 @@ def line_of(origin: str) -> str:
     return f"{name}:{line}" if name else ""
 
 
-def merged(counts: Mapping[str, int]) -> Origins:
-    """At most `KEPT` origins, the most calls first, of labels and their calls. Labels that differ in one number, as of
+def merged(counts: Mapping[str, float]) -> Origins:
+    """At most `KEPT` origins, the most calls first, of labels and their calls, which need not be whole. Labels that differ in one number, as of
     a block, count together, with `ANY` in its place; then those that still do."""
-    current = Counter({label: count for label, count in counts.items() if label and count > 0})
+    current = {label: count for label, count in counts.items() if label and count > 0}
     number = 0
     while number < max(map(_numbers, current), default=0):
-        groups: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        groups: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for label, count in current.items():
             groups[_without(label, number)][label] = count
-        current = Counter()
+        current = {}
         for pattern, labels in groups.items():
             (only,) = labels if len(labels) == 1 else (pattern,)
-            current[only] += sum(labels.values())
+            current[only] = current.get(only, 0.0) + sum(labels.values())
         number += 1
-    return tuple(current.most_common(KEPT))
+    most = sorted(current.items(), key=lambda item: -item[1])[:KEPT]
+    return tuple((label, round(count)) for label, count in most)
 
 
 _NUMBER = re.compile(r"(?<![^.])(?:\d+|\*)(?![^.])")  # a whole part of a path

@@ -98,8 +98,9 @@ def add(
 
 @app.command(epilog=examples("kcg store verify tuned"))
 def verify(store: Location) -> None:
-    """Read every entry: its hash, its schema, its kernels, its schedules. Speed and results are verified where a
-    schedule is used."""
+    """Read every entry and check its hash, schema, kernels and schedules.
+
+    Speed and results are verified where a schedule is used."""
     from kcg.store.location import open_store
 
     count, bad = 0, 0

@@ -290,7 +290,7 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     del document["toolchain"]["assembler"]
     for region in document["regions"]:
         del region["opts"], region["handwritten"], region["clocks"], region["ends"]
-        del region["replayed"], region["again_s"], region["origins"]
+        del region["replayed"], region["again_s"], region["origins"], region["store"]
         region["region"] = {"kernels": region["region"]["kernels"], "wiring": []}
         for side in ("baseline", "chosen"):
             del region[side]["verification"]["unjudged"]

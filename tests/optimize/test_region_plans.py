@@ -488,7 +488,8 @@ def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_
 
     def work(**changed: Any) -> Any:
         tiles = SimpleNamespace(start=lambda: start)
-        usual = {"baseline_s": 1e-3, "before_s": 1e-3, "tiles": tiles, "of_tiles": {}, "keep": kept.append}
+        usual = {"baseline_s": 1e-3, "before_s": 1e-3, "tiles": tiles, "of_tiles": {}, "stored": None}
+        usual |= {"keep": kept.append}
         return SimpleNamespace(**(usual | changed))
 
     kernels = [work(), work(tiles=None), work(of_tiles={start: None}), work(before_s=1e-6), work(baseline_s=None)]
