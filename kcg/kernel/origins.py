@@ -70,8 +70,8 @@ def line_of(origin: str) -> str:
 
 
 def merged(counts: Mapping[str, float]) -> Origins:
-    """At most `KEPT` origins, the most calls first, of labels and their calls, which need not be whole. Labels that differ in one number, as of
-    a block, count together, with `ANY` in its place; then those that still do."""
+    """At most `KEPT` origins, the most calls first, of labels and their calls, which need not be whole. Labels that
+    differ in one number, as of a block, count together, with `ANY` in its place; then those that still do."""
     current = {label: count for label, count in counts.items() if label and count > 0}
     number = 0
     while number < max(map(_numbers, current), default=0):
