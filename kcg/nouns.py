@@ -148,6 +148,22 @@ def _float(value: float, where: str) -> float:
     return number
 
 
+def kernels_of(asts: Any) -> dict[str, Kernel]:
+    """The kernels of a document by id, from their texts under `asts`. Raises Malformed for an id that its text does not
+    have; what the texts hold is not looked at."""
+    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
+        raise Malformed("asts", "an object of texts is expected")
+    kernels = {name: Kernel(text) for name, text in asts.items()}
+    for name, kernel in kernels.items():
+        try:
+            same = kernel.id == name
+        except UnicodeEncodeError:  # lone surrogates
+            same = False
+        if not same:
+            raise Malformed(f"asts.{shown(name)}", "the text of the kernel was changed")
+    return kernels
+
+
 def same_names(found: set[str], wanted: set[str], where: str) -> None:
     """Raises Malformed where the fields of an object are not those that are wanted."""
     if missing := sorted(wanted - found):

@@ -6,25 +6,16 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from kcg.errors import UsageError
-from kcg.fleet.security import require_scheduler, security_for
+from kcg.fleet.security import parts_of, require_scheduler, security_for
 
 CONNECT_S = 10.0
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Of `tls://host:8786`. Raises UsageError."""
-    scheme, found, rest = address.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme not in ("tcp", "tls") or not found or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"{address}: no address of a scheduler: give tls://HOST:PORT, or tcp://127.0.0.1:PORT")
-    return host.strip("[]"), int(port)
-
-
 def is_there(address: str) -> bool:
     """Whether anything listens at an address."""
+    _, host, port = parts_of(address)
     try:
-        with socket.create_connection(host_and_port(address), timeout=CONNECT_S):
+        with socket.create_connection((host, port), timeout=CONNECT_S):
             return True
     except OSError:
         return False

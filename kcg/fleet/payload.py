@@ -22,7 +22,7 @@ from kcg.kernel.kinds import parse
 from kcg.kernel.parts import parts_of
 from kcg.kernel.program import Compiled, Executable, Program
 from kcg.measure.service import Request
-from kcg.nouns import Document, Malformed, decode, encode, no_constant, same_names, shown, unique
+from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import (
     Kernel,
@@ -245,12 +245,8 @@ def _read(payload: bytes, nouns: Iterable[type[Any]]) -> Any:
 
 def _kernels(asts: Any) -> dict[str, Kernel]:
     """The kernels of a payload by id, each decoded: operations and arguments outside of the allow-list are refused."""
-    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
-        raise Malformed("asts", "an object of texts is expected")
-    kernels = {name: Kernel(text) for name, text in asts.items()}
-    for name, kernel in kernels.items():
-        if kernel.id != name:
-            raise Malformed(f"asts.{shown(name)}", "the text of the kernel was changed")
+    kernels = kernels_of(asts)
+    for kernel in kernels.values():
         _decodes(kernel)
     return kernels
 

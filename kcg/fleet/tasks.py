@@ -156,11 +156,16 @@ def check(payload: bytes) -> bytes:
     """
 
     def act() -> Any:
-        if payload:
-            raise DataError("a payload that kcg cannot trust: nothing is expected")
+        _asked_nothing(payload)
         return _check(_host())
 
     return _answer(act)
+
+
+def _asked_nothing(payload: bytes) -> None:
+    """Raises DataError for a payload where none is expected."""
+    if payload:
+        raise DataError("a payload that kcg cannot trust: nothing is expected")
 
 
 def _check(host: Host) -> Checked:
@@ -182,8 +187,7 @@ def compiler(payload: bytes) -> bytes:
     """What this host is that only compiles: `CompilerFacts`. Takes nothing."""
 
     def act() -> Any:
-        if payload:
-            raise DataError("a payload that kcg cannot trust: nothing is expected")
+        _asked_nothing(payload)
         return _compiling().facts
 
     return _answer(act)

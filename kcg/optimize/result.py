@@ -18,8 +18,8 @@ from typing import Any
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import meant_by, write_whole
 from kcg.kernel.kinds import parse
-from kcg.nouns import Document, Malformed, decode, encode, hints_of, no_constant, same_names, shown, unique
-from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
+from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
+from kcg.types import Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
 SCHEMA = 14
 """The version of the file. A change of any field is a new number, never a silent one."""
@@ -187,17 +187,7 @@ def _read(document: Any) -> Result:
     names = {n for n in hints_of(Result) if ("Result", n) not in later}
     derived = ("total_before_s", "total_after_s", "plan_id", "kernels")
     same_names(set(document), {"schema", "asts", *derived, *names}, "")
-    asts = document["asts"]
-    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
-        raise Malformed("asts", "an object of texts is expected")
-    kernels = {name: Kernel(text) for name, text in asts.items()}
-    for name, kernel in kernels.items():
-        try:
-            same = kernel.id == name
-        except UnicodeEncodeError:  # lone surrogates
-            same = False
-        if not same:
-            raise Malformed(f"asts.{shown(name)}", "the text of the kernel was changed")
+    kernels = kernels_of(document["asts"])
     parts = {n: document[n] for n in names}
     result: Result = decode(parts, Result, "", of=Document(kernels, later))
     for field in fields(result.target):

@@ -17,10 +17,9 @@ from typing import Any, Final, TypeVar
 
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.kinds import parse
-from kcg.nouns import Document, Malformed, decode, encode, no_constant, same_names, shown, unique
+from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import (
     Finalist,
-    Kernel,
     Region,
     RegionResult,
     Result,
@@ -241,12 +240,7 @@ def _read(document: Any, noun: type[Noun]) -> Noun:
     same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(noun))}, "")
     if document["id"] != content_id({name: value for name, value in document.items() if name != "id"}):
         raise Malformed("", "its content is not that of its hash, so it was changed")
-    asts = document["asts"]
-    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
-        raise Malformed("asts", "an object of texts is expected")
-    kernels = {name: Kernel(text) for name, text in asts.items()}
-    if changed := [name for name, kernel in kernels.items() if kernel.id != name]:
-        raise Malformed(f"asts.{shown(changed[0])}", "the text of the kernel was changed")
+    kernels = kernels_of(document["asts"])
     parts = {field.name: document[field.name] for field in fields(noun)}
     found: Noun = decode(parts, noun, "", of=Document(kernels))
     _check_place(found)

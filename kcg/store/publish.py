@@ -49,9 +49,8 @@ def pull(
 ) -> int:
     """Downloads one commit of a store to a new or empty `folder`; returns how many entries it has. Errors as
     `kcg.hub.pull_folder` says."""
-    limits_and_more = {"token": token, "endpoint": endpoint, "limits": limits}
-    files = pull_folder(repo, folder, cargo=STORES, revision=revision, **limits_and_more)  # type: ignore[arg-type]
-    return len(files) - 1
+    files = pull_folder(repo, folder, cargo=STORES, revision=revision, token=token, endpoint=endpoint, limits=limits)
+    return len(files) - 1  # all but the marker
 
 
 def cached(repo: str, revision: str) -> Path:
