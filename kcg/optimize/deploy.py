@@ -289,7 +289,7 @@ def putting_in_place(
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for name in vars(opened):
         _check_field(name, getattr(result.target, name), getattr(opened, name), result.target)
-    all_of_them, tiles = choices(result)[0], remade(result)
+    all_of_them, tiles = choices(result, changed_only=changed_only)[0], remade(result)
     by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
     chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
@@ -415,8 +415,9 @@ def schedules_of(row: RegionResult) -> list[Schedule]:
         raise ResultError(f"the schedule of region {row.region.id[:12]} in the result: {error}") from None
 
 
-def choices(result: Result) -> tuple[list[Choice], int]:
-    """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
+def choices(result: Result, *, changed_only: bool = False) -> tuple[list[Choice], int]:
+    """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels. With
+    `changed_only` those are left out whose result has nothing but tinygrad's own schedule.
 
     A schedule that was not verified gives way to the baseline's, a hand-written kernel to the best Opts, with it beside
     them. A kernel that regions run wherever it was seen is among them, for programs in which one is not put in. BEAM's
@@ -436,7 +437,8 @@ def choices(result: Result) -> tuple[list[Choice], int]:
     for kernel_id, seen_as in result.seen_as:
         seen.setdefault(kernel_id, []).append(seen_as)
     own: SeenAs = ("", (result.target.device,))
-    return [_choice(row, result.target, (own, *seen.get(row.region.id, ()))) for row in rows.values()], skipped
+    wanted = [row for row in rows.values() if not changed_only or row.chosen.schedule != row.baseline.schedule]
+    return [_choice(row, result.target, (own, *seen.get(row.region.id, ()))) for row in wanted], skipped
 
 
 def _still_searched(result: Result, chosen: Sequence[Choice]) -> int:
