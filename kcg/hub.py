@@ -99,6 +99,7 @@ class Cargo:
     digests: Callable[[Path, Sequence[str]], dict[str, str]]
     """The SHA-256 of each file under a folder, once all that the cargo promises holds; DataError otherwise."""
     most_bytes: int | None = None  # of one file; a larger one is not downloaded
+    message: str = "kcg: push"  # of a commit, where none is given
 
     def travels(self, name: str) -> bool:
         """Whether a path in a repository is one of ours: one level deep at most, never hidden or with `..`."""
@@ -111,14 +112,15 @@ def push_folder(
     repo: str,
     *,
     cargo: Cargo,
-    message: str,
+    message: str = "",
     branch: str = MAIN,
     private: bool = False,
     token: str | None = None,
     endpoint: str | None = None,
     limits: Limits = LIMITS,
 ) -> str:
-    """Uploads a folder's cargo to `repo` in one commit; returns its 40-hex id.
+    """Uploads a folder's cargo to `repo` in one commit, with the message of the cargo unless one is given; returns its
+    40-hex id.
 
     The repository is created where it is missing, a branch other than main as well. Files of the repository that the
     folder does not have stay. Where nothing differs no commit is made, and the id is that of the latest. The token is
@@ -149,7 +151,12 @@ def push_folder(
                 raise DataError(f"{folder} changed while it was pushed: push it again")
             # the commit is refused where another has come since: its files would mix with those that did not change
             done = api.create_commit(
-                repo, additions, commit_message=message, repo_type=cargo.kind, revision=branch, parent_commit=head
+                repo,
+                additions,
+                commit_message=message or cargo.message,
+                repo_type=cargo.kind,
+                revision=branch,
+                parent_commit=head,
             )
             commit = str(done.oid)
             siblings = _info(api, transfer, commit).siblings or []

@@ -13,6 +13,7 @@ import typer
 from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app
 from kcg.commands import command_name
 from kcg.errors import ExitCode, JournalError, UsageError
+from kcg.sharing import Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -387,31 +388,27 @@ def merge(
 @app.command(epilog=examples("kcg dataset push FOLDER OWNER/NAME --private"))
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="an export, or a folder of exports")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[
-        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
-    ] = False,
+    repo: DatasetRepo,
+    message: Message = "",
+    private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints the commit."""
     from kcg.dataset.publish import push as push_now
 
     commit = push_now(folder, repo, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
+    say_pushed(repo, commit, f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
 
 
 @app.command(epilog=examples("kcg dataset pull OWNER/NAME FOLDER --revision COMMIT"))
 def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    repo: DatasetRepo,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new or empty one")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
+    revision: Commit,
 ) -> None:
     """Download one commit from the Hugging Face Hub, whole and with its checksums compared."""
     from kcg.dataset.publish import pull as pull_now
 
-    files = pull_now(repo, folder, revision=revision)
-    typer.echo(f"{folder}: {len(files)} files, {', '.join(sorted(files))}")
+    say_pulled(folder, pull_now(repo, folder, revision=revision))
 
 
 def _progress_lines(shown: Progress) -> Callable[[str, float | None], None]:

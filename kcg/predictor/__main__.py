@@ -11,6 +11,7 @@ import typer
 from kcg.cli import command_group, examples, guarded, run_app
 from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
+from kcg.sharing import Branch, Commit, Message, ModelRepo, Out, Private, say_pulled, say_pushed
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 
@@ -106,32 +107,24 @@ def score(
 @app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))
 def push(
     checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="a checkpoint, a .safetensors file")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
-    revision: Annotated[
-        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
-    ] = "main",
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[bool, typer.Option("--private", help="a new model is private; a public one is refused")] = False,
+    repo: ModelRepo,
+    revision: Branch = "main",
+    message: Message = "",
+    private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
     from kcg.predictor.publish import push as push_now
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
+    say_pushed(repo, commit, f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
 
 
 @app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))
-def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
-) -> None:
+def pull(repo: ModelRepo, revision: Commit, out: Out) -> None:
     """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
     from kcg.predictor.publish import pull as pull_now
 
-    files = pull_now(repo, out, revision=revision)
-    typer.echo(f"{out}: {len(files)} files, {', '.join(sorted(files))}")
+    say_pulled(out, pull_now(repo, out, revision=revision))
 
 
 def main() -> ExitCode:

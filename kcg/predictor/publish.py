@@ -11,6 +11,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,22 +213,6 @@ def push(
         )
 
 
-def pull(
-    repo: str,
-    folder: Path,
-    *,
-    revision: str,
-    token: str | None = None,
-    endpoint: str | None = None,
-    limits: Limits = LIMITS,
-) -> dict[str, str]:
-    """Downloads one commit of the model `repo` to a new or empty `folder`; returns the SHA-256 of each file by name.
-
-    Everything else, errors included, as `kcg.hub.pull_folder` says.
-    """
-    return pull_folder(repo, folder, cargo=PREDICTORS, revision=revision, token=token, endpoint=endpoint, limits=limits)
-
-
 def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
     """The SHA-256 of each file, once all agree with the checksums and the checkpoint can be read; DataError otherwise.
 
@@ -258,3 +243,5 @@ PREDICTORS = Cargo(
     digests=_digests,
     most_bytes=MOST_BYTES,
 )
+
+pull = partial(pull_folder, cargo=PREDICTORS)

@@ -11,6 +11,7 @@ import typer
 from kcg.cli import command_group, counted, examples, guarded, run_app
 from kcg.commands import command_name
 from kcg.errors import DataError, ExitCode, UsageError
+from kcg.sharing import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
 
 app = command_group("kcg store list STORE", "kcg store COMMAND --help")
 
@@ -117,34 +118,25 @@ def verify(store: Location) -> None:
 @app.command(epilog=examples("kcg store push tuned OWNER/NAME --private"))
 def push(
     store: Annotated[Path, typer.Argument(metavar="FOLDER", help="a store")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    revision: Annotated[
-        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
-    ] = "main",
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[
-        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
-    ] = False,
+    repo: DatasetRepo,
+    revision: Branch = "main",
+    message: Message = "",
+    private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints how to use the commit."""
     from kcg.store.publish import push as push_now
 
     commit = push_now(store, repo, branch=revision, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
+    say_pushed(repo, commit, f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
 
 
 @app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))
-def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
-) -> None:
+def pull(repo: DatasetRepo, revision: Commit, out: Out) -> None:
     """Download one commit from the Hugging Face Hub, whole, with every entry read: a folder that can be added to."""
     from kcg.store.publish import pull as pull_now
 
-    count = pull_now(repo, out, revision=revision)
-    typer.echo(f"{out}: {counted(count, 'entry', 'entries')}")
+    entries = len(pull_now(repo, out, revision=revision)) - 1  # all files but the marker
+    typer.echo(f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
 def _plain(text: str) -> str:
