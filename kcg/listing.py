@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import counted, examples, pip_install, run_app
+from kcg.cli import command_app, counted, examples, pip_install, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
 EXTRAS = {"CPU": "clang", "GPU": "gpu"}  # nothing runs only with them, but faster
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 
 def complete_name(incomplete: str) -> list[str]:
