@@ -26,6 +26,7 @@ from kcg.provenance import provenance
 
 if TYPE_CHECKING:
     import typer
+    from rich.console import Console
 
 SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
@@ -67,6 +68,14 @@ def run_script(main: Callable[..., object]) -> NoReturn:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     guarded(lambda: app(standalone_mode=False))
+
+
+def table_console(*, width: int = 120, markup: bool = True) -> Console:
+    """Where tables are printed; so wide where no terminal shows them. Without `markup` brackets are no styles."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=markup)
+    return console if console.is_terminal else Console(highlight=False, markup=markup, width=width)
 
 
 def counted(number: int, noun: str, many: str = "") -> str:

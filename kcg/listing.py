@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import command_app, counted, examples, pip_install, run_app
+from kcg.cli import command_app, counted, examples, pip_install, run_app, table_console
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode
 
-PIPED_WIDTH = 120  # of tables that no terminal shows
 EXTRAS = {"CPU": "clang", "GPU": "gpu"}  # nothing runs only with them, but faster
 
 app = command_app()
@@ -43,11 +42,7 @@ def show(
     if json_mode:
         sys.stdout.write(json.dumps({"workloads": found}, indent=1) + "\n")
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPED_WIDTH)
+    console = table_console()
     console.print(overview(found) if name is None else presets_of(found[0]))
     first = f"{found[0]['name']}/{found[0]['presets'][0]['name']}"
     lines = [

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app
+from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, JournalError, UsageError
 from kcg.sharing import Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
-
-PIPED_WIDTH = 120  # of tables that no terminal shows
 
 WhichFleet = Annotated[
     str | None, typer.Option(metavar="WHERE", help="local, local:N hosts, or the scheduler of a fleet: tls://HOST:PORT")
@@ -297,10 +295,7 @@ def stats(
     if json_mode:
         sys.stdout.write(to_json(found) + "\n")
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        render(found, console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH))
+        render(found, table_console())
         if html is not None:
             typer.echo(f"page: {html}")
 

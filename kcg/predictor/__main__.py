@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_group, examples, guarded, run_app
+from kcg.cli import command_group, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
 from kcg.sharing import Branch, Commit, Message, ModelRepo, Out, Private, say_pulled, say_pushed
-
-PIPED_WIDTH = 120  # of tables that no terminal shows
 
 app = command_group("kcg predictor show", "kcg predictor COMMAND --help")
 
@@ -35,8 +33,6 @@ def show(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from kcg.predictor.checkpoint import read
     from kcg.predictor.choice import SHIPPED
     from kcg.predictor.features import FEATURES_VERSION
@@ -49,9 +45,7 @@ def show(
         raise UsageError(
             f"{where} no checkpoint: train one with training/train_predictor.py of a checkout, or pull one"
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPED_WIDTH)
+    console = table_console()
     for path in paths:
         found, size = read(path), path.stat().st_size
         if json_mode:
@@ -78,8 +72,6 @@ def score(
     """Score predictions on the test part of a dataset, beside the predictor that comes with kcg."""
     import json
 
-    from rich.console import Console
-
     from kcg.dataset.sources import place_of
     from kcg.dataset.splits import SPLITS
     from kcg.predictor.scoring import finite, match, pool_of, read_predictions, shipped_scores, table
@@ -100,8 +92,7 @@ def score(
         report = {"dataset": dataset, "split": split, "schedules": len(pool.rows), "scores": finite(found)}
         sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         return
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)).print(table(title, found))
+    table_console().print(table(title, found))
 
 
 @app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))

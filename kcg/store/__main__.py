@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_group, counted, examples, guarded, run_app
+from kcg.cli import command_group, counted, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import DataError, ExitCode, UsageError
+from kcg.nouns import plain
 from kcg.sharing import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
 
 app = command_group("kcg store list STORE", "kcg store COMMAND --help")
@@ -31,7 +32,6 @@ def show(
     """What a store has: kernels, schedules, speed-ups, targets, and which run each came from."""
     import json
 
-    from rich.console import Console
     from rich.table import Table
 
     from kcg.kernel.kinds import describe
@@ -67,12 +67,11 @@ def show(
         table.add_column(column, justify="right" if column in ("before", "after", "speed-up") else "left")
     for e in entries:
         before, after = (f"{1e6 * side.cold_s:,.1f} µs" for side in (e.baseline, e.chosen))
-        what = f"{len(e.region.kernels)} kernels" if len(e.region.kernels) > 1 else _plain(e.name) or e.region.id[:12]
-        words = _plain(describe(e.chosen.schedule))
-        row = (what, _plain(e.target.model), before, after, f"{e.speed_up:.2f}×", words, _plain(e.created[:10]))
+        what = f"{len(e.region.kernels)} kernels" if len(e.region.kernels) > 1 else plain(e.name) or e.region.id[:12]
+        words = plain(describe(e.chosen.schedule))
+        row = (what, plain(e.target.model), before, after, f"{e.speed_up:.2f}×", words, plain(e.created[:10]))
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    (console if console.is_terminal else Console(highlight=False, markup=False, width=160)).print(table)
+    table_console(width=160, markup=False).print(table)
 
 
 @app.command(epilog=examples("kcg store add kcg-out/flux/RESULT.json tuned"))
@@ -137,11 +136,6 @@ def pull(repo: DatasetRepo, revision: Commit, out: Out) -> None:
 
     entries = len(pull_now(repo, out, revision=revision)) - 1  # all files but the marker
     typer.echo(f"{out}: {counted(entries, 'entry', 'entries')}")
-
-
-def _plain(text: str) -> str:
-    """A foreign text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:120]
 
 
 def main() -> ExitCode:
