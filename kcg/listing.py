@@ -47,9 +47,9 @@ def show(
     first = f"{found[0]['name']}/{found[0]['presets'][0]['name']}"
     lines = [
         f"to optimise one: {command_name('optimize')} {first}; without a preset it takes what fits the device",
-        f"presets for a CPU are faster with a clang ({pip_install('clang')}), those for a GPU need one, and an NVIDIA "
-        f"GPU is faster with Triton ({pip_install('gpu')})",
-        f"sizes are of weights; all else that is needed says {command_name('optimize')} NAME/PRESET --dry-run",
+        f"presets for a CPU are faster with a clang ({pip_install('clang')}); those for a GPU need a GPU, and "
+        f"are faster on one of NVIDIA with Triton ({pip_install('gpu')})",
+        f"sizes are of weights; {command_name('optimize')} NAME/PRESET --dry-run says what else is needed",
     ]
     if name is None:
         presets = sum(len(one["presets"]) for one in found)

@@ -29,7 +29,7 @@ def show(
     ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
 ) -> None:
-    """What a checkpoint says of itself: name, features, targets, datasets, split, metrics, size."""
+    """Show what a checkpoint says of itself. Name, features, targets, datasets, split, metrics, size."""
     import json
     from dataclasses import asdict
 
@@ -69,7 +69,7 @@ def score(
     split: Annotated[str, typer.Option(metavar="NAME", help="whose test part: workload, kernel or twin")] = "workload",
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Score predictions on the test part of a dataset, beside the predictor that comes with kcg."""
+    """Score predictions on the test part of a dataset. Beside them the predictor that comes with kcg is scored."""
     import json
 
     from kcg.dataset.sources import place_of
@@ -103,7 +103,7 @@ def push(
     message: Message = "",
     private: Private = False,
 ) -> None:
-    """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
+    """Upload to the Hugging Face Hub in one commit. With a card; the token is HF_TOKEN. Prints the commit."""
     from kcg.predictor.publish import push as push_now
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
@@ -112,7 +112,7 @@ def push(
 
 @app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))
 def pull(repo: ModelRepo, revision: Commit, out: Out) -> None:
-    """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
+    """Download one commit from the Hugging Face Hub. It arrives whole: checksums are compared, and it is read."""
     from kcg.predictor.publish import pull as pull_now
 
     say_pulled(out, pull_now(repo, out, revision=revision))

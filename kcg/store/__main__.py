@@ -29,7 +29,7 @@ def show(
     store: Location,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
 ) -> None:
-    """What a store has: kernels, schedules, speed-ups, targets, and which run each came from."""
+    """Show what a store has. Kernels, schedules, speed-ups, targets, and which run each came from."""
     import json
 
     from rich.table import Table
@@ -79,7 +79,7 @@ def add(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of a run")],
     store: Annotated[str, typer.Argument(metavar="STORE", help="a folder; a new one is made")],
 ) -> None:
-    """Add the verified schedules of a result; what the store has that is faster stays."""
+    """Add the verified schedules of a result. What the store has that is faster stays."""
     from kcg.optimize.result import read_result
     from kcg.store.entry import entries_of
     from kcg.store.location import open_store
@@ -98,9 +98,10 @@ def add(
 
 @app.command(epilog=examples("kcg store verify tuned"))
 def verify(store: Location) -> None:
-    """Read every entry and check its hash, schema, kernels and schedules.
+    """Read and check every entry.
 
-    Speed and results are verified where a schedule is used."""
+    Hash, schema, kernels and schedules: speed and results are verified where a schedule is used.
+    """
     from kcg.store.location import open_store
 
     count, bad = 0, 0
@@ -122,7 +123,7 @@ def push(
     message: Message = "",
     private: Private = False,
 ) -> None:
-    """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints how to use the commit."""
+    """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints how to use the commit."""
     from kcg.store.publish import push as push_now
 
     commit = push_now(store, repo, branch=revision, message=message, private=private)
@@ -131,7 +132,7 @@ def push(
 
 @app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))
 def pull(repo: DatasetRepo, revision: Commit, out: Out) -> None:
-    """Download one commit from the Hugging Face Hub, whole, with every entry read: a folder that can be added to."""
+    """Download one commit from the Hugging Face Hub. It arrives whole, every entry is read, and it can be added to."""
     from kcg.store.publish import pull as pull_now
 
     entries = len(pull_now(repo, out, revision=revision)) - 1  # all files but the marker
