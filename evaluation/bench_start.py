@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "evaluation" / "results" / "bench_start.json"
@@ -135,6 +135,4 @@ def _size(file: metadata.PackagePath) -> int:
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -26,6 +26,7 @@ from kcg.provenance import provenance
 
 if TYPE_CHECKING:
     import typer
+    from rich.console import Console
 
 SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
@@ -48,18 +49,33 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def command_group(*lines: str) -> typer.Typer:
-    """A command that has subcommands, with examples at the end of its help."""
+def command_app(**more: Any) -> typer.Typer:
+    """The typer application of a command of kcg, with more of typer's settings where it needs some."""
     import typer
 
-    return typer.Typer(
-        add_completion=False,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings=SETTINGS,
-        epilog=examples(*lines),
-    )
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **more)
+
+
+def command_group(*lines: str) -> typer.Typer:
+    """A command that has subcommands, with examples at the end of its help."""
+    return command_app(no_args_is_help=True, context_settings=SETTINGS, epilog=examples(*lines))
+
+
+def run_script(main: Callable[..., object]) -> NoReturn:
+    """Run the `main` of a script of `evaluation/` or `training/` as a command, whose options are its parameters."""
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    guarded(lambda: app(standalone_mode=False))
+
+
+def table_console(*, width: int = 120, markup: bool = True) -> Console:
+    """Where tables are printed; so wide where no terminal shows them. Without `markup` brackets are no styles."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=markup)
+    return console if console.is_terminal else Console(highlight=False, markup=markup, width=width)
 
 
 def counted(number: int, noun: str, many: str = "") -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kcg.cli import counted, examples, guarded, run_app, showing
+from kcg.cli import command_app, counted, examples, guarded, run_app, showing
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kcg.types import Finalist, RegionResult, Result
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app(no_args_is_help=True)
 
 FILE_NAME = "compare.html"
 MOST_ROWS = 9  # of the terminal's table, with what stands around it in 24 lines

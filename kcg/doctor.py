@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import examples, guarded, pip_install, run_app
+from kcg.cli import command_app, examples, guarded, pip_install, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError
 
 if TYPE_CHECKING:
     from kcg.types import Target
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 CORE = (
     "tinygrad",

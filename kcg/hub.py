@@ -54,6 +54,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from kcg.errors import DataError, KcgError, UsageError
 from kcg.files import is_disk_full
+from kcg.nouns import plain
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BRANCH = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -99,6 +100,7 @@ class Cargo:
     digests: Callable[[Path, Sequence[str]], dict[str, str]]
     """The SHA-256 of each file under a folder, once all that the cargo promises holds; DataError otherwise."""
     most_bytes: int | None = None  # of one file; a larger one is not downloaded
+    message: str = "kcg: push"  # of a commit, where none is given
 
     def travels(self, name: str) -> bool:
         """Whether a path in a repository is one of ours: one level deep at most, never hidden or with `..`."""
@@ -111,14 +113,15 @@ def push_folder(
     repo: str,
     *,
     cargo: Cargo,
-    message: str,
+    message: str = "",
     branch: str = MAIN,
     private: bool = False,
     token: str | None = None,
     endpoint: str | None = None,
     limits: Limits = LIMITS,
 ) -> str:
-    """Uploads a folder's cargo to `repo` in one commit; returns its 40-hex id.
+    """Uploads a folder's cargo to `repo` in one commit, with the message of the cargo unless one is given; returns its
+    40-hex id.
 
     The repository is created where it is missing, a branch other than main as well. Files of the repository that the
     folder does not have stay. Where nothing differs no commit is made, and the id is that of the latest. The token is
@@ -149,7 +152,12 @@ def push_folder(
                 raise DataError(f"{folder} changed while it was pushed: push it again")
             # the commit is refused where another has come since: its files would mix with those that did not change
             done = api.create_commit(
-                repo, additions, commit_message=message, repo_type=cargo.kind, revision=branch, parent_commit=head
+                repo,
+                additions,
+                commit_message=message or cargo.message,
+                repo_type=cargo.kind,
+                revision=branch,
+                parent_commit=head,
             )
             commit = str(done.oid)
             siblings = _info(api, transfer, commit).siblings or []
@@ -382,7 +390,7 @@ def transfer_of(repo: str, endpoint: str | None, revision: str | None, limits: L
     else:
         valid = repo.count("/") == 1 and repo.isascii()
     if not valid:
-        raise UsageError(f"{_plain(repo)!r} names no {kind}: give owner/name, such as tinycorp/kernels")
+        raise UsageError(f"{_first_line(repo)!r} names no {kind}: give owner/name, such as tinycorp/kernels")
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
         raise UsageError("the endpoint of the Hub (HF_ENDPOINT) is no address: give one such as https://huggingface.co")
@@ -474,7 +482,7 @@ def explained(error: BaseException, transfer: Transfer) -> KcgError:
             return line
         link = link.__cause__
     return DataError(
-        f"{transfer.host} gave an answer that cannot be read ({type(error).__name__}: {_plain(str(error))})"
+        f"{transfer.host} gave an answer that cannot be read ({type(error).__name__}: {_first_line(str(error))})"
     )
 
 
@@ -490,14 +498,14 @@ def _line(error: BaseException, transfer: Transfer) -> KcgError | None:
         case httpx2.TimeoutException():
             return DataError(f"{host} did not answer in time: try again later")
         case httpx2.HTTPError():
-            return DataError(f"no connection to {host} ({_plain(str(error))}): are you offline?")
+            return DataError(f"no connection to {host} ({_first_line(str(error))}): are you offline?")
         case OSError() if is_disk_full(error):
             return DataError(f"disk full: {repo} could not be pulled: free some space")
         case OSError() if error.errno is not None:
             return UsageError(f"{error.filename or repo}: {error.strerror}")
         case ValueError() if str(error).startswith("Invalid metadata in README.md"):
             return UsageError(
-                f"README.md has a header that the Hub refuses: {_plain(str(error).partition(chr(10))[2])}"
+                f"README.md has a header that the Hub refuses: {_first_line(str(error).partition(chr(10))[2])}"
             )
     return None
 
@@ -506,7 +514,7 @@ def _refusal(error: HfHubHTTPError, transfer: Transfer) -> KcgError:
     """The line for an answer that is no success. The client's own text is not shown: it can hold a signed address."""
     repo, host, pushing = transfer.repo, transfer.host, transfer.revision is None
     status = error.response.status_code
-    message = f" ({_plain(error.server_message)})" if error.server_message else ""
+    message = f" ({_first_line(error.server_message)})" if error.server_message else ""
     if isinstance(error, GatedRepoError):
         return UsageError(f"{repo} is gated: accept its terms at {transfer.page} and set HF_TOKEN")
     if isinstance(error, RevisionNotFoundError):
@@ -529,7 +537,7 @@ def _refusal(error: HfHubHTTPError, transfer: Transfer) -> KcgError:
     return DataError(f"{host} refused the request for {repo} ({status}){message}: try again later")
 
 
-def _plain(text: str) -> str:
-    """Foreign text as the start of one line, without what could steer a terminal."""
+def _first_line(text: str) -> str:
+    """The first line of a foreign text."""
     first = (text.strip().splitlines() or [""])[0]
-    return "".join(c if c.isprintable() else "?" for c in first)[:200]
+    return plain(first, 200)

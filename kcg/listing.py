@@ -11,14 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import counted, examples, pip_install, run_app
+from kcg.cli import command_app, counted, examples, pip_install, run_app, table_console
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode
 
-PIPED_WIDTH = 120  # of tables that no terminal shows
 EXTRAS = {"CPU": "clang", "GPU": "gpu"}  # nothing runs only with them, but faster
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 
 def complete_name(incomplete: str) -> list[str]:
@@ -43,18 +42,14 @@ def show(
     if json_mode:
         sys.stdout.write(json.dumps({"workloads": found}, indent=1) + "\n")
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPED_WIDTH)
+    console = table_console()
     console.print(overview(found) if name is None else presets_of(found[0]))
     first = f"{found[0]['name']}/{found[0]['presets'][0]['name']}"
     lines = [
         f"to optimise one: {command_name('optimize')} {first}; without a preset it takes what fits the device",
-        f"presets for a CPU are faster with a clang ({pip_install('clang')}), those for a GPU need one, and an NVIDIA "
-        f"GPU is faster with Triton ({pip_install('gpu')})",
-        f"sizes are of weights; all else that is needed says {command_name('optimize')} NAME/PRESET --dry-run",
+        f"presets for a CPU are faster with a clang ({pip_install('clang')}); those for a GPU need a GPU, and "
+        f"are faster on one of NVIDIA with Triton ({pip_install('gpu')})",
+        f"sizes are of weights; {command_name('optimize')} NAME/PRESET --dry-run says what else is needed",
     ]
     if name is None:
         presets = sum(len(one["presets"]) for one in found)

@@ -185,6 +185,11 @@ def no_constant(name: str) -> Any:
     raise Malformed("", f"{name} is not JSON")
 
 
+def plain(text: str, most: int = 120) -> str:
+    """A foreign text on one line of so many characters at most, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:most]
+
+
 def shown(value: Any) -> str:
     """A foreign value in an error message: ASCII, one line, short."""
     if isinstance(value, dict | list):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import counted, examples, guarded, run_app
+from kcg.cli import command_app, counted, examples, guarded, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import KcgError, UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kcg.types import Result
     from kcg.workloads.script import Program
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app(no_args_is_help=True)
 AS_PYTHON = {**SETTINGS, "allow_interspersed_args": False, "ignore_unknown_options": True}
 """What comes after the program's name is its own, and `-m` and `-c` are Python's."""
 

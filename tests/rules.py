@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = (
     {"errors", "types"},
     {"commands", "files", "nouns", "provenance"},
-    {"cli", "hub", "kernels"},
+    {"cli", "hub", "kernels", "sharing"},
     {"compat"},
     {"kernel"},
     {"workloads", "measure", "store"},

@@ -16,6 +16,7 @@ import pytest
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.optimize.console import print_result
+from tests.commands import python
 from tests.dataset.test_journal import fill
 from tests.sample_result import sample_result
 
@@ -129,14 +130,20 @@ def test_a_signal_to_end_says_how_to_go_on(number: signal.Signals) -> None:
 
 def test_an_interrupt_that_typer_took_is_reported_too() -> None:
     """It makes an exit code of it."""
-    waits = WAITS.replace(
-        "kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.cli.guarded"
-    ).replace("guarded(main)", "guarded(lambda: app(standalone_mode=False))")
+    waits = WAITS.replace("kcg.cli.guarded(main)", "kcg.cli.run_script(main)")
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60)[1].strip() == "kcg: interrupted; to go on: it"
     assert process.returncode == ExitCode.INTERRUPTED
+
+
+def test_the_options_of_a_script_are_the_parameters_of_its_main() -> None:
+    code = "import kcg.cli\ndef main(name: str, most: int = 3) -> None: print(name, most)\nkcg.cli.run_script(main)"
+    done = python("-c", code, "mine", "--most", "4")
+    assert (done.returncode, done.stdout) == (ExitCode.OK, "mine 4\n"), done.stderr
+    done = python("-c", code, "mine", "--most", "many")
+    assert done.returncode == ExitCode.USAGE and done.stderr.startswith("kcg: ") and done.stderr.count("\n") == 1
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -79,6 +79,15 @@ def test_every_command_is_in_the_help_in_a_line_and_exists_as_a_module() -> None
     assert {"optimize", "run", "apply", "export", "list", "dataset", "predictor", "doctor"} <= COMMANDS.keys()
 
 
+@pytest.mark.parametrize("group", ["dataset", "predictor", "store"])
+def test_the_help_of_a_group_says_in_whole_what_each_command_is_for(group: str) -> None:
+    """The first sentence of each fits into a line of 80 characters."""
+    (listed,) = kcg(f"{group} --help").stdout.split("Commands:\n")[1:]
+    lines = listed.split("\n\n")[0].splitlines()
+    assert len(lines) == len(EVERY[group].list_commands(None)) and all(line.endswith(".") for line in lines)
+    assert "..." not in listed
+
+
 def test_no_command_shows_the_help_and_the_version_is_that_of_the_package() -> None:
     done = kcg("")
     assert done.returncode == ExitCode.USAGE and done.stderr.startswith("Usage: kcg [OPTIONS] COMMAND")

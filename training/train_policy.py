@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import run_script
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,6 +63,4 @@ def main(
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("kcg").setLevel(logging.INFO)
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

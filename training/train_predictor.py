@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import goes_on, guarded
+from kcg.cli import goes_on, run_script
 
 Seed = Annotated[int | None, typer.Option(help="of the first network; the others have the next ones; 0 by default")]
 
@@ -51,6 +51,4 @@ def main(
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("kcg").setLevel(logging.INFO)
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from evaluation.measure.made_up_rows import TARGET, TOOLCHAIN, campaign, describe, workloads_of
 from evaluation.rows import this_command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.export import export, merge, read_export
 from kcg.dataset.journal import Journal
 from kcg.measure.protocol import PROTOCOL
@@ -122,6 +122,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.export import Export, read_export
 from kcg.dataset.stats import stats
 
@@ -72,6 +72,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

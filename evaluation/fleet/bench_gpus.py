@@ -30,7 +30,7 @@ import typer
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, MOST_KERNELS_AT_ONCE, STOP_ABOVE
 from kcg.campaign.sampling import DrawJob, Drawn, draw
 from kcg.campaign.tasks import distinct_calls, why_not
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 from kcg.compat.device import DeviceChoice, check_gpus, choose_device, prepare, visible_gpu
 from kcg.errors import DeviceError
 from kcg.kernel.analysis import arithmetic
@@ -322,6 +322,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 from kcg.optimize.result import read_result
 from kcg.optimize.stored import SPARED
 from kcg.types import Result
@@ -87,6 +87,4 @@ def figures(cold: Result, warm: Result) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

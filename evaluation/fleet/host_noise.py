@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.fleet.trust import HostReport, apart, host_report, ratios_of
 
 OUT = Path(__file__).parents[1] / "results" / "host_noise.json"
@@ -84,6 +84,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -24,7 +24,7 @@ from evaluation.flux.in_pytorch import RECIPE, check_installed
 from evaluation.pytorch import comparing
 from evaluation.pytorch.reports import times_table
 from evaluation.pytorch.turns import IN_TINYGRAD, Contender, Pool, Turns
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.errors import UnknownName, UsageError
 
 OUT = Path(__file__).parent.parent / "results" / "flux_torch.json"
@@ -113,6 +113,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

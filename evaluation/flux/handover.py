@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import FAR, distance, rounded, run_of, this_command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import DeviceError, KcgError, UsageError, VerificationError
 from kcg.measure.protocol import median, median_interval, spread
 
@@ -202,6 +202,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -21,7 +21,7 @@ from evaluation.flux.against_torch import MODES
 from evaluation.rows import Row, rounded, this_command
 from evaluation.tiles.summary import OURS, Group, rows_of, share
 from evaluation.tiles.summary import headline as figures_of_tiles
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUT, TILES, STEPS = RESULTS / "bench_attention.json", RESULTS / "bench_tiles.json", RESULTS / "flux_torch_h100.json"
@@ -76,6 +76,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

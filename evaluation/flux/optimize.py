@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import run_of
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import ExitCode, KcgError, UsageError
 
 KEPT = (
@@ -143,6 +143,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -21,7 +21,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.errors import UnknownName
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -104,6 +104,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

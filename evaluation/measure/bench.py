@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.unisolated import Unisolated
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
@@ -124,6 +124,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.watched import run_watched
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import ExitCode, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +129,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fault_tests import ROOT, run_tests
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import DeviceError
 
 OUT = ROOT / "evaluation" / "results" / "fault_catalogue.json"
@@ -62,6 +62,4 @@ def main(out: Annotated[Path, typer.Option(help="the results file")] = OUT) -> N
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

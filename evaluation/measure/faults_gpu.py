@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fault_tests import ROOT, run_tests
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.errors import DeviceError
 from kcg.provenance import provenance
 
@@ -80,6 +80,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

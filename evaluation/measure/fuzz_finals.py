@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.compat.device import choose_device, prepare
 from kcg.kernel.kinds import describe
 from kcg.measure.jobs import PairedJob
@@ -92,6 +92,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, reported, work_of
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.opts.schedule import opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
@@ -76,6 +76,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, reported
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
@@ -106,6 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

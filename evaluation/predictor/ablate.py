@@ -32,7 +32,7 @@ from evaluation.predictor.intervals import half_width
 from evaluation.predictor.places import RESULTS, ROOT, WORK
 from evaluation.predictor.trees import TreeSettings, grown, tree_rows
 from evaluation.predictor.variants import TREES, VARIANTS, Variant
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName
 from kcg.measure.device_info import usable_cores
@@ -385,6 +385,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -22,7 +22,7 @@ import typer
 
 from evaluation.laps import laps
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
@@ -134,6 +134,4 @@ def main(
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from evaluation.predictor.places import RESULTS, command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.training_data import load
 
@@ -46,6 +46,4 @@ def main(dataset: Path, out: Annotated[Path, typer.Option(help="the results file
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

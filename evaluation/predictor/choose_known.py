@@ -19,7 +19,7 @@ import typer
 from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
 from evaluation.predictor.places import RESULTS, command
 from evaluation.search.device_journal import DeviceJournal
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import UsageError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.choice import choose_predictor
@@ -58,6 +58,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -38,7 +38,7 @@ from evaluation.predictor.figures import (
 from evaluation.predictor.figures_text import sections
 from evaluation.predictor.places import CHECKPOINTS, DOCUMENT, RESULTS, ROOT, SHIPPED, command
 from evaluation.predictor.trees import read_trees
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
 from kcg.predictor.checkpoint import read
@@ -150,6 +150,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

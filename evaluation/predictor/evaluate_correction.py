@@ -23,7 +23,7 @@ import typer
 from evaluation.documents import write_into
 from evaluation.predictor.places import RESULTS, command
 from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, replay, steps_of, table_of
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
 from kcg.errors import UnknownName
@@ -126,6 +126,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -20,7 +20,7 @@ import numpy as np
 import typer
 
 from evaluation.predictor.places import RESULTS
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.opts.space import KernelSpace
@@ -178,6 +178,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

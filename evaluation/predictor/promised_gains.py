@@ -18,7 +18,7 @@ import typer
 
 from evaluation.flux.known import Promise, promises_of
 from evaluation.predictor.places import RESULTS
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import UsageError
 
 OUT = RESULTS / "promised_gains.json"
@@ -57,6 +57,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

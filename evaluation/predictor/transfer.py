@@ -25,7 +25,7 @@ import typer
 from evaluation.documents import write_into
 from evaluation.predictor.intervals import half_width
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, WORK, command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
@@ -181,6 +181,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

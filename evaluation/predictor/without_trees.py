@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.dataset.reading import read_export
 from kcg.errors import UsageError
 from kcg.predictor.checkpoint import TREE_SHARE, TREES, Checkpoint, read, save
@@ -59,6 +59,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -23,7 +23,7 @@ from evaluation.pytorch.cases import COMPARISONS
 from evaluation.pytorch.comparing import named, opened, redraw
 from evaluation.pytorch.kind import SIZES, Comparison, Rows
 from evaluation.rows import key_of
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.errors import UnknownName
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -96,6 +96,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

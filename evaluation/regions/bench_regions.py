@@ -39,7 +39,7 @@ from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.cases import Case as KernelCase
 from evaluation.tiles.cases import Sums
 from evaluation.tiles.summary import MODES, OURS, seconds
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
 from kcg.kernel.kinds import describe
@@ -284,6 +284,4 @@ def _print_tables(out: Path) -> None:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import Row, Rows, rounded
-from kcg.cli import guarded
+from kcg.cli import run_script
 from kcg.compat.device import choose_cpu, prepare
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
@@ -98,6 +98,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

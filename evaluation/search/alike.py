@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 from kcg.kernel.opts.space import KernelSpace
 from kcg.search.problem import Observation
 
@@ -104,6 +104,4 @@ def _recorded(dataset: Path) -> Iterator[tuple[KernelSpace, list[Observation]]]:
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Measure, Observation
 from kcg.types import Schedule
@@ -124,6 +124,4 @@ def _slept(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

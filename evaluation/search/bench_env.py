@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "evaluation" / "results" / "bench_env.json"
@@ -43,6 +43,4 @@ def main(
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 from kcg.compat import scheduling
 from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.renderers import planning_renderer
@@ -114,6 +114,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

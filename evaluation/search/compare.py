@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_text, guarded, record_results
+from kcg.cli import command_text, record_results, run_script
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predictor/checkpoints", "rl/policies"))
@@ -132,6 +132,4 @@ def main(
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

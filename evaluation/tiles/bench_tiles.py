@@ -34,7 +34,7 @@ from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, in_one_line,
 from evaluation.tiles.cases import SECTIONS, Case, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
 from evaluation.tiles.summary import class_of, headline, seconds, share, tables
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.compat.assembler import assembler
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
@@ -174,6 +174,4 @@ def _print_tables(out: Path, most: int) -> None:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

@@ -24,7 +24,7 @@ import typer
 
 from evaluation.pytorch.in_pytorch import TorchClock
 from evaluation.rows import rounded, this_command
-from kcg.cli import guarded, record_results
+from kcg.cli import record_results, run_script
 from kcg.errors import DeviceError
 
 OUT = Path(__file__).parents[1] / "results" / "read_limit.json"
@@ -136,6 +136,4 @@ def main(out: Annotated[Path, typer.Option(help="the results file")] = OUT) -> N
 
 
 if __name__ == "__main__":
-    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    run_script(main)

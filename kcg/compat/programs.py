@@ -1,4 +1,4 @@
-"""Compiled programs that tinygrad did not make: compiling C, and in a kernel's place (`kcg.compat.standalone`)."""
+"""Compiled programs that tinygrad did not make: compiling C, what a call must be for one, timing."""
 
 from __future__ import annotations
 
@@ -14,41 +14,8 @@ from typing import Any
 from tinygrad import TinyJit
 
 from kcg.compat.replacing import ALIGNMENT
-from kcg.compat.standalone import CORE_ID, integer, program_of_code
-from kcg.compat.tiny import AddrSpace, CompileError, Device, Ops, TinyELF, TinyTarget, UOp, dtypes
-
-
-def program_in_place(
-    ast: UOp,
-    elf: Any,
-    device: str,
-    *,
-    shared_bytes: int,
-    global_size: tuple[int, ...],
-    local_size: tuple[int, ...],
-    outputs: tuple[int, ...],
-    inputs: tuple[int, ...],
-    threads: int = 0,
-    source: str = "",
-) -> UOp:
-    """A PROGRAM that runs `elf` on the buffers of `ast`, in slot order, for a call in the place of `ast`."""
-    buffers = sorted(
-        (u for u in ast.toposort() if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU), key=lambda u: u.arg.slot
-    )
-    variables = (core_variable(len(buffers), threads),) if threads else ()
-    return program_of_code(
-        ast,
-        buffers,
-        variables,
-        elf,
-        device,
-        shared_bytes=shared_bytes,
-        global_size=global_size,
-        local_size=local_size,
-        outputs=outputs,
-        inputs=inputs,
-        source=source,
-    )
+from kcg.compat.standalone import CORE_ID, integer
+from kcg.compat.tiny import CompileError, Device, Ops, TinyELF, TinyTarget, UOp, dtypes
 
 
 def core_variable(slot: int, threads: int) -> UOp:

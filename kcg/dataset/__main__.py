@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app
+from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, JournalError, UsageError
+from kcg.sharing import Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
-
-PIPED_WIDTH = 120  # of tables that no terminal shows
 
 WhichFleet = Annotated[
     str | None, typer.Option(metavar="WHERE", help="local, local:N hosts, or the scheduler of a fleet: tls://HOST:PORT")
@@ -82,7 +81,10 @@ def generate(
     certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
-    """Measure schedules of the kernels of workloads, into a journal that can be resumed."""
+    """Measure schedules of kernels into a journal.
+
+    The kernels are those of workloads, or of another journal. A journal that is there is resumed.
+    """
     from kcg.optimize.settings import parse_budget
 
     if schedules_per_kernel < 1:
@@ -158,7 +160,7 @@ def retime(
     certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
-    """Time a part of a journal once more, on another day or machine: `stats` then tells the drift."""
+    """Time a part of a journal once more. On another day or machine: `stats` then tells the drift."""
     from kcg.optimize.settings import parse_budget
 
     budget_s = parse_budget(budget) if budget is not None else None
@@ -220,10 +222,11 @@ def capture(
         ),
     ] = "",
 ) -> ExitCode:
-    """Record every kernel of a program, run unchanged, with how often it was executed; or those of named workloads.
+    """Record every kernel of a program, or of workloads.
 
-    A program that fails or is interrupted keeps what it ran. Workloads are only scheduled: the device of their presets
-    need not be there, and `generate --from` measures them.
+    A program runs unchanged, and how often it executed each is recorded, too. Of one that fails or is interrupted what
+    it ran is kept. Workloads are only scheduled: the device of their presets need not be there, and `generate --from`
+    measures them.
     """
     from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
@@ -277,7 +280,7 @@ def stats(
     ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
+    """Show what was measured. Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
     from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
     from kcg.dataset.stats import render, to_json
@@ -296,10 +299,7 @@ def stats(
     if json_mode:
         sys.stdout.write(to_json(found) + "\n")
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        render(found, console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH))
+        render(found, table_console())
         if html is not None:
             typer.echo(f"page: {html}")
 
@@ -310,7 +310,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where the Parquet files go")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier export")] = False,
 ) -> None:
-    """Write a journal as immutable Parquet with checksums, its replay tables if it has some, and a card."""
+    """Write a journal as immutable Parquet. With checksums, its replay tables if it has some, and a card."""
     from kcg.campaign.tables import tables_of
     from kcg.dataset.export import export as export_now
     from kcg.dataset.export import read_export
@@ -387,31 +387,27 @@ def merge(
 @app.command(epilog=examples("kcg dataset push FOLDER OWNER/NAME --private"))
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="an export, or a folder of exports")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[
-        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
-    ] = False,
+    repo: DatasetRepo,
+    message: Message = "",
+    private: Private = False,
 ) -> None:
-    """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints the commit."""
+    """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints the commit."""
     from kcg.dataset.publish import push as push_now
 
     commit = push_now(folder, repo, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
+    say_pushed(repo, commit, f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
 
 
 @app.command(epilog=examples("kcg dataset pull OWNER/NAME FOLDER --revision COMMIT"))
 def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
+    repo: DatasetRepo,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new or empty one")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
+    revision: Commit,
 ) -> None:
-    """Download one commit from the Hugging Face Hub, whole and with its checksums compared."""
+    """Download one commit from the Hugging Face Hub. It arrives whole, and its checksums are compared."""
     from kcg.dataset.publish import pull as pull_now
 
-    files = pull_now(repo, folder, revision=revision)
-    typer.echo(f"{folder}: {len(files)} files, {', '.join(sorted(files))}")
+    say_pulled(folder, pull_now(repo, folder, revision=revision))
 
 
 def _progress_lines(shown: Progress) -> Callable[[str, float | None], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,7 +21,7 @@ from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, 
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
 from kcg.files import is_disk_full, whole
-from kcg.hub import LIMITS, Cargo, Limits, cached_folder, pull_folder, push_folder
+from kcg.hub import Cargo, cached_folder, pull_folder, push_folder
 from kcg.measure import protocol
 from kcg.types import Status
 
@@ -559,60 +560,6 @@ def _plain(text: str) -> str:
 # with its `checksums.json`.
 
 
-def push(
-    folder: Path,
-    repo: str,
-    *,
-    message: str = "",
-    private: bool = False,
-    token: str | None = None,
-    endpoint: str | None = None,
-    limits: Limits = LIMITS,
-) -> str:
-    """Uploads an export, or a folder of exports, to the dataset `repo` in one commit; returns its 40-hex id.
-
-    Everything else, errors included, as `kcg.hub.push_folder` says.
-    """
-    return push_folder(
-        folder,
-        repo,
-        cargo=EXPORTS,
-        message=message or "kcg: push a dataset",
-        private=private,
-        token=token,
-        endpoint=endpoint,
-        limits=limits,
-    )
-
-
-def pull(
-    repo: str,
-    folder: Path,
-    *,
-    revision: str,
-    token: str | None = None,
-    endpoint: str | None = None,
-    limits: Limits = LIMITS,
-) -> dict[str, str]:
-    """Downloads one commit of the dataset `repo` to a new or empty `folder`; returns the SHA-256 of each file by name.
-
-    Everything else, errors included, as `kcg.hub.pull_folder` says.
-    """
-    return pull_folder(repo, folder, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
-
-
-def cached(
-    repo: str,
-    *,
-    revision: str,
-    token: str | None = None,
-    endpoint: str | None = None,
-    limits: Limits = LIMITS,
-) -> Path:
-    """The folder of one commit of the dataset `repo` in the cache of the Hub's client, as `kcg.hub.cached_folder`."""
-    return cached_folder(repo, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
-
-
 def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
     """The SHA-256 of each file, once every export among them agrees with its checksums; DataError otherwise."""
     found: dict[str, str] = {}
@@ -634,4 +581,9 @@ EXPORTS = Cargo(
     holds="export",
     made_by="write one with python -m kcg.dataset export",
     digests=_digests,
+    message="kcg: push a dataset",
 )
+
+push = partial(push_folder, cargo=EXPORTS)
+pull = partial(pull_folder, cargo=EXPORTS)
+cached = partial(cached_folder, cargo=EXPORTS)

@@ -203,21 +203,25 @@ def _strides(expression: UOp, place: dict[UOp, int], count: int) -> tuple[tuple[
             at[place[node] + 1] = 1
             used[place[node]] = True
             values[node] = at
-        elif node.op is Ops.CONST:
-            values[node] = 0 if isinstance(node.arg, InvalidType) else int(node.arg)
-        elif node.op is Ops.WHERE:
-            # the gate hides elements but does not move them: follow the side that is an address
-            picked = node.src[1] if not _is_invalid(node.src[1]) else node.src[2]
-            values[node] = values[picked]
-        elif node.op is Ops.CAST:
-            values[node] = values[node.src[0]]
-        elif node.op in _INTEGER and len(node.src) == 2:
-            with np.errstate(all="ignore"):
-                values[node] = _INTEGER[node.op](values[node.src[0]], values[node.src[1]])
         else:
-            values[node] = 0
+            values[node] = address_value(node, values)
     final = np.broadcast_to(np.asarray(values[expression], np.int64), (points,))
     return tuple(int(x) for x in final[1:] - final[0]), tuple(used)
+
+
+def address_value(node: UOp, values: dict[UOp, Any]) -> Any:
+    """What a node of an address is, by the `values` of what it is made of; zero where these do not say it."""
+    if node.op is Ops.CONST:
+        return 0 if isinstance(node.arg, InvalidType) else int(node.arg)
+    if node.op is Ops.WHERE:
+        # the gate hides elements but does not move them: follow the side that is an address
+        return values[node.src[1] if not _is_invalid(node.src[1]) else node.src[2]]
+    if node.op is Ops.CAST:
+        return values[node.src[0]]
+    if node.op in _INTEGER and len(node.src) == 2:
+        with np.errstate(all="ignore"):
+            return _INTEGER[node.op](values[node.src[0]], values[node.src[1]])
+    return 0
 
 
 def _is_invalid(node: UOp) -> bool:

@@ -349,14 +349,18 @@ def _cuda_facts() -> dict[str, Any]:
 
 
 def _nvidia_smi() -> tuple[str, float | None, float | None]:
-    """Driver version, power limit in W and highest SM clock in MHz of the first GPU, as far as the tool tells them."""
-    fields = "driver_version,power.limit,clocks.max.sm"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"]
+    """Driver version, power limit in W and highest SM clock in MHz of the first GPU that CUDA shows, as far as the tool
+    tells them. It numbers all GPUs, whatever `CUDA_VISIBLE_DEVICES` says, and in another order."""
+    from kcg.compat.device import visible_gpu
+    from kcg.compat.hardware import cuda_bus_id
+
+    fields, gpu = "driver_version,power.limit,clocks.max.sm", cuda_bus_id() or visible_gpu(0)
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={gpu}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
+        driver, power, clock = (x.strip() for x in done.stdout.strip().split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
         return "", None, None
-    driver, power, clock = (x.strip() for x in done.stdout.strip().split(","))
     return driver, _number(power), _number(clock)
 
 

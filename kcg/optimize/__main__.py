@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
-from kcg.cli import command_text, examples, guarded, interrupted, run_app, showing  # noqa: E402
+from kcg.cli import command_app, command_text, examples, guarded, interrupted, run_app, showing  # noqa: E402
 from kcg.commands import SETTINGS, command_name, program_name  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kcg.types import Result
     from kcg.workloads.script import Form
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-export_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
+export_app = command_app()
+apply_app = command_app()
 
 
 def complete_workload(incomplete: str) -> list[str]:

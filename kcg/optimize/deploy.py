@@ -283,7 +283,7 @@ def putting_in_place(
     from kcg.compat.standalone import devices_of, opened_device
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.installing import installing
-    from kcg.optimize.in_place import HandwrittenPrograms
+    from kcg.optimize.in_place import handwritten_programs
     from kcg.optimize.tile_programs import remade
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
@@ -293,7 +293,7 @@ def putting_in_place(
     by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
     chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
-    handwritten = HandwrittenPrograms(by_hand, kernels, result.target)
+    handwritten = handwritten_programs(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
     for line in failures(result, tiles.failed):
         failed(line)

@@ -42,7 +42,7 @@ REGIONS_TOO: Final = 2.0
 """So many times what judging was found of kernels takes it takes with regions, before any of these is searched."""
 JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
-regions of Flux at 768, 251 for 190 at 1024."""
+regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged itself: then what that took does."""
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -226,8 +226,12 @@ class Estimates:
         if not due and self.budget.limit_s is None:
             return 0.0
         comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))
-        slower = 1.0 if self.device.is_cpu else JUDGING_SLOWER
-        return FRESH_CHILD_S + self.compiling_s() + slower * comparing_s
+        return FRESH_CHILD_S + self.compiling_s() + self.slower * comparing_s
+
+    @property
+    def slower(self) -> float:
+        """So many times what is expected of it judging takes, as far as is known before this run has judged."""
+        return 1.0 if self.device.is_cpu else JUDGING_SLOWER
 
     def compiling_s(self) -> float:
         """About how long it takes to compile what is to be judged and this run has not compiled, as one that goes on
@@ -363,8 +367,8 @@ class Pace:
 
     @property
     def _slower(self) -> float:
-        """So many times what is expected is what it takes."""
-        return self._spent_s / self._expected_s if self._expected_s else 1.0
+        """So many times what is expected is what it takes, by this run where that has compared something already."""
+        return self._spent_s / self._expected_s if self._expected_s else self._estimates.slower
 
     def until(self, *, improved: bool) -> float | None:
         """When judging is to end, by `time.monotonic`; None: whenever. While nothing is `improved` there is no model to

@@ -1,62 +1,94 @@
-"""Hand-written kernels in a running program: the compiled program of each, for the calls of its kernel."""
+"""Compiled programs of single kernels in a running program, in the place of the calls of these kernels.
+
+These are hand-written kernels, and tinygrad's own schedules as a run compiled them: on a CPU lowering and compiling
+these once more takes most of the whole model's check. What was found is compiled there as programs will.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kcg.compat.programs import is_aligned, program_in_place, single_device
-from kcg.errors import CodecError
-from kcg.kernel.codec import kernel_of
+from kcg.compat.capture import choosing_opts
+from kcg.compat.programs import core_variable, is_aligned, single_device
+from kcg.compat.standalone import program_of_code
+from kcg.compat.tiny import Ops
 from kcg.kernel.compile import to_elf
+from kcg.kernel.installing import kernel_id
+from kcg.kernel.program import Compiled
 from kcg.measure.source_kernels import rebuilt
 from kcg.types import Kernel, Region, Schedule, Target
 
 
-class HandwrittenPrograms:
-    """Gives the program for a call, if there is one. All are made when this is, in a child, from the user's files.
+class ProgramsInPlace:
+    """Gives the program for a call, if there is one. `aligned` leaves out calls with buffers that begin at odd
+    addresses: a program may load sixteen bytes at once."""
 
-    Raises UsageError or MismatchError, see `kcg.measure.source_kernels.rebuilt`.
-    """
-
-    def __init__(self, wanted: Mapping[Kernel, Schedule], paths: Sequence[Path], target: Target) -> None:
-        regions = {Region((kernel,)): schedule for kernel, schedule in wanted.items()}
-        made = rebuilt(regions, paths, target) if regions else {}
-        self._target = target
-        self._compiled = {region.id: compiled for region, compiled in made.items()}
-        self._ids: dict[bytes, str] = {}
+    def __init__(self, compiled: Mapping[str, Compiled], target: Target, *, aligned: bool = False) -> None:
+        self._compiled, self._target, self._aligned = compiled, target, aligned
+        self._ids: dict[bytes, str | None] = {}
         self._programs: dict[tuple[bytes, str], Any] = {}
 
     def __call__(self, call: Any) -> tuple[str, Any] | None:
-        """The id of the kernel that a call runs and the program to run instead; None where nothing is.
-
-        A kernel on several devices, or on buffers that begin at odd addresses, is left to the Opts: a hand-written one
-        may load sixteen bytes at once.
+        """The id of the kernel that a call runs and the program to run instead; None where nothing is, as where a
+        kernel runs on several devices or its author scheduled it. Raises what tinygrad raises where it does not load.
         """
-        if not self._compiled:
+        ast, device = call.src[0], single_device(call)
+        if not self._compiled or device is None or device.split(":")[0] != self._target.device:
             return None
-        ast = call.src[0]
         if ast.key not in self._ids:
-            try:
-                self._ids[ast.key] = kernel_of(ast).id
-            except CodecError:  # a custom kernel of the program
-                self._ids[ast.key] = ""
-        kernel_id = self._ids[ast.key]
-        compiled, device = self._compiled.get(kernel_id), single_device(call)
-        if compiled is None or device is None or device.split(":")[0] != self._target.device or not is_aligned(call):
+            self._ids[ast.key] = kernel_id(ast)
+        found = self._ids[ast.key]
+        if found is None or found not in self._compiled or (self._aligned and not is_aligned(call)):
             return None
         if (ast.key, device) not in self._programs:
-            self._programs[ast.key, device] = program_in_place(
-                ast,
-                to_elf(compiled, self._target),
-                device,
-                shared_bytes=compiled.shared_bytes,
-                global_size=compiled.global_size,
-                local_size=compiled.local_size,
-                outputs=compiled.outputs,
-                inputs=compiled.inputs,
-                threads=compiled.threads,
-                source=compiled.source,
-            )
-        return kernel_id, self._programs[ast.key, device]
+            self._programs[ast.key, device] = _program(ast, self._compiled[found], self._target, device)
+        return found, self._programs[ast.key, device]
+
+
+def _program(ast: Any, compiled: Compiled, target: Target, device: str) -> Any:
+    """A kernel without variables on one device, in tinygrad's terms."""
+    by_slot = {u.arg.slot: u for u in ast.toposort() if u.op is Ops.PARAM}
+    threads = (core_variable(len(compiled.slots), compiled.global_size[0]),) if compiled.values else ()
+    return program_of_code(
+        ast,
+        [by_slot[slot] for slot in compiled.slots],
+        threads,
+        to_elf(compiled, target),
+        device,
+        shared_bytes=compiled.shared_bytes,
+        global_size=compiled.global_size,
+        local_size=compiled.local_size,
+        outputs=compiled.outputs,
+        inputs=compiled.inputs,
+        source=compiled.source,
+    )
+
+
+def handwritten_programs(wanted: Mapping[Kernel, Schedule], paths: Sequence[Path], target: Target) -> ProgramsInPlace:
+    """Hand-written kernels for the calls of their kernels, all made now in a child, from the user's files.
+
+    Raises UsageError or MismatchError, see `kcg.measure.source_kernels.rebuilt`.
+    """
+    regions = {Region((kernel,)): schedule for kernel, schedule in wanted.items()}
+    made = rebuilt(regions, paths, target) if regions else {}
+    return ProgramsInPlace({region.id: compiled for region, compiled in made.items()}, target, aligned=True)
+
+
+@contextlib.contextmanager
+def compiled_before(programs: Mapping[str, Compiled], target: Target) -> Iterator[set[str]]:
+    """Inside the block, a kernel for which nothing else is chosen runs its program, by its id, if there is one: code
+    that tinygrad would make again. Gives the ids of those that did so far."""
+    in_place, used = ProgramsInPlace(programs, target), set[str]()
+
+    def program(call: Any) -> Any:
+        with contextlib.suppress(Exception):  # whatever does not load tinygrad compiles
+            if (made := in_place(call)) is not None:
+                used.add(made[0])
+                return made[1]
+        return None
+
+    with choosing_opts(lambda ast: None, program):
+        yield used

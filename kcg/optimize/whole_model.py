@@ -262,7 +262,7 @@ def check_models(
     Never raises for what the child does: a crash with the schedules of a result fails it, and the others run again
     without it; anything else gives no result. `module` is what the child runs, `kernels` are the files of the
     hand-written ones, `weights` the published ones if not random ones are wanted; `programs` are tinygrad's own
-    schedules that are compiled already, by kernel (`kcg.optimize.own_programs`); `child` is one of `ahead`.
+    schedules that are compiled already, by kernel (`kcg.optimize.in_place`); `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
@@ -452,7 +452,7 @@ def compare(
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
-    from kcg.optimize.own_programs import compiled_before
+    from kcg.optimize.in_place import compiled_before
 
     replays = replays_of(max(result.total_after_s for result in results))
     given = compiled_before(programs, results[0].target) if programs else contextlib.nullcontext()

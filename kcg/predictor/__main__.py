@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_group, examples, guarded, run_app
+from kcg.cli import command_group, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
-
-PIPED_WIDTH = 120  # of tables that no terminal shows
+from kcg.sharing import Branch, Commit, Message, ModelRepo, Out, Private, say_pulled, say_pushed
 
 app = command_group("kcg predictor show", "kcg predictor COMMAND --help")
 
@@ -30,11 +29,9 @@ def show(
     ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
 ) -> None:
-    """What a checkpoint says of itself: name, features, targets, datasets, split, metrics, size."""
+    """Show what a checkpoint says of itself. Name, features, targets, datasets, split, metrics, size."""
     import json
     from dataclasses import asdict
-
-    from rich.console import Console
 
     from kcg.predictor.checkpoint import read
     from kcg.predictor.choice import SHIPPED
@@ -48,9 +45,7 @@ def show(
         raise UsageError(
             f"{where} no checkpoint: train one with training/train_predictor.py of a checkout, or pull one"
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPED_WIDTH)
+    console = table_console()
     for path in paths:
         found, size = read(path), path.stat().st_size
         if json_mode:
@@ -74,10 +69,8 @@ def score(
     split: Annotated[str, typer.Option(metavar="NAME", help="whose test part: workload, kernel or twin")] = "workload",
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Score predictions on the test part of a dataset, beside the predictor that comes with kcg."""
+    """Score predictions on the test part of a dataset. Beside them the predictor that comes with kcg is scored."""
     import json
-
-    from rich.console import Console
 
     from kcg.dataset.sources import place_of
     from kcg.dataset.splits import SPLITS
@@ -99,39 +92,30 @@ def score(
         report = {"dataset": dataset, "split": split, "schedules": len(pool.rows), "scores": finite(found)}
         sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         return
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)).print(table(title, found))
+    table_console().print(table(title, found))
 
 
 @app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))
 def push(
     checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="a checkpoint, a .safetensors file")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
-    revision: Annotated[
-        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
-    ] = "main",
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[bool, typer.Option("--private", help="a new model is private; a public one is refused")] = False,
+    repo: ModelRepo,
+    revision: Branch = "main",
+    message: Message = "",
+    private: Private = False,
 ) -> None:
-    """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
+    """Upload to the Hugging Face Hub in one commit. With a card; the token is HF_TOKEN. Prints the commit."""
     from kcg.predictor.publish import push as push_now
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
+    say_pushed(repo, commit, f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
 
 
 @app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))
-def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a model on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
-) -> None:
-    """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
+def pull(repo: ModelRepo, revision: Commit, out: Out) -> None:
+    """Download one commit from the Hugging Face Hub. It arrives whole: checksums are compared, and it is read."""
     from kcg.predictor.publish import pull as pull_now
 
-    files = pull_now(repo, out, revision=revision)
-    typer.echo(f"{out}: {len(files)} files, {', '.join(sorted(files))}")
+    say_pulled(out, pull_now(repo, out, revision=revision))
 
 
 def main() -> ExitCode:

@@ -11,12 +11,14 @@ import math
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.dataset.reading import sha256_of
 from kcg.errors import DataError, UsageError
 from kcg.hub import LIMITS, MAIN, Cargo, Limits, pull_folder, push_folder
+from kcg.nouns import plain
 from kcg.predictor.checkpoint import About, Checkpoint, read
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.header import MOST_BYTES
@@ -67,12 +69,7 @@ def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     rows += [("code", about.revision + _TREES[about.dirty])] if about.revision else []
     rows += [("since its training", about.since)] if about.since else []
     rows += [(f"validation {name}", _number(value)) for name, value in sorted(about.metrics.items())]
-    return [(plain(name), plain(value)) for name, value in rows]
-
-
-def plain(text: str) -> str:
-    """A foreign text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:LONGEST]
+    return [(plain(name, LONGEST), plain(value, LONGEST)) for name, value in rows]
 
 
 def _number(value: Any) -> str:
@@ -158,7 +155,7 @@ def _header(about: About) -> str:
 
 
 def _safe(text: str) -> str:
-    return html.escape(plain(text), quote=False).replace("|", "\\|").replace("`", "'")
+    return html.escape(plain(text, LONGEST), quote=False).replace("|", "\\|").replace("`", "'")
 
 
 def _markdown(rows: list[tuple[str, str]]) -> str:
@@ -212,22 +209,6 @@ def push(
         )
 
 
-def pull(
-    repo: str,
-    folder: Path,
-    *,
-    revision: str,
-    token: str | None = None,
-    endpoint: str | None = None,
-    limits: Limits = LIMITS,
-) -> dict[str, str]:
-    """Downloads one commit of the model `repo` to a new or empty `folder`; returns the SHA-256 of each file by name.
-
-    Everything else, errors included, as `kcg.hub.pull_folder` says.
-    """
-    return pull_folder(repo, folder, cargo=PREDICTORS, revision=revision, token=token, endpoint=endpoint, limits=limits)
-
-
 def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
     """The SHA-256 of each file, once all agree with the checksums and the checkpoint can be read; DataError otherwise.
 
@@ -258,3 +239,5 @@ PREDICTORS = Cargo(
     digests=_digests,
     most_bytes=MOST_BYTES,
 )
+
+pull = partial(pull_folder, cargo=PREDICTORS)

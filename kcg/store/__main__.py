@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import command_group, counted, examples, guarded, run_app
+from kcg.cli import command_group, counted, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import DataError, ExitCode, UsageError
+from kcg.nouns import plain
+from kcg.sharing import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
 
 app = command_group("kcg store list STORE", "kcg store COMMAND --help")
 
@@ -27,10 +29,9 @@ def show(
     store: Location,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
 ) -> None:
-    """What a store has: kernels, schedules, speed-ups, targets, and which run each came from."""
+    """Show what a store has. Kernels, schedules, speed-ups, targets, and which run each came from."""
     import json
 
-    from rich.console import Console
     from rich.table import Table
 
     from kcg.kernel.kinds import describe
@@ -66,12 +67,11 @@ def show(
         table.add_column(column, justify="right" if column in ("before", "after", "speed-up") else "left")
     for e in entries:
         before, after = (f"{1e6 * side.cold_s:,.1f} µs" for side in (e.baseline, e.chosen))
-        what = f"{len(e.region.kernels)} kernels" if len(e.region.kernels) > 1 else _plain(e.name) or e.region.id[:12]
-        words = _plain(describe(e.chosen.schedule))
-        row = (what, _plain(e.target.model), before, after, f"{e.speed_up:.2f}×", words, _plain(e.created[:10]))
+        what = f"{len(e.region.kernels)} kernels" if len(e.region.kernels) > 1 else plain(e.name) or e.region.id[:12]
+        words = plain(describe(e.chosen.schedule))
+        row = (what, plain(e.target.model), before, after, f"{e.speed_up:.2f}×", words, plain(e.created[:10]))
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    (console if console.is_terminal else Console(highlight=False, markup=False, width=160)).print(table)
+    table_console(width=160, markup=False).print(table)
 
 
 @app.command(epilog=examples("kcg store add kcg-out/flux/RESULT.json tuned"))
@@ -79,7 +79,7 @@ def add(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of a run")],
     store: Annotated[str, typer.Argument(metavar="STORE", help="a folder; a new one is made")],
 ) -> None:
-    """Add the verified schedules of a result; what the store has that is faster stays."""
+    """Add the verified schedules of a result. What the store has that is faster stays."""
     from kcg.optimize.result import read_result
     from kcg.store.entry import entries_of
     from kcg.store.location import open_store
@@ -98,9 +98,10 @@ def add(
 
 @app.command(epilog=examples("kcg store verify tuned"))
 def verify(store: Location) -> None:
-    """Read every entry and check its hash, schema, kernels and schedules.
+    """Read and check every entry.
 
-    Speed and results are verified where a schedule is used."""
+    Hash, schema, kernels and schedules: speed and results are verified where a schedule is used.
+    """
     from kcg.store.location import open_store
 
     count, bad = 0, 0
@@ -117,39 +118,25 @@ def verify(store: Location) -> None:
 @app.command(epilog=examples("kcg store push tuned OWNER/NAME --private"))
 def push(
     store: Annotated[Path, typer.Argument(metavar="FOLDER", help="a store")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    revision: Annotated[
-        str, typer.Option(metavar="NAME", help="the branch that gets the commit; made where it is missing")
-    ] = "main",
-    message: Annotated[str, typer.Option(metavar="TEXT", help="of the commit")] = "",
-    private: Annotated[
-        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
-    ] = False,
+    repo: DatasetRepo,
+    revision: Branch = "main",
+    message: Message = "",
+    private: Private = False,
 ) -> None:
-    """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints how to use the commit."""
+    """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints how to use the commit."""
     from kcg.store.publish import push as push_now
 
     commit = push_now(store, repo, branch=revision, message=message, private=private)
-    typer.echo(f"{repo} has it as {commit}")
-    typer.echo(f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
+    say_pushed(repo, commit, f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
 
 
 @app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))
-def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="a dataset on the Hugging Face Hub")],
-    revision: Annotated[str, typer.Option(metavar="COMMIT", help="40 hex digits")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="a new or empty one")],
-) -> None:
-    """Download one commit from the Hugging Face Hub, whole, with every entry read: a folder that can be added to."""
+def pull(repo: DatasetRepo, revision: Commit, out: Out) -> None:
+    """Download one commit from the Hugging Face Hub. It arrives whole, every entry is read, and it can be added to."""
     from kcg.store.publish import pull as pull_now
 
-    count = pull_now(repo, out, revision=revision)
-    typer.echo(f"{out}: {counted(count, 'entry', 'entries')}")
-
-
-def _plain(text: str) -> str:
-    """A foreign text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:120]
+    entries = len(pull_now(repo, out, revision=revision)) - 1  # all files but the marker
+    typer.echo(f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
 def main() -> ExitCode:

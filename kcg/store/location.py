@@ -27,4 +27,4 @@ def open_store(location: str, *, new: bool = False) -> Store:
         raise UsageError(f"{location} is no pinned store: give hf://OWNER/NAME@ and the 40 hex digits of a commit")
     from kcg.store.publish import cached
 
-    return Store(location, cached(match["repo"], match["revision"]), writable=False)
+    return Store(location, cached(match["repo"], revision=match["revision"]), writable=False)

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from kcg.cli import examples, guarded, run_app
+from kcg.cli import command_app, examples, guarded, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 
 @app.command(context_settings=SETTINGS, epilog=examples("kcg ui", "kcg ui runs --port 8080 --no-browser"))

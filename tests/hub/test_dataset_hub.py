@@ -17,10 +17,9 @@ import pytest
 from huggingface_hub import constants
 
 from kcg import hub as kcg_hub
-from kcg.dataset import publish as hub_module
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.journal import Journal
-from kcg.dataset.publish import pull, push
+from kcg.dataset.publish import EXPORTS, pull, push
 from kcg.errors import DataError, UsageError
 from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
@@ -176,10 +175,8 @@ def test_a_link_and_a_name_that_could_not_come_back_are_not_pushed(hub: Hub, fol
     assert hub.requests == []
 
 
-def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
-    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digests = hub_module.EXPORTS.digests
+def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(hub: Hub, folder: Path) -> None:
+    digests = EXPORTS.digests
     (folder / "splits.json").write_text("{}")
 
     def changing(root: Path, names: Sequence[str]) -> dict[str, str]:
@@ -187,9 +184,8 @@ def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
         (folder / "splits.json").write_text("[1]")
         return found
 
-    monkeypatch.setattr(hub_module, "EXPORTS", replace(hub_module.EXPORTS, digests=changing))
     with pytest.raises(DataError, match="changed while it was pushed"):
-        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+        push(folder, REPO, cargo=replace(EXPORTS, digests=changing), token=TOKEN, endpoint=hub.endpoint)
     assert not hub.asked("/commit/")
 
 

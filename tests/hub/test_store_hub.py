@@ -13,7 +13,7 @@ from kcg.errors import DataError, UsageError
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.measure.device_info import detect
 from kcg.store.entry import Entry, entries_of
-from kcg.store.folder import Store
+from kcg.store.folder import MARKER, Store
 from kcg.store.location import open_store
 from kcg.store.publish import pull, push
 from kcg.types import RegionResult, Verification
@@ -43,7 +43,8 @@ def store(entry: Entry, tmp_path: Path) -> Store:
 
 def test_what_is_pushed_is_pulled_and_found(hub: Hub, store: Store, entry: Entry, target: Path) -> None:
     commit = push(store.folder, REPO, token=TOKEN, endpoint=hub.endpoint)
-    assert pull(REPO, target, revision=commit, token=READ_TOKEN, endpoint=hub.endpoint) == 1
+    files = pull(REPO, target, revision=commit, token=READ_TOKEN, endpoint=hub.endpoint)
+    assert {*files} == {path.relative_to(store.folder).as_posix() for path in (store.folder / MARKER, *store.paths())}
     assert contents(target) == contents(store.folder)
     (found,) = open_store(str(target)).look_up(entry.region.id, entry.ends, entry.target, entry.toolchain)
     assert found.entry == entry

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +106,60 @@ def test_sensors_of_this_cpu_and_of_an_unknown_device() -> None:
         assert {name for name, _ in device_info.readings()} >= {"throttle_events"}
         assert device_info.slowdown() == ""
     assert isinstance(sensors_for(replace(TARGET, device="METAL")), NoSensors)
+
+
+# -- which GPU it is about
+
+BUS_ID = "00000000:3B:00.0"
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "visible", "asked"),
+    [
+        (BUS_ID, None, BUS_ID),
+        (BUS_ID, "1,0", BUS_ID),
+        ("", "3,1", "3"),
+        ("", "GPU-8a5b0e2c", "GPU-8a5b0e2c"),
+        ("", None, "0"),
+    ],
+)
+def test_nvidia_smi_is_asked_about_the_gpu_that_cuda_shows_first(
+    bus_id: str, visible: str | None, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its place on the bus, else as the visible GPUs are listed: the tool itself hides none of them."""
+    answer_as(f'echo "$@" > {tmp_path}/asked; echo "580.95.05, 700.00, 1980"', tmp_path, monkeypatch)
+    monkeypatch.setattr("kcg.compat.hardware.cuda_bus_id", lambda: bus_id)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_info._nvidia_smi() == ("580.95.05", 700.0, 1980.0)
+    *_, last = (tmp_path / "asked").read_text().split()
+    assert last == f"--id={asked}"
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ('echo "580.95.05, [N/A], 1980"', ("580.95.05", None, 1980.0)),
+        ('echo "580.95.05, 700.00, [N/A]"', ("580.95.05", 700.0, None)),
+        ('echo "No devices were found"', ("", None, None)),
+        ('echo "580.95.05, 700.00, 1980"; exit 6', ("", None, None)),
+        ("", ("", None, None)),
+    ],
+)
+def test_what_nvidia_smi_does_not_tell_is_left_out(
+    script: str, found: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_as(script, tmp_path, monkeypatch)
+    monkeypatch.setattr("kcg.compat.hardware.cuda_bus_id", lambda: BUS_ID)
+    assert device_info._nvidia_smi() == found
+
+
+def answer_as(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a shell script be the machine's `nvidia-smi`."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 # -- too good to be true

@@ -443,6 +443,22 @@ def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
     assert (pace.left_s([work]), pace.left_s([])) == (4 * 10 + 100, 100)
 
 
+def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_for(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("comparing_s", "timing_s"):
+        monkeypatch.setattr(Estimates, name, lambda expected, work: 10.0)
+    monkeypatch.setattr(Estimates, "compiling_s", lambda expected: 0.0)
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected: 0.0)
+    monkeypatch.setattr(Device, "is_cpu", False)
+    pace = Pace(expected)
+    assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
+    for _ in range(2):
+        with pace.judging(opened.works[0]):
+            pass
+    assert pace.left_s(opened.works[:1]) < 1.0, "by what it took here"
+
+
 def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
-from kcg.optimize.own_programs import compiled_before
+from kcg.optimize.in_place import compiled_before
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kcg.compat.scheduling import canonical_key
-from kcg.compat.tiny import AxisType, GroupOp, InvalidType, Ops, Scheduler, UOp, axis_to_pos, dtypes
+from kcg.compat.tiny import AxisType, GroupOp, Ops, Scheduler, UOp, axis_to_pos, dtypes
 from kcg.kernel import loop_nest
 from kcg.kernel.loop_nest import (
-    _INTEGER,
     INNER,
     REDUCING,
     Access,
@@ -31,9 +30,9 @@ from kcg.kernel.loop_nest import (
     _by_power_of_two,
     _Count,
     _is_gate,
-    _is_invalid,
     _packs,
     _varies_with,
+    address_value,
     nodes_of_addresses,
 )
 
@@ -568,19 +567,8 @@ class _NestReader:
         for place, (i, step) in enumerate(steps, start=1):
             values[self.ranges[i]][place] = step
         for node in self.nodes:
-            if node not in self.index_nodes or node in self.bit:
-                continue
-            if node.op is Ops.CONST:
-                values[node] = 0 if isinstance(node.arg, InvalidType) else int(node.arg)
-            elif node.op is Ops.WHERE:
-                values[node] = values[node.src[1] if not _is_invalid(node.src[1]) else node.src[2]]
-            elif node.op is Ops.CAST:
-                values[node] = values[node.src[0]]
-            elif node.op in _INTEGER and len(node.src) == 2:
-                with np.errstate(all="ignore"):
-                    values[node] = _INTEGER[node.op](values[node.src[0]], values[node.src[1]])
-            else:
-                values[node] = 0
+            if node in self.index_nodes and node not in self.bit:
+                values[node] = address_value(node, values)
         return values
 
     # what the count of micro-operations is made of

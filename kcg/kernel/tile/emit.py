@@ -155,6 +155,8 @@ class Writer:
         self._count = 0
 
     def fresh(self, hint: str) -> str:
+        """A name that no other variable has. A `p` and a number is an argument: a buffer's first element."""
+        assert hint != "p"
         self._count += 1
         return f"{hint}{self._count}"
 
@@ -175,6 +177,21 @@ class Chosen:
     name: str  # the variable of its pointer
     slots: tuple[int, ...]
     conditions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, lines: Lines, slots: tuple[int, ...], conditions: Sequence[str]) -> Chosen:
+        """Writes the pointer of one of these buffers."""
+        pointer = lines.name(choice(conditions, *(f"p{slot}" for slot in slots)), "pointer")
+        return cls(pointer, slots, tuple(conditions))
+
+
+def choice(conditions: Sequence[str], *texts: str) -> str:
+    """One of several expressions: the first whose condition holds, else the last. By a quotient and a remainder Triton
+    3.6 no longer sees that a column is aligned."""
+    *others, found = texts
+    for condition, text in zip(reversed(conditions), reversed(others), strict=True):
+        found = f"tl.where({condition}, {text}, {found})"
+    return found
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
-from kcg.kernel.tile.emit import TYPES, Block, Chosen, Frame, Lines, compute_type
+from kcg.kernel.tile.emit import TYPES, Block, Chosen, Frame, Lines, choice, compute_type
 from kcg.kernel.tile.gluon import halves_layout, sums_layout
 from kcg.kernel.tile.ir import Branch, Held, Pairs, Stored, TileKernel
 from kcg.kernel.tile.program import TileRefusal
@@ -109,19 +109,11 @@ def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, line
     scalars = Frame(lines, ())
     conditions = [lines.name(scalars.scalar_condition(f"{starts[0]} < {end}"), "is") for end in ends]
 
-    def chosen(*texts: str) -> str:
-        """One text for each store. By a quotient and a remainder Triton 3.6 no longer sees that a column is aligned."""
-        *others, found = texts
-        for condition, text in zip(reversed(conditions), reversed(others), strict=True):
-            found = f"tl.where({condition}, {text}, {found})"
-        return found
-
-    pointers = {
-        slots[0]: Chosen(lines.name(chosen(*(f"p{slot}" for slot in slots)), "p"), slots, tuple(conditions))
-        for slots in branch.buffers
-    }
+    pointers = {slots[0]: Chosen.of(lines, slots, conditions) for slots in branch.buffers}
     if ends:
-        starts = [lines.name(chosen(start, *(f"{start} - {end}" for end in ends)), "start") for start in starts]
+        starts = [
+            lines.name(choice(conditions, start, *(f"{start} - {end}" for end in ends)), "start") for start in starts
+        ]
     opened = []
     for block, start in zip(blocks, starts, strict=True):
         frame = Frame(lines, block.frame.sizes, outer=block.frame, pointers=pointers, layout=block.frame.layout)

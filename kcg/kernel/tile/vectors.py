@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.emit import Chosen, Frame
+from kcg.kernel.tile.emit import Chosen, Frame, choice
 from kcg.kernel.tile.ir import Access, TileKernel, affine, buffer_of, extent, is_symbolic
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.tiles import launched_with, tiles_of
@@ -120,16 +120,9 @@ def bind_products(frame: Frame, group: Sequence[Launched], number: str) -> str:
         ends.append(ends[-1] + tiles_of(*one)[0])
     conditions = [frame.lines.name(frame.scalar_condition(f"{number} < {end}"), "is") for end in ends[1:-1]]
 
-    def chosen(*texts: str) -> str:
-        *before, found = texts
-        for condition, text in zip(reversed(conditions), reversed(before), strict=True):
-            found = f"tl.where({condition}, {text}, {found})"
-        return found
-
     maps = [found for one, _ in others if (found := slots_of(first, one)) is not None]
     for slot in sorted(maps[0]):
         slots = (slot, *(found[slot] for found in maps))
         if len(set(slots)) > 1:
-            pointer = frame.lines.name(chosen(*(f"p{one}" for one in slots)), "pointer")
-            frame.pointers[slot] = Chosen(pointer, slots, tuple(conditions))
-    return frame.lines.name(chosen(number, *(f"{number} - {end}" for end in ends[1:-1])), "tile")
+            frame.pointers[slot] = Chosen.of(frame.lines, slots, conditions)
+    return frame.lines.name(choice(conditions, number, *(f"{number} - {end}" for end in ends[1:-1])), "tile")

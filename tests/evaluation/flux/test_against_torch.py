@@ -43,7 +43,7 @@ def run(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
         "--out",
         str(out),
     ]
-    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

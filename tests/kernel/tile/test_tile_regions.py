@@ -396,6 +396,28 @@ def test_three_stores_may_be_one_branch(tmp_path: Path) -> None:
     assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
 
+def scaled_parts(count: int, factors: int, *, size: int = 32) -> tuple[Tensor, ...]:
+    """Parts of a product's columns, each times some vectors of its own."""
+    made = (empty(40, 64) @ empty(count * size, 64).transpose()).contiguous().reshape(40, count, size)
+    outputs = []
+    for place in range(count):
+        part = made[:, place]
+        for _ in range(factors):
+            part = part * empty(size)
+        outputs.append(part.contiguous())
+    return tuple(outputs)
+
+
+@interpreted
+def test_a_pointer_that_is_chosen_has_no_buffers_name(tmp_path: Path) -> None:
+    """Of 37 buffers, so many that names with a running number reach those with a buffer's."""
+    region = region_of(*scaled_parts(7, 4))
+    kernel = read_region(region)
+    assert [branch.count for branch in kernel.branches] == [7] and len(kernel.buffers) == 37
+    program = generate(region, TARGET, TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16), interpreted=True)
+    assert compare([Case(region, program)], tmp_path) == [""]
+
+
 @interpreted
 def test_stores_that_differ_in_more_than_buffers_and_constants_are_branches_of_their_own(tmp_path: Path) -> None:
     region = region_of(*flux_projection("float32", key_is_normed=False))
@@ -420,7 +442,7 @@ def test_each_table_of_a_rotation_is_read_once(columns: int, parts: int) -> None
     text = generate(region, TARGET, p).source
     assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [parts] * 2
     (weight,) = [b.slot for b in kernel.buffers if b.size == 64 and b.slot in dict(branch.buffers)]
-    (chosen,) = re.findall(rf"(p\d+) = tl.where\(is\d+, p{weight}, ", text)
+    (chosen,) = re.findall(rf"(pointer\d+) = tl.where\(is\d+, p{weight}, ", text)
     assert text.count(f"tl.load({chosen} +") == parts
 
 
