@@ -454,7 +454,7 @@ def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_f
     pace = Pace(expected)
     assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
     for _ in range(2):
-        with pace.judging(opened.works[0]):
+        with pace.judging(opened.works[0], begun=time.monotonic()):
             pass
     assert pace.left_s(opened.works[:1]) < 1.0, "by what it took here"
 
