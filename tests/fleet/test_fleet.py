@@ -354,52 +354,6 @@ def identities(journal: Journal) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Iterator[LocalFleet]:
-    """Two hosts whose targets differ in their cache."""
-    with LocalFleet(CPU, 1, cores=1) as fleet, pytest.MonkeyPatch.context() as changed:
-        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
-        fleet.add_host()
-        changed.undo()
-        waited(lambda: sum(host["ready"] for host in read_status(fleet.address, None)["hosts"]) == 2)
-        yield fleet
-
-
-def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
-    out = tmp_path / "j.sqlite"
-    done = generated(kernels, out, "--fleet", mixed.address)
-    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
-    rows = by_target(out)
-    assert len(rows) == 2
-    for of_one in rows.values():
-        schedules = Counter(region for region, _, trial in of_one if not trial)
-        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
-
-
-def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
-    mixed: LocalFleet, kernels: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "j.sqlite"
-    more = ("--schedules-per-kernel", 8)
-
-    def kill_it() -> None:
-        waited(lambda: out.exists() and bool(by_target(out)))
-        os.kill(mixed.pids[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_it)
-    killer.start()
-    gone = generated(kernels, out, "--fleet", mixed.address, *more)
-    killer.join()
-    assert gone.returncode == 5, gone.stdout
-    last = gone.stderr.splitlines()[-1]
-    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
-    kept = by_target(out)
-    done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
-    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
-    rows = by_target(out)
-    assert kept and all(some <= rows[target] for target, some in kept.items())
-
-
-@pytest.fixture(scope="module")
 def trusted() -> Iterator[LocalFleet]:
     """A host that is as fast as ever, to which tests add others that are not."""
     with LocalFleet(CPU, 1, cores=1) as fleet:
@@ -425,7 +379,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
     monkeypatch.setattr(trust, "RECHECK_S", 2.0)
     out = tmp_path / "j.sqlite"
     with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, 20.0):
-        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 12)
+        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
     assert done.returncode == 0 and "complete" in done.stdout, done.stderr
     lines = [line for line in done.stderr.splitlines() if "is drained" in line]
     assert len(lines) == 1, done.stderr
@@ -437,7 +391,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
         good = list(measured(journal))
         assert doubt.run_id not in {row.run_id for row in good}
         schedules = Counter(row.region_id for row in good if not row.trial)
-        assert list(schedules.values()) == [12, 12] and len({row.region_id for row in good if row.trial}) == 2
+        assert list(schedules.values()) == [16, 16] and len({row.region_id for row in good if row.trial}) == 2
         assert all(journal.runs()[row.run_id].description["report"]["kernels"] for row in good)
 
 
@@ -525,3 +479,51 @@ def test_what_a_connection_leaves_behind_is_not_printed(
         gc.collect()
     loop.close()
     assert [record.name for record in caplog.records] == ["asyncio"] and capfd.readouterr().err == ""
+
+
+# ---- at the end, since the fleet has two targets from here on, and then no scheduler
+
+
+@pytest.fixture(scope="module")
+def mixed(trusted: LocalFleet) -> LocalFleet:
+    """Two hosts whose targets differ in their cache."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
+        trusted.add_host()
+    waited(lambda: len({host["target"] for host in read_status(trusted.address, None)["hosts"] if host["ready"]}) == 2)
+    return trusted
+
+
+def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    done = generated(kernels, out, "--fleet", mixed.address)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert len(rows) == 2
+    for of_one in rows.values():
+        schedules = Counter(region for region, _, trial in of_one if not trial)
+        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
+
+
+def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
+    mixed: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    more = ("--schedules-per-kernel", 8)
+
+    def kill_it() -> None:
+        waited(lambda: out.exists() and bool(by_target(out)))
+        os.kill(mixed.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    gone = generated(kernels, out, "--fleet", mixed.address, *more)
+    killer.join()
+    assert gone.returncode == 5, gone.stdout
+    last = gone.stderr.splitlines()[-1]
+    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
+    kept = by_target(out)
+    done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert kept and all(some <= rows[target] for target, some in kept.items())
