@@ -151,19 +151,6 @@ def test_what_is_measured_and_drawn_is_what_this_process_would(measuring: tuple[
         service.beside(print, 1, timeout_s=1.0)
 
 
-def test_the_state_of_a_fleet_is_shown(local: LocalFleet, measuring: tuple[FleetService, list[str]]) -> None:
-    service, _ = measuring
-    found = json.loads(ended(fleet_command, "status", local.address, "--json").stdout)
-    assert found["scheduler"] == local.address and len(found["hosts"]) == 2
-    for host in found["hosts"]:
-        assert host["ready"] and host["target"] == service.target.fingerprint and host["checked_unix_s"] > 0
-        assert host["fault"] == ""
-        assert host["resources"] == {f"cpu:{service.target.fingerprint}": 1, "compile": 1}
-    shown = ended(fleet_command, "status", local.address).stdout
-    assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
-    assert "passed" in shown
-
-
 def test_a_host_killed_with_work_in_hand_loses_none_and_who_leaves_ends_all(
     local: LocalFleet, measuring: tuple[FleetService, list[str]]
 ) -> None:
@@ -242,6 +229,19 @@ def test_what_is_no_fleet_is_a_mistake_of_usage(where: str, tmp_path: Path) -> N
         dataset, "generate", "--workloads", "rope/mini", "--out", tmp_path / "j", "--device", CPU, "--fleet", where
     )
     assert wrong.returncode == 2 and where in wrong.stderr.splitlines()[-1]
+
+
+def test_the_state_of_a_fleet_is_shown(local: LocalFleet, measuring: tuple[FleetService, list[str]]) -> None:
+    service, _ = measuring
+    found = json.loads(ended(fleet_command, "status", local.address, "--json").stdout)
+    assert found["scheduler"] == local.address and len(found["hosts"]) == 2
+    for host in found["hosts"]:
+        assert host["ready"] and host["target"] == service.target.fingerprint and host["checked_unix_s"] > 0
+        assert host["fault"] == ""
+        assert host["resources"] == {f"cpu:{service.target.fingerprint}": 1, "compile": 1}
+    shown = ended(fleet_command, "status", local.address).stdout
+    assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
+    assert "passed" in shown
 
 
 @pytest.fixture(scope="module")
