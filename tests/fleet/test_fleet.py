@@ -379,7 +379,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
     monkeypatch.setattr(trust, "RECHECK_S", 2.0)
     out = tmp_path / "j.sqlite"
     with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, 20.0):
-        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
+        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 12)
     assert done.returncode == 0 and "complete" in done.stdout, done.stderr
     lines = [line for line in done.stderr.splitlines() if "is drained" in line]
     assert len(lines) == 1, done.stderr
@@ -391,7 +391,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
         good = list(measured(journal))
         assert doubt.run_id not in {row.run_id for row in good}
         schedules = Counter(row.region_id for row in good if not row.trial)
-        assert list(schedules.values()) == [16, 16] and len({row.region_id for row in good if row.trial}) == 2
+        assert list(schedules.values()) == [12, 12] and len({row.region_id for row in good if row.trial}) == 2
         assert all(journal.runs()[row.run_id].description["report"]["kernels"] for row in good)
 
 
