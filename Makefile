@@ -96,9 +96,16 @@ $(VENV)/.installed-clang: | $(VENV)/.installed-core
 	  echo "kcg: there is no clang, nor a wheel of it for this machine: using tinygrad's own assembler"
 	@touch $@
 
+# one pip unpacks on one core. So what is large goes first, by two at once: PyTorch and Triton with what they need, and
+# these, which they do not need, alone. The last pip has all to say: it installs what is left, what does not fit, what failed
+APART := ziglang pyarrow scipy pandas plotly wandb tinygrad mypy sqlalchemy torch-geometric lightgbm hf-xet
+TRITON := "triton; platform_system == 'Linux' and platform_machine == 'x86_64'"
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created
 	@echo 'kcg: installing into $(VENV) with what the tests need, a few minutes the first time'
-	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile --no-deps -c constraints.txt $(APART) >/dev/null 2>&1 & apart=$$!; \
+	$(PIP) install --no-compile -c constraints.txt torch $(TRITON) >/dev/null 2>&1; wait $$apart; \
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.installed-core $@
 
 # the first of these interpreters that is 3.11 or newer makes the environment; an older one is never used silently. The pip

@@ -122,7 +122,8 @@ class Source:
             inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             typing_only = node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else []
             for child in ast.iter_child_nodes(node):
-                visit(child, inside or child in typing_only)
+                if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # an expression imports nothing
+                    visit(child, inside or child in typing_only)
 
         visit(self.tree, False)
         return found
@@ -232,12 +233,16 @@ def forbidden_calls(source: Source) -> Iterator[str]:
             alias.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
 
     def full_name(node: ast.expr) -> str:
-        head, dot, tail = ast.unparse(node).partition(".")
-        return alias.get(head, head) + dot + tail
+        """Empty where it is no name with dots."""
+        tail: list[str] = []
+        while isinstance(node, ast.Attribute):
+            tail.insert(0, node.attr)
+            node = node.value
+        return ".".join([alias.get(node.id, node.id), *tail]) if isinstance(node, ast.Name) else ""
 
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and source.module not in UNPICKLERS:
-            for base in (full_name(base) for base in node.bases):
+            for base in (full_name(base) or ast.unparse(base) for base in node.bases):
                 if base.endswith("Unpickler"):
                     yield f"{source.module}:{node.lineno}: derives a class from {base}"
         if isinstance(node, ast.Call):

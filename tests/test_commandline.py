@@ -42,7 +42,7 @@ def shell(line: str, *arguments: object, limit: Callable[[], None] | None = None
     )
 
 
-COMMANDS = ["$K.dataset stats $1", "$K.dataset stats $1 --json", "$K.dataset --help", "$K.doctor --help"]
+COMMANDS = ["$K.dataset stats $1", "$K.dataset stats $1 --json", "$K.dataset --help"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -60,8 +60,9 @@ def test_a_reader_that_goes_away_is_no_error(journal: Path, command: str) -> Non
 
 
 def test_nobody_to_complain_to_changes_nothing(journal: Path) -> None:
-    for where in ("2>&-", "2>/dev/full", "<&- 2>&-"):
+    for where in ("2>&-", "<&- 2>&-"):
         assert shell(f"$K.dataset stats $1 {where}", journal).returncode == ExitCode.OK
+    for where in ("2>&-", "2>/dev/full"):  # a line is complained there
         assert shell(f"$K.dataset stats $1/no {where}", journal).returncode == ExitCode.USAGE
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from kcg import commands as commands_module
+from tests.commands import Ended, ended, python
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     path.relative_to(ROOT).as_posix()
@@ -26,6 +29,13 @@ DOCUMENTS = [
 ]
 BLOCK_TIMEOUT_S = 240
 SOME_SLOW = [pytest.param(d, marks=pytest.mark.slow) if d == "docs/dataset.md" else d for d in DOCUMENTS]
+
+
+@pytest.fixture(autouse=True)
+def as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one command was started as is not what the next one is."""
+    monkeypatch.setattr(commands_module, "_started", [])
+
 
 SHELLS = ("bash", "sh", "shell", "console")
 MARK = re.compile(r"^<!--\s*run(?::\s*exit\s+(\d+(?:\s+\d+)*))?\s*-->$")
@@ -137,15 +147,12 @@ def module_problem(module: str, arguments: list[str]) -> str:
     if spec.submodule_search_locations is None and module.count(".") > 1:
         return ""  # a module inside a package, started by kcg itself
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    command = [sys.executable, "-m", module, *own]
-    done = subprocess.run(
-        command if "--help" in own else [*command, "--help"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    own = own if "--help" in own else [*own, "--help"]
+    if "run" in (module.rpartition(".")[2], *own[:1]):  # where it is the program's help that is asked for, it runs
+        done: Ended | subprocess.CompletedProcess[str] = python("-m", module, *own, cwd=ROOT)
+    else:
+        place = module if spec.submodule_search_locations is None else f"{module}.__main__"
+        done = ended(importlib.import_module(place).main, *own)
     if done.returncode != 0:
         return f"{shown}: {(done.stderr.strip().splitlines() or ['it fails'])[-1]}"
     return ""

@@ -81,7 +81,6 @@ def test_no_two_files_of_tests_have_one_name() -> None:
         "kcg.fleet",
         "kcg.fleet worker",
         "kcg.ui",
-        "kcg.fleet",
         "kcg.fleet scheduler",
         "kcg.doctor",
     ],

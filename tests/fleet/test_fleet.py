@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -81,6 +82,15 @@ def joined(local: LocalFleet) -> Iterator[Callable[..., FleetService]]:
 
 
 @pytest.fixture(scope="module")
+def measuring(local: LocalFleet) -> Iterator[tuple[FleetService, list[str]]]:
+    """A service whose hosts measure, and what is said of them; the last test that has it leaves it."""
+    lines: list[str] = []
+    with Fleet(local.address, log=lines.append) as fleet:
+        (service,) = fleet.services(2, alive=local.check)
+        yield service, lines
+
+
+@pytest.fixture(scope="module")
 def echoing(local: LocalFleet) -> Iterator[FleetService]:
     """A service whose hosts measure nothing: to join costs each of them a check."""
     with Fleet(local.address, measure=tasks.echo) as fleet:
@@ -128,8 +138,8 @@ def test_a_kernel_stays_with_a_host_that_has_no_more_to_do(echoing: FleetService
         }
 
 
-def test_what_is_measured_and_drawn_is_what_this_process_would(joined: Callable[..., FleetService]) -> None:
-    service = joined()
+def test_what_is_measured_and_drawn_is_what_this_process_would(measuring: tuple[FleetService, list[str]]) -> None:
+    service, _ = measuring
     region = region_of(5)
     rows = [future.result(LONG_S) for future in service.measure(requests_of(service, 5, 3), together=True)]
     assert [row.status for row in rows] == [Status.OK] * 3 and all(row.samples_s and row.binary_hash for row in rows)
@@ -141,10 +151,11 @@ def test_what_is_measured_and_drawn_is_what_this_process_would(joined: Callable[
         service.beside(print, 1, timeout_s=1.0)
 
 
-def test_a_host_killed_with_work_in_hand_loses_none(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
+def test_a_host_killed_with_work_in_hand_loses_none_and_who_leaves_ends_all(
+    local: LocalFleet, measuring: tuple[FleetService, list[str]]
+) -> None:
     """Another one does it, and the process that was killed is started again."""
-    lines: list[str] = []
-    service = joined(log=lines.append)
+    service, lines = measuring
     before = {host.facts.run_id for host in service.hosts}
     futures = [
         future for size in range(30, 38) for future in service.measure(requests_of(service, size), together=True)
@@ -159,6 +170,11 @@ def test_a_host_killed_with_work_in_hand_loses_none(local: LocalFleet, joined: C
     assert service.device_error is None
     waited(lambda: service.devices == 2 and len(service.hosts) == 2 and victim["run_id"] not in runs_of(service))
     assert any("is gone" in line for line in lines) and runs_of(service) - before, "a new process, a new run"
+
+    futures = service.measure(requests_of(service, 50, 2), together=True)
+    service._fleet.close()
+    assert {future.result(LONG_S).status for future in futures} <= {Status.WORKER_DIED, Status.OK}
+    assert isinstance(service.device_error, DeviceError)
 
 
 def runs_of(service: FleetService) -> set[str]:
@@ -215,8 +231,8 @@ def test_what_is_no_fleet_is_a_mistake_of_usage(where: str, tmp_path: Path) -> N
     assert wrong.returncode == 2 and where in wrong.stderr.splitlines()[-1]
 
 
-def test_the_state_of_a_fleet_is_shown(local: LocalFleet, joined: Callable[..., FleetService]) -> None:
-    service = joined()
+def test_the_state_of_a_fleet_is_shown(local: LocalFleet, measuring: tuple[FleetService, list[str]]) -> None:
+    service, _ = measuring
     found = json.loads(ended(fleet_command, "status", local.address, "--json").stdout)
     assert found["scheduler"] == local.address and len(found["hosts"]) == 2
     for host in found["hosts"]:
@@ -236,6 +252,27 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         calls = tuple(WorkloadCall(region_of(size), 1) for size in (40, 48))
         journal.add_workload(Workload("small", "x", calls))
     return source
+
+
+@pytest.fixture(scope="module")
+def alone(kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this process measures of them without a fleet."""
+    out = tmp_path_factory.mktemp("alone") / "j.sqlite"
+    done = generated(kernels, out)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def campaign(local: LocalFleet, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a fleet of two hosts measures of them, with a table of one."""
+    out = tmp_path_factory.mktemp("campaign") / "j.sqlite"
+    done = generated(kernels, out, "--fleet", local.address, *TABLE)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    return out
+
+
+TABLE = ("--tables", 1, "--table-schedules", 8)
 
 
 def generated(kernels: Path, out: Path, *more: object) -> Ended:
@@ -260,11 +297,9 @@ def by_target(out: Path) -> dict[str, Counter[tuple[str, str, int]]]:
 
 
 def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
-    local: LocalFleet, kernels: Path, tmp_path: Path
+    local: LocalFleet, kernels: Path, campaign: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "j.sqlite"
-    done = generated(kernels, out, "--fleet", local.address, "--tables", 1, "--table-schedules", 8)
-    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    out = shutil.copy(campaign, tmp_path / "j.sqlite")
     rows = rows_of(out)
     assert set(rows.values()) == {1} and len({region for region, _, _ in rows}) == 2
     with Journal.open(out, create=False) as journal:
@@ -272,14 +307,13 @@ def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
         of_rows = {record.run_id for record in measured(journal)}
         assert of_rows <= set(runs) and all(runs[run].description["fleet"] for run in of_rows)
         assert len(journal.targets()) == 1 and journal.lattices(*next(iter(identities(journal))))
-    again = generated(kernels, out, "--fleet", local.address, "--tables", 1, "--table-schedules", 8)
+    again = generated(kernels, out, "--fleet", local.address, *TABLE)
     assert "0 schedules measured" in again.stdout and rows_of(out) == rows
 
 
-def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, alone: Path, tmp_path: Path) -> None:
     """By each host once: what a host's run timed is no other occasion for it."""
-    out = tmp_path / "j.sqlite"
-    assert generated(kernels, out).returncode == 0
+    out = shutil.copy(alone, tmp_path / "j.sqlite")
     before = sum(rows_of(out).values())
     again = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
     assert again.returncode == 0 and again.stdout.endswith("complete\n"), again.stderr
@@ -293,19 +327,17 @@ def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, kernels: Path,
 
 
 def test_what_is_timed_again_by_who_drifts_is_doubtful(
-    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "j.sqlite"
-    assert generated(kernels, out).returncode == 0
+    out = shutil.copy(alone, tmp_path / "j.sqlite")
     monkeypatch.setattr(MeasureService, "settle", lambda service: service.on_doubt(service.run_id, 0.0, "it drifts"))
     done = retime(out, share=1.0, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
     with Journal.open(out) as journal:
         assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
 
 
-def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, kernels: Path, tmp_path: Path) -> None:
-    out = tmp_path / "j.sqlite"
-    assert generated(kernels, out, "--fleet", local.address).returncode == 0
+def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, campaign: Path, tmp_path: Path) -> None:
+    out = shutil.copy(campaign, tmp_path / "j.sqlite")
     none = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
     assert none.returncode == 2 and "nothing to compare" in none.stderr.splitlines()[-1]
 
@@ -319,52 +351,6 @@ def identities(journal: Journal) -> Iterator[tuple[str, str]]:
     for target in journal.targets():
         for toolchain in journal.toolchains():
             yield target, toolchain
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Iterator[LocalFleet]:
-    """Two hosts whose targets differ in their cache."""
-    with LocalFleet(CPU, 1, cores=1) as fleet, pytest.MonkeyPatch.context() as changed:
-        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
-        fleet.add_host()
-        changed.undo()
-        waited(lambda: sum(host["ready"] for host in read_status(fleet.address, None)["hosts"]) == 2)
-        yield fleet
-
-
-def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
-    out = tmp_path / "j.sqlite"
-    done = generated(kernels, out, "--fleet", mixed.address)
-    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
-    rows = by_target(out)
-    assert len(rows) == 2
-    for of_one in rows.values():
-        schedules = Counter(region for region, _, trial in of_one if not trial)
-        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
-
-
-def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
-    mixed: LocalFleet, kernels: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "j.sqlite"
-    more = ("--schedules-per-kernel", 12)
-
-    def kill_it() -> None:
-        waited(lambda: out.exists() and bool(by_target(out)))
-        os.kill(mixed.pids[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_it)
-    killer.start()
-    gone = generated(kernels, out, "--fleet", mixed.address, *more)
-    killer.join()
-    assert gone.returncode == 5, gone.stdout
-    last = gone.stderr.splitlines()[-1]
-    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
-    kept = by_target(out)
-    done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
-    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
-    rows = by_target(out)
-    assert kept and all(some <= rows[target] for target, some in kept.items())
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +379,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
     monkeypatch.setattr(trust, "RECHECK_S", 2.0)
     out = tmp_path / "j.sqlite"
     with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, 20.0):
-        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
+        done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 12)
     assert done.returncode == 0 and "complete" in done.stdout, done.stderr
     lines = [line for line in done.stderr.splitlines() if "is drained" in line]
     assert len(lines) == 1, done.stderr
@@ -405,10 +391,8 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
         good = list(measured(journal))
         assert doubt.run_id not in {row.run_id for row in good}
         schedules = Counter(row.region_id for row in good if not row.trial)
-        assert list(schedules.values()) == [16, 16] and len({row.region_id for row in good if row.trial}) == 2
+        assert list(schedules.values()) == [12, 12] and len({row.region_id for row in good if row.trial}) == 2
         assert all(journal.runs()[row.run_id].description["report"]["kernels"] for row in good)
-    again = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 16)
-    assert again.returncode == 0 and "0 schedules measured" in again.stdout, again.stderr
 
 
 def test_a_host_is_checked_while_it_measures_and_measures_on(
@@ -497,9 +481,49 @@ def test_what_a_connection_leaves_behind_is_not_printed(
     assert [record.name for record in caplog.records] == ["asyncio"] and capfd.readouterr().err == ""
 
 
-def test_a_fleet_that_is_left_ends_what_was_asked_of_it(joined: Callable[..., FleetService]) -> None:
-    service = joined()
-    futures = service.measure(requests_of(service, 50, 2), together=True)
-    service._fleet.close()
-    assert {future.result(LONG_S).status for future in futures} <= {Status.WORKER_DIED, Status.OK}
-    assert isinstance(service.device_error, DeviceError)
+# ---- at the end, since the fleet has two targets from here on, and then no scheduler
+
+
+@pytest.fixture(scope="module")
+def mixed(trusted: LocalFleet) -> LocalFleet:
+    """Two hosts whose targets differ in their cache."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("KCG_CACHE_BYTES", str(16 << 20))
+        trusted.add_host()
+    waited(lambda: len({host["target"] for host in read_status(trusted.address, None)["hosts"] if host["ready"]}) == 2)
+    return trusted
+
+
+def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
+    out = tmp_path / "j.sqlite"
+    done = generated(kernels, out, "--fleet", mixed.address)
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert len(rows) == 2
+    for of_one in rows.values():
+        schedules = Counter(region for region, _, trial in of_one if not trial)
+        assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
+
+
+def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
+    mixed: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    more = ("--schedules-per-kernel", 8)
+
+    def kill_it() -> None:
+        waited(lambda: out.exists() and bool(by_target(out)))
+        os.kill(mixed.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    gone = generated(kernels, out, "--fleet", mixed.address, *more)
+    killer.join()
+    assert gone.returncode == 5, gone.stdout
+    last = gone.stderr.splitlines()[-1]
+    assert last.startswith(f"kcg: the scheduler at {mixed.address} is gone; what was measured is kept: run the same")
+    kept = by_target(out)
+    done = generated(kernels, out, *more)  # by this process alone: rows of a fleet are rows like any
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
+    rows = by_target(out)
+    assert kept and all(some <= rows[target] for target, some in kept.items())

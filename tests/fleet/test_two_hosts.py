@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +33,19 @@ from kcg.fleet.__main__ import main
 main()
 """
 """`kcg fleet scheduler`, which waits for ten seconds only until a host that is silent is lost."""
+
+
+WAIT = """
+import sys, time
+from pathlib import Path
+from kcg.fleet.settings import configure
+from kcg.fleet.status import read_status
+address, keys, count = sys.argv[1:]
+configure()
+while sum(host["ready"] for host in read_status(address, Path(keys))["hosts"]) < int(count):
+    time.sleep(0.2)
+"""
+"""Until so many hosts have opened their devices: one process, since `kcg fleet status` takes a second to start."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +112,10 @@ def rows_of(out: Path) -> Counter[tuple[str, int]]:
 
 
 def wait_for_hosts(site: Site) -> None:
-    deadline = time.monotonic() + LONG_S
-    words = ("status", site.address, "--json", *site.keys("driver"))
-    while time.monotonic() < deadline:
-        done = site.first.run(sys.executable, "-m", "kcg.fleet", *words)
-        if done.returncode == 0 and sum(host["ready"] for host in json.loads(done.stdout)["hosts"]) == len(
-            site.workers
-        ):
-            return
-        time.sleep(0.2)
-    raise AssertionError((site.folder / "log").read_text())
+    _, keys = site.keys("driver")
+    words = (site.address, keys, len(site.workers))
+    done = site.first.run(sys.executable, "-W", "ignore", "-c", WAIT, *words, timeout=LONG_S)
+    assert done.returncode == 0, done.stderr + (site.folder / "log").read_text()
 
 
 def wait_for_row(out: Path, driver: subprocess.Popen[str], log: Path) -> None:

@@ -284,8 +284,8 @@ def test_programs_of_several_kernels_compile(arch: str, drawn: bool, tmp_path: P
 
 @pytest.mark.parametrize(
     ("rows", "size"),
-    [(4608, 128), pytest.param(2560, 128, marks=pytest.mark.slow), (4608, 64)],
-    ids=["flux 1024", "flux 768", "heads of 64"],
+    [*(pytest.param(rows, 128, marks=pytest.mark.slow) for rows in (4608, 2560)), (4608, 64)],
+    ids=["flux 1024", "flux 768", "heads of 64"],  # Flux's own is compiled by test_the_projection_of_flux_fits
 )
 def test_query_and_key_with_norms_and_rotations_need_no_more_registers_than_there_are(
     rows: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
