@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +44,14 @@ def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
         for stream in (out, err):
             stream.seek(0)
         return Ended(int(left.value.code or 0), out.read(), err.read())
+
+
+def printed(script: Path) -> str:
+    """What a script prints in this process, as tinygrad schedules it."""
+    out = io.StringIO()
+    with mock.patch.object(sys, "argv", [str(script)]), contextlib.redirect_stdout(out):
+        runpy.run_path(str(script), run_name="__main__")
+    return out.getvalue()
 
 
 def folders_of(*modules: str) -> str:

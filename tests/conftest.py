@@ -106,9 +106,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: looking for cycles among it finds none."""
+    """What was imported and collected stays: looking for cycles among it finds none. The environment of now is that of
+    a fork server: one that a single test changed, which may start the first, would leave all others without one."""
     gc.collect()
     gc.freeze()
+    from kcg.measure.pools import _server
+
+    _server.may_fork()
 
 
 COMPUTING = ("zoo", "kernel", "tile")

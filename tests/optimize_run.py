@@ -22,10 +22,12 @@ from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import RunLog
 from kcg.optimize.paired import Comparisons
 from kcg.optimize.planning import planned
+from kcg.optimize.run import Finished
 from kcg.optimize.search import Guide
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.types import Region, Result
+from tests.captured import recorded
 from tests.commands import Ended, ended
 
 
@@ -78,13 +80,28 @@ class Begun:
         return self.device.journal
 
 
+def captured_for(settings: Settings, device: Device, budget: Budget, log: RunLog) -> Captured:
+    """What the run captures; a program only once for all runs of these tests."""
+    if (program := settings.program) is None:
+        return run.capture(settings, device, budget=budget, log=log)
+    return Captured(*recorded(program, device.choice.dev))
+
+
+def whole_run(settings: Settings, *, regions: Sequence[Region] = ()) -> Finished:
+    """A whole run of these settings, of a program that may have been captured before."""
+    assert settings.program is not None
+    captured = Captured(*recorded(settings.program, settings.device))
+    with progress(quiet=True) as shown:
+        return run.optimize(settings, shown, regions=regions, captured=captured)
+
+
 @contextmanager
 def begun(settings: Settings, *, regions: Sequence[Region] = ()) -> Iterator[Begun]:
     """A run of these settings, its kernels planned; with `regions` of several of them beside."""
     with progress(quiet=True) as shown:
         log, budget = run._begin(settings, shown, started=time.monotonic())
         with Device(settings, log, budget) as device:
-            captured = run.capture(settings, device, budget=budget, log=log)
+            captured = captured_for(settings, device, budget, log)
             captured = replace(captured, workload=planned(captured.workload, regions))
             device.open_journal(captured.workload)
             works = device.plan(captured.workload)

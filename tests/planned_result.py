@@ -28,7 +28,7 @@ from kcg.types import (
     Verification,
     Workload,
 )
-from kcg.workloads import script
+from tests.captured import captured_script
 from tests.sample_result import sample_result
 
 SCRIPT = Path(__file__).parent / "scripts" / "norm_steps.py"
@@ -36,8 +36,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "norm_steps.py"
 
 def norm_workload() -> tuple[Workload, Region]:
     """The captured script, and mean, deviation and norm of its step."""
-    program = script.Program(script.Form.SCRIPT, str(SCRIPT))
-    workload = script.capture_program(program, dev=os.environ["DEV"]).workload
+    workload = captured_script(SCRIPT)
     (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
     return workload, steady.region(1, 2, 3)
 

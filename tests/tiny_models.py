@@ -71,6 +71,11 @@ def step(preset: str, seed: int, weights: str = "") -> Step:
     return Step({"x": x}, run)
 
 
+def plan(preset: str) -> None:
+    """Schedule it on nothing."""
+    lazy(preset).linear_with_vars()
+
+
 TINY = WorkloadSpec(
     name="tiny",
     about="two layers with a square between",
@@ -78,6 +83,7 @@ TINY = WorkloadSpec(
     auto_preset=lambda _: "float32",
     capture=lambda preset: _capture(preset),
     runnable=step,
+    plan=plan,
     published=Published(lambda preset, weights, download: None, step),
 )
 

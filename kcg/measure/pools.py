@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 SET_BY_CHILDREN: Final = ("BEAM", "CACHEDB", "CC", "DEBUG", "DEV")
 """Variables that may differ: children set these themselves (`kcg.measure.lifetime`)."""
 READ_BY_OTHERS: Final = ("PYGAME_HIDE_SUPPORT_PROMPT", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that may differ, since no child reads them: PyTorch and Gymnasium set theirs when they are imported."""
+OF_OTHERS: Final = ("DASK_", "WANDB_")  # how such names begin
+"""Variables that may differ, since no child reads them: PyTorch and Gymnasium set theirs when they are imported, and a
+fleet or a tracked run sets those of Dask and W&B, which no child loads."""
 
 START_S = 60.0
 """How long a fork server may take to fork, its own start included: half a second on a machine that has nothing else to
@@ -137,7 +139,7 @@ class _Forking(_KeptLocks, ForkServerContext):
 def _environment() -> dict[str, str]:
     """What of this process's environment a child would find as it is."""
     ignored = {*SET_BY_CHILDREN, *READ_BY_OTHERS}
-    return {name: value for name, value in os.environ.items() if name not in ignored}
+    return {name: value for name, value in os.environ.items() if name not in ignored and not name.startswith(OF_OTHERS)}
 
 
 class _Server:

@@ -65,6 +65,8 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEBUG", "3")  # the user's own
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as PyTorch does once it is imported
+    monkeypatch.setenv("DASK_LOGGING__DISTRIBUTED", "error")  # as a fleet does
+    monkeypatch.setenv("WANDB_SILENT", "false")  # as a run does that is tracked
     forked, afresh = seen_in_a_child(tmp_path, fork=True), seen_in_a_child(tmp_path)
     assert forked.pop("forked") and not afresh.pop("forked")
     assert forked.pop("parent") != afresh.pop("parent") == os.getpid(), "a server forked it"

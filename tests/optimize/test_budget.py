@@ -23,7 +23,7 @@ from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
-from kcg.optimize.console import _summary, progress
+from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import FRESH_CHILD_S, Estimates, Pace
 from kcg.optimize.finals import Judge
@@ -35,7 +35,7 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
-from tests.optimize_run import Begun, begun, optimized
+from tests.optimize_run import Begun, begun, optimized, whole_run
 from tests.sample_result import sample_result
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -179,8 +179,7 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
             return finished
 
         monkeypatch.setattr(run_of_kcg, "write", interrupted)
-        with progress(quiet=True) as shown:
-            finished = run_of_kcg.optimize(settings, shown)
+        finished = whole_run(settings)
         assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
         assert not read_result(tmp_path / "RESULT.json").complete
         assert len(list(tmp_path.glob("RESULT*.json"))) == count
@@ -204,8 +203,7 @@ def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
 
     monkeypatch.setattr(run_of_kcg, "check_steps", checked)
     monkeypatch.setattr(run_of_kcg, "write", interrupted)
-    with progress(quiet=True) as shown:
-        run_of_kcg.optimize(settings, shown)
+    whole_run(settings)
     result = read_result(tmp_path / "RESULT.json")
     assert len(tries) == 2 and result.model_check is not None and result.seed == result.model_check.seed == 17
 

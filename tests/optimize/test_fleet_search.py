@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from kcg.compat.device import DeviceChoice
 from kcg.dataset.journal import Journal
-from kcg.errors import UsageError
+from kcg.errors import DeviceError, UsageError
 from kcg.fleet.local import LocalFleet
 from kcg.kernel.targets import TARGETS
 from kcg.measure.protocol import PROTOCOL
@@ -45,11 +45,27 @@ def agreeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts_module, "ALONE_S", 0.2)
 
 
+@pytest.fixture(scope="module")
+def fleets() -> Iterator[Callable[[], LocalFleet]]:
+    """A fleet of two hosts: the one of an earlier test, as long as all of it is there."""
+    with ExitStack() as stack:
+        kept = list[LocalFleet]()
+
+        def whole() -> LocalFleet:
+            with suppress(DeviceError, IndexError):
+                kept[-1].check()
+                return kept[-1]
+            kept.append(stack.enter_context(LocalFleet(CPU, 2, cores=2)))
+            return kept[-1]
+
+        yield whole
+
+
 @pytest.fixture
-def fleet() -> Iterator[LocalFleet]:
-    with LocalFleet(CPU, 2, cores=2) as local:
-        waited(lambda: sum(host["ready"] for host in hosts_module.read_status(local.address, None)["hosts"]) == 2)
-        yield local
+def fleet(fleets: Callable[[], LocalFleet]) -> LocalFleet:
+    local = fleets()
+    waited(lambda: sum(host["ready"] for host in hosts_module.read_status(local.address, None)["hosts"]) == 2)
+    return local
 
 
 def waited(condition: Callable[[], bool]) -> None:
@@ -91,6 +107,26 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
         return journal.execute(query).fetchall()
 
 
+def test_the_journal_of_a_run_has_what_is_doubtful(
+    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with helped(fleet, tmp_path) as run:
+        device = run.device
+        assert device.hosts is not None and device.hosts.service is not None
+        admission = device.hosts.service._fleet._admission
+        assert not wait(sent(device, run.works[:2], 0, 6), timeout=LONG_S).not_done
+        rows = rows_of(tmp_path)
+        monkeypatch.setattr(admission, "recheck", lambda report, asked_unix_s: admission.drain(report.run_id, "drifts"))
+        device.settle()
+        device.check_journal()
+        assert not device.hosts.service.hosts, "both measured since they were checked"
+        assert {row.run_id for row in device.spread._known} == {device.run_id}
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        theirs = {run_id for run_id, *_ in rows} - {device.run_id}
+        assert theirs and theirs <= {doubt.run_id for doubt in journal.doubts()}
+        assert {record.measurement.run_id for record in journal.records(PROTOCOL)} == {device.run_id}
+
+
 def test_hosts_measure_for_the_search_and_a_dead_scheduler_ends_only_that(fleet: LocalFleet, tmp_path: Path) -> None:
     with helped(fleet, tmp_path) as run:
         device, works = run.device, run.works[:2]
@@ -122,26 +158,6 @@ def test_hosts_measure_for_the_search_and_a_dead_scheduler_ends_only_that(fleet:
     rows = rows_of(tmp_path)
     assert len({row[3:] for row in rows}) == len(rows) and len(rows) >= len(first) + len(second)
     assert Status.WORKER_DIED not in {row[2] for row in rows}, "what could not run is no row"
-
-
-def test_the_journal_of_a_run_has_what_is_doubtful(
-    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with helped(fleet, tmp_path) as run:
-        device = run.device
-        assert device.hosts is not None and device.hosts.service is not None
-        admission = device.hosts.service._fleet._admission
-        assert not wait(sent(device, run.works[:2], 0, 6), timeout=LONG_S).not_done
-        rows = rows_of(tmp_path)
-        monkeypatch.setattr(admission, "recheck", lambda report, asked_unix_s: admission.drain(report.run_id, "drifts"))
-        device.settle()
-        device.check_journal()
-        assert not device.hosts.service.hosts, "both measured since they were checked"
-        assert {row.run_id for row in device.spread._known} == {device.run_id}
-    with Journal.open(tmp_path / "journal.sqlite") as journal:
-        theirs = {run_id for run_id, *_ in rows} - {device.run_id}
-        assert theirs and theirs <= {doubt.run_id for doubt in journal.doubts()}
-        assert {record.measurement.run_id for record in journal.records(PROTOCOL)} == {device.run_id}
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
 from tests.commands import python
-from tests.optimize_run import begun
+from tests.optimize_run import begun, optimized
 from tests.without_clang import stand_in
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -237,7 +237,8 @@ def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
     assert ran.returncode == 0 and re.search(r"2 kernels of 2 served: .* [12] by schedules that were found", ran.stderr)
     for done in (alone, ran):
         assert float(done.stdout.split()[1]) < 1e-5
-    without = python("-m", "kcg.run", "--result", path, SCRIPT, "160")
+    code = "from tinygrad import Tensor; Tensor.ones(9).contiguous().realize()"
+    without = python("-m", "kcg.run", "--result", path, "-c", code)
     assert "1 kernel is faster written by hand and takes the best Opts: give the file" in without.stderr
 
 
@@ -336,7 +337,7 @@ def test_a_file_that_cannot_be_read_ends_the_run_in_one_line_before_anything_is_
         (path, "its process died with exit code 5"),
         (tmp_path / "none.py", "there is no file of kernels"),
     ):
-        done = run(SCRIPT, "--kernels", given, "--report", tmp_path / "out")
+        done = optimized(SCRIPT, "--device", DEV, "--kernels", given, "--report", tmp_path / "out")
         assert done.returncode == ExitCode.USAGE, done.stderr
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("kcg: ")]
         assert says in line and "Traceback" not in done.stderr

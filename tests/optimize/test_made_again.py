@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +27,9 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.region_search import measured_savings, regions_in, unread
 from kcg.optimize.result import read_result, write_result
 from kcg.types import RegionResult, Result, ScheduleKind, Sequence, TriedPlan, Workload
-from kcg.workloads import script
+from tests.captured import captured_script
 from tests.chains import sequence_of
-from tests.commands import folders_of, python
+from tests.commands import folders_of, printed, python
 from tests.kernels import empty
 from tests.planned_result import finalist, kernel_rows, planned_result, region_row
 from tests.without_clang import stand_in
@@ -41,8 +40,7 @@ ROWS, WIDTH = 32, 64
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    program = script.Program(script.Form.SCRIPT, str(SCRIPT))
-    return script.capture_program(program, dev=os.environ["DEV"]).workload
+    return captured_script(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +189,9 @@ def test_a_program_runs_as_it_did_without(result: Result, tmp_path: Path) -> Non
     """By `kcg.run`, and with an exported module in a process without kcg."""
     write_result(result, tmp_path / "RESULT.json")
     names = [row.baseline.name for row in result.regions if row.region.args]
-    plain = python(SCRIPT, DEV="CPU:X86")
+    plain = printed(SCRIPT)
     done = python("-m", "kcg.run", "--result", tmp_path / "RESULT.json", SCRIPT, DEV="CPU:X86")
-    assert done.returncode == plain.returncode == 0 and done.stdout == plain.stdout, done.stderr
+    assert done.returncode == 0 and done.stdout == plain, done.stderr
     assert "left without" not in done.stderr and "not served" not in done.stderr and len(names) in (1, 2)
     export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py")
     code = f"import tuned_model\n{SCRIPT.read_text()}\nprint(sum(tuned_model.installed[0].counts.values()))"
@@ -201,7 +199,7 @@ def test_a_program_runs_as_it_did_without(result: Result, tmp_path: Path) -> Non
     settings = {"PYTHONPATH": folders_of("tinygrad", "numpy"), "DEV": "CPU:X86", **stand_in(tmp_path)}
     done = python(tmp_path / "code.py", CACHEDB=str(tmp_path / "cache.db"), PARALLEL="0", **settings)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [plain.stdout.strip(), str(2 * len(names))], "once eagerly, once captured"
+    assert done.stdout.splitlines() == [plain.strip(), str(2 * len(names))], "once eagerly, once captured"
 
 
 def layers_of(x: Tensor, *, alive: bool = False, updated: bool = False) -> list[np.ndarray]:

@@ -27,7 +27,6 @@ from kcg.measure.workbench import Workbench
 from kcg.optimize import nearby, region_search
 from kcg.optimize import run as run_module
 from kcg.optimize.budget import Budget
-from kcg.optimize.console import progress
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.nearby import neighbourhood_of, neighbours_of, savings_nearby
@@ -35,12 +34,11 @@ from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
 from kcg.optimize.region_search import Proposed
 from kcg.optimize.result import read_result
-from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.types import Finalist, Region, RegionResult, Schedule, Verification
 from tests.captured import captured
-from tests.optimize_run import Begun, begun
+from tests.optimize_run import Begun, begun, whole_run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
 NORM = (1, 2, 3)  # of the step's five calls: mean, deviation, norm
@@ -268,8 +266,7 @@ def test_an_interrupt_meanwhile_leaves_every_kernel_alone(tmp_path: Path, monkey
     monkeypatch.setattr(run_module, "savings_nearby", interrupted)
     folder = tmp_path / "out"
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=folder, regions=True)
-    with progress(quiet=True) as shown:
-        finished = optimize(settings, shown)
+    finished = whole_run(settings)
     result = read_result(finished.result_path)
     assert finished.exit_code == ExitCode.INTERRUPTED and not result.complete and result.planning is None
     assert all(len(row.region.kernels) == 1 for row in result.regions) and result.regions

@@ -24,7 +24,6 @@ from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.optimize import region_search
-from kcg.optimize.console import progress
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     PLANS,
@@ -45,7 +44,6 @@ from kcg.optimize.region_plans import (
     rows_of,
 )
 from kcg.optimize.result import from_dict, read_result, to_dict
-from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
 from kcg.search.problem import Observation
@@ -63,7 +61,7 @@ from kcg.types import (
 )
 from tests.captured import captured
 from tests.known_targets import KNOWN_TARGETS
-from tests.optimize_run import begun
+from tests.optimize_run import begun, whole_run
 from tests.plans import run
 from tests.sample_result import sample_result
 
@@ -468,7 +466,7 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
 
 
 def test_what_is_worth_nothing_is_not_searched(tmp_path: Path) -> None:
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=9, folder=tmp_path / "out")
     with begun(settings) as run:
         estimates, asked = run.estimates(run.measured(meanwhile=run.guide.read)), list[Mapping[str, float]]()
         first, *others = sorted(run.works, key=lambda work: -work.before_s)
@@ -553,8 +551,7 @@ def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         regions=True,
         script_check=False,
     )
-    with progress(quiet=True) as shown:
-        finished = optimize(settings, shown)
+    finished = whole_run(settings)
     planning = read_result(finished.result_path).planning
     assert planning is not None and not planning.regions and planning.passed_over
     assert [(plan.regions, plan.chosen) for plan in planning.plans] == [((), True)]
@@ -564,8 +561,7 @@ def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_run_says_that_there_is_no_program_for_a_region(tmp_path: Path) -> None:
     dev, folder = os.environ["DEV"], tmp_path / "out"
     settings = Settings(str(SCRIPT), device=dev, measurements=8, folder=folder, regions=True, script_check=False)
-    with progress(quiet=True) as shown:
-        finished = optimize(settings, shown)
+    finished = whole_run(settings)
     result = read_result(finished.result_path)
     assert any("no region of several kernels was searched: there is no program" in line for line in result.warnings)
     assert all(len(one.region.kernels) == 1 for one in result.regions)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import space_of
 from kcg.kernel.parts import parts_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.console import progress, step_lines
+from kcg.optimize.console import step_lines
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import planned
 from kcg.optimize.result import read_result, write_result
-from kcg.optimize.run import Finished, optimize
+from kcg.optimize.run import Finished
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults, RegionWork, searched_of
 from kcg.predictor.interface import judge_of
@@ -33,17 +33,17 @@ from kcg.predictor.roofline import Roofline
 from kcg.search.problem import Ledger, Observation, Problem, best
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, ScheduleKind, Status, Workload, WorkloadCall
-from kcg.workloads.script import Form, Program, capture_program
+from tests.captured import captured_script
 from tests.kernels import example_region
 from tests.known_targets import X86
-from tests.optimize_run import begun
+from tests.optimize_run import begun, whole_run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
 
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    return capture_program(Program(Form.SCRIPT, str(SCRIPT)), dev=os.environ["DEV"]).workload
+    return captured_script(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,10 @@ def norm(workload: Workload) -> Region:
 
 
 @pytest.fixture(scope="module")
-def finished(norm: Region, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+def finished(norm: Region, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     dev, folder = os.environ["DEV"], tmp_path_factory.mktemp("norm") / "out"
     settings = Settings(str(SCRIPT), device=dev, measurements=12, folder=folder, script_check=False)
-    with progress(quiet=True) as shown:
-        yield optimize(settings, shown, regions=[norm])
+    return whole_run(settings, regions=[norm])
 
 
 def test_it_is_planned_beside_single_kernels(workload: Workload, norm: Region) -> None:

@@ -13,16 +13,15 @@ from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import BETWEEN
 from kcg.kernel.regions import Candidate, Form
-from kcg.optimize.console import progress
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import claimed
 from kcg.optimize.region_plans import plans_of, propose
 from kcg.optimize.result import read_result
-from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import check_scripts
 from kcg.types import Region, Result, ScheduleKind, Workload
-from kcg.workloads import script
+from tests.captured import captured_script
+from tests.optimize_run import whole_run
 from tests.planned_result import planned_result
 from tests.plans import run
 from tests.scripts import two_streams
@@ -33,8 +32,7 @@ BLOCKS = two_streams.BLOCKS
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    program = script.Program(script.Form.SCRIPT, str(SCRIPT))
-    return script.capture_program(program, dev=os.environ["DEV"]).workload
+    return captured_script(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +67,7 @@ def test_all_of_them_are_in_one_plan_that_leaves_the_same(workload: Workload, ca
 def test_one_goes_through_a_run(regions: list[Region], tmp_path: Path) -> None:
     dev, folder = os.environ["DEV"], tmp_path / "out"
     settings = Settings(str(SCRIPT), device=dev, measurements=24, folder=folder, script_check=False)
-    with progress(quiet=True) as shown:
-        finished = optimize(settings, shown, regions=regions[:1])
+    finished = whole_run(settings, regions=regions[:1])
     result = read_result(finished.result_path)
     (row,) = [row for row in result.regions if row.region == regions[0]]
     assert row.baseline.schedule.kind == ScheduleKind.PARTS and row.outcome in ("improved", "kept")

@@ -11,10 +11,10 @@ import pytest
 
 from kcg.errors import ExitCode
 from kcg.optimize.result import write_result
+from kcg.run import main
 from kcg.types import Result
-from tests.commands import python
+from tests.commands import ended, python
 from tests.small_result import SCRIPTS
-from tests.without_clang import stand_in
 
 JITTED = """
 import atexit, sys, threading
@@ -42,21 +42,18 @@ def served(ended: Any) -> str:
 def test_a_script_has_the_schedules_and_its_own_output_and_exit_status(stored: Path, tmp_path: Path) -> None:
     script = tmp_path / "step.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n{JITTED}")
-    plain = python(script, "7", "--result", "x", DEV="CPU:X86", **stand_in(tmp_path))
     done = run(stored, script, "7", "--result", "x")
-    assert done.returncode == plain.returncode == 7, done.stderr
-    assert done.stdout == plain.stdout == "__main__ ['7', '--result', 'x'] 32.0000\n"
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "__main__ ['7', '--result', 'x'] 32.0000\n", "as without"
     assert "3 kernels of 3 served: 0 by compiled programs (0 calls), 2 by schedules that were found, 1 by" in served(
         done
     )
     assert done.stderr.rstrip().endswith(served(done)), "after all that the program says"
 
 
-@pytest.mark.parametrize(
-    "program", [("-m", "small_model"), ("-c", "import small_model as m; print(m.output().sum().item())")]
-)
-def test_modules_and_code_are_named_as_for_python(program: tuple[str, ...], stored: Path) -> None:
-    done = run(stored, *program)
+def test_a_module_is_named_as_for_python(stored: Path) -> None:
+    """Code too, in the tests below."""
+    done = run(stored, "-m", "small_model")
     assert done.returncode == 0 and done.stdout, done.stderr
     assert "2 by schedules that were found" in served(done)
 
@@ -115,15 +112,24 @@ def test_a_result_that_is_not_for_the_device_ends_the_program_in_a_line(
     ("program", "line"),
     [
         (("nowhere.py",), "there is no script nowhere.py"),
-        (("-m", "nowhere_at_all"), "there is no module nowhere_at_all"),
         (("-c",), "-c needs the code after it"),
         ((), "Missing argument"),
         (("--kernels", "nowhere.py", "small_model.py"), "there is no file of kernels"),
     ],
 )
-def test_what_cannot_be_started_is_a_line(program: tuple[str, ...], line: str, stored: Path) -> None:
-    done = run(stored, *program)
+def test_what_cannot_be_started_is_a_line(
+    program: tuple[str, ...], line: str, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    done = ended(main, "--result", stored, *program)
     assert done.returncode == ExitCode.USAGE and done.stderr.startswith(f"kcg: {line}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_module_that_is_not_there_is_a_line(stored: Path) -> None:
+    """It is looked up by the process that has become the program."""
+    done = run(stored, "-m", "nowhere_at_all")
+    assert done.returncode == ExitCode.USAGE and done.stderr.startswith("kcg: there is no module nowhere_at_all")
     assert done.stderr.count("\n") == 1
 
 

@@ -29,26 +29,22 @@ from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome
 from kcg.optimize import ends, region_search, tile_programs
-from kcg.optimize.console import progress
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import best_parts, deployed_plans, key_of, propose
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, read_result, to_dict
-from kcg.optimize.run import Finished, optimize
+from kcg.optimize.run import Finished
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import compare
 from kcg.optimize.work import RegionResults
 from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
 from kcg.workloads.registry import spec_of
-from kcg.workloads.script import Form as ProgramForm
-from kcg.workloads.script import Program as Script
-from kcg.workloads.script import capture_program
 from kcg.workloads.zoo import llama
-from tests.captured import captured
+from tests.captured import captured, captured_script
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.known_targets import KNOWN_TARGETS
-from tests.optimize_run import Begun, begun
+from tests.optimize_run import Begun, begun, whole_run
 from tests.planned_result import planned_result
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_attention.py"
@@ -59,8 +55,7 @@ ENDS = (End((("start_pos", 1),), 0.5), End((("start_pos", POSITIONS),), 0.5), En
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    program = Script(ProgramForm.SCRIPT, str(SCRIPT))
-    return capture_program(program, dev=os.environ["DEV"]).workload
+    return captured_script(SCRIPT)
 
 
 def attention_of(workload: Workload) -> Region:
@@ -136,10 +131,9 @@ def settings(folder: Path, **more: Any) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def finished(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    with progress(quiet=True) as shown:
-        chosen = settings(tmp_path_factory.mktemp("decode") / "out", measurements=14, script_check=False)
-        yield optimize(chosen, shown, regions=[attention])
+def finished(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    chosen = settings(tmp_path_factory.mktemp("decode") / "out", measurements=14, script_check=False)
+    return whole_run(chosen, regions=[attention])
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ from kcg.optimize.whole_script import (
     why_not_needed,
 )
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
-from kcg.workloads.script import Form, Program, capture_program
+from tests.captured import captured_script
 from tests.faults.processes import wait_until
 from tests.optimize.test_whole_model import WRONG, another, finalist
 from tests.planned_result import planned_result
@@ -64,7 +64,7 @@ TIMEOUT_S = 240.0  # much more than it takes, on a machine that does much else
 def result_of(script: Path, *arguments: str) -> Result:
     """A result of a script, every kernel with another schedule than tinygrad's where there is one that compiles."""
     target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
-    workload, rows = capture_program(Program(Form.SCRIPT, str(script), arguments), dev=DEV).workload, []
+    workload, rows = captured_script(script, *arguments), []
     for call in workload.calls:
         space = KernelSpace(call.region, target)
         base, ours = finalist(space, space.baseline()), finalist(space, another(space))
@@ -124,13 +124,19 @@ def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Resu
     assert drawn[4] == "" and len({float(number) for number in (*drawn[:3], *drawn[5:])}) == 5, "each is another"
 
 
-def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result) -> None:
-    """Here the script is a function that leaves nothing but what its jitted step returned."""
-    result = check(wrong, "jitted")
+@pytest.fixture(scope="module")
+def jitted(wrong: Result, right: Result) -> list[ModelCheck]:
+    """What three plans came to in a script that is a function, which leaves nothing but what its jitted step returned,
+    and replays that once."""
+    return check_scripts([wrong, right, right], Settings(str(SCRIPT), script_args=("jitted",)), timeout_s=TIMEOUT_S)
+
+
+def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted: list[ModelCheck]) -> None:
+    result = jitted[0]
     assert result.passed is False, result
     assert result.compared == "1 tensor returned by its last TinyJit step"
     assert result.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
-    assert result.runs == 4, "it repeats itself, and rounding does not explain it"
+    assert result.runs == 4 + 1, "it repeats itself, and rounding does not explain it; one more for what is right"
     failed = replace(wrong, model_check=result)
     assert exit_code_of(failed, interrupted=False) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
@@ -257,7 +263,7 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     monkeypatch.setattr(whole_script, "ROUNDS", rounds)
     monkeypatch.setattr(whole_script, "ROUNDS_S", TIMEOUT_S)
     script = SCRIPTS / "product_steps.py"
-    workload = capture_program(Program(Form.SCRIPT, str(script)), dev=DEV).workload
+    workload = captured_script(script)
     (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
     region = steady.region(0, 1, 2)
     product = steady.calls[0].kernel
@@ -293,11 +299,9 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     assert shown.kernels_before_s == pytest.approx(4 * 2e-6), "the four kernels of a step, not all that the script ran"
 
 
-def test_where_no_step_is_timed_the_first_plan_that_is_right_is_enough(right: Result) -> None:
-    """It replays its step once."""
-    settings = Settings(str(SCRIPT), script_args=("jitted",))
-    first, second = check_scripts([right, right], settings, timeout_s=TIMEOUT_S)
-    assert first.passed and first.after_s is None and first.runs == 2
+def test_where_no_step_is_timed_the_first_plan_that_is_right_is_enough(jitted: list[ModelCheck]) -> None:
+    wrong, first, second = jitted
+    assert first.passed and first.after_s is None and first.runs == wrong.runs
     assert first.untimed == whole_script.NO_REPLAYS
     assert (second.passed, second.reason, second.runs) == (None, whole_script.RIGHT_BEFORE, 0)
     _, why = _fastest([first, second])
