@@ -78,6 +78,7 @@ class _Host:
     recheck: asyncio.Task[None] | None = None
     binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+    told: set[str] = field(default_factory=set)  # the runs of rows that were sent there: it may answer with them
 
 
 @dataclass(eq=False)
@@ -693,7 +694,6 @@ class FleetService:
 
     def _measure(self, requests: Sequence[Request], futures: Sequence[Future[Measurement]]) -> None:
         region_id = requests[0].region.id
-        sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
 
         def payload(host: _Host, elsewhere: _Elsewhere) -> bytes:
             with self._lock:
@@ -703,13 +703,13 @@ class FleetService:
                     host.known.popitem(last=False)
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
-                sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
+                host.told.update(row.run_id for row in new)
                 doubtful = tuple(sorted(self._doubtful))
-            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful))
+            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful, self._fleet.run_id))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
-            self._check(host, requests, measured.rows, sent.get(host.address, set()))
+            self._check(host, requests, measured.rows)
             with self._lock:
                 rows, known = self._rows_of(region_id), host.known.setdefault(region_id, set())
                 for row in measured.rows:
@@ -729,7 +729,7 @@ class FleetService:
         function, identity = self._fleet.measure_task, _identity(requests)
         self._fleet.post(_Work(self, function, region_id, identity, payload, done, failed, requests))
 
-    def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
+    def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
         if len(rows) != len(requests):
             raise DataError(f"{counted(len(rows), 'row')} for {counted(len(requests), 'request')}")
@@ -741,7 +741,7 @@ class FleetService:
                 raise DataError("a row of another target or toolchain")
             if row.protocol != PROTOCOL or row.cache_state != request.cache_state:
                 raise DataError("a row of another protocol or cache state")
-            if row.run_id != host.facts.run_id and row.run_id not in runs:
+            if row.run_id != host.facts.run_id and row.run_id not in host.told:
                 raise DataError("a row of another run")
             if row.status == Status.OK and not row.samples_s:
                 raise DataError("a row without samples")

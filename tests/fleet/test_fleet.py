@@ -428,6 +428,30 @@ def test_a_host_is_checked_while_it_measures_and_measures_on(
         assert host in service.hosts and service.device_error is None
 
 
+def test_what_one_driver_told_a_host_is_neither_shown_nor_denied_to_another(trusted: LocalFleet) -> None:
+    """Both measure the same kernel. What a row of elsewhere is worth, each of them decides for itself."""
+    lines: list[str] = []
+    with Fleet(trusted.address, log=lines.append) as one, Fleet(trusted.address, log=lines.append) as other:
+        ((first,), (second,)) = (fleet.services(alive=trusted.check) for fleet in (one, other))
+        (request,) = requests_of(first, 70, 1)
+
+        def run_of(service: FleetService, trial: int) -> str:
+            (future,) = service.measure([replace(request, trial=trial)])
+            return future.result(LONG_S).run_id
+
+        (future,) = first.measure([request])
+        row = future.result(LONG_S)
+        (own,) = runs_of(first)
+        assert own == row.run_id == run_of(second, 0), "the host's own timings are for all whom it serves"
+        for trial in (1, 2):
+            first.remember(replace(row, run_id="elsewhere", trial=trial))
+        assert run_of(first, 1) == "elsewhere" and run_of(second, 1) == own
+        second.remember(replace(row, run_id="elsewhere", trial=2))
+        first.distrust("elsewhere")
+        assert run_of(first, 2) == own and run_of(second, 2) == "elsewhere"
+        assert (first.devices, second.devices, lines) == (1, 1, [])
+
+
 def command(kernels: Path, out: Path) -> list[str]:
     words = f"-m kcg dataset generate --from {kernels} --out {out} --device {CPU} --fleet local --predictor roofline"
     return [sys.executable, *words.split(), "--schedules-per-kernel", "16"]
