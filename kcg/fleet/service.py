@@ -45,7 +45,7 @@ from kcg.fleet.payload import (
     resource_of,
     unpack,
 )
-from kcg.fleet.settings import configure, quiet
+from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
@@ -156,7 +156,6 @@ class Fleet:
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        quiet(self._loop)
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
@@ -220,8 +219,14 @@ class Fleet:
     def _start(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(act)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What goes wrong in the background ends the run: whoever waits for it would wait for ever."""
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(DeviceError(f"this driver failed ({type(error).__name__}: {_line(error)}); {GO_ON}"))
 
     async def _connect(self, security: Any) -> None:
         from distributed import Client
@@ -234,17 +239,25 @@ class Fleet:
 
     async def _leave(self) -> None:
         self._fail(DeviceError(f"this run left the fleet; {GO_ON}"))
-        for task in self._background:
+        for task in (background := tuple(self._background)):
             task.cancel()
-        await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
+        try:
+            await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
+            await asyncio.gather(*background, return_exceptions=True)
+        finally:
+            await asyncio.sleep(SETTLE_S)
+
+    def _is_cut_off(self) -> bool:
+        """Whether the scheduler hung up."""
+        comm = self._client.scheduler_comm
+        return comm is None or comm.closed()
 
     async def _watch(self) -> None:
         """See which hosts come and go."""
         alone_since: float | None = None
         while self.error is None:
             try:
-                comm = self._client.scheduler_comm
-                if comm is None or comm.closed():
+                if self._is_cut_off():
                     raise OSError
                 workers = await asyncio.wait_for(hosts_of(self._client.scheduler), CONNECT_S)
             except (OSError, TimeoutError):
@@ -285,8 +298,9 @@ class Fleet:
                 asked_unix_s = time.time()
                 found = unpack(await self._check(address), Checked)
         except Exception as error:  # also Dask's own, of a host that dies meanwhile
-            with self._changed:
-                self._refuse(address, f"worker {address} was not checked: {_line(error)}")
+            if not self._is_cut_off():  # then that is what is to be said
+                with self._changed:
+                    self._refuse(address, f"worker {address} was not checked: {_line(error)}")
             return
         facts, report = found.facts, found.report
         key = (facts.target.fingerprint, facts.toolchain.fingerprint)
@@ -356,6 +370,8 @@ class Fleet:
                     raise DataError("it says that it is another one")
             except Exception as error:  # it is there no more, or its device is not
                 host.recheck = None  # which is not to be cancelled from here
+                if self._is_cut_off():
+                    return
                 self._gone(host, f"is not used any more: {_line(error)}")
                 return
             if (doubt := self._admission.recheck(found.report, asked_unix_s=asked_unix_s)) is not None:

@@ -521,6 +521,27 @@ def test_what_a_connection_leaves_behind_is_not_printed(
     assert [record.name for record in caplog.records] == ["asyncio"] and capfd.readouterr().err == ""
 
 
+def test_nothing_is_left_behind_in_the_loop_of_a_driver_that_leaves(
+    local: LocalFleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dask's sender waits for ten milliseconds between two messages: here that ends as the loop stops."""
+    leave = Fleet._leave
+
+    async def at_the_last_moment(fleet: Fleet) -> None:
+        await leave(fleet)
+        time.sleep(0.03)
+        fleet._loop.call_soon(fleet._loop.stop)
+
+    monkeypatch.setattr(Fleet, "_leave", at_the_last_moment)
+    for _ in range(5):
+        fleet = Fleet(local.address)
+        fleet.close()
+        assert fleet._loop.is_closed()
+        del fleet
+        gc.collect()
+    assert caplog.messages == []
+
+
 def test_a_fleet_that_is_left_ends_what_was_asked_of_it(joined: Callable[..., FleetService]) -> None:
     service = joined()
     futures = service.measure(requests_of(service, 50, 2), together=True)
