@@ -78,7 +78,7 @@ class _Host:
     recheck: asyncio.Task[None] | None = None
     binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
-    told: set[str] = field(default_factory=set)  # the runs of rows that were sent there: it may answer with them
+    runs_sent: set[str] = field(default_factory=set)  # of rows: it may answer with them
 
 
 @dataclass(eq=False)
@@ -719,7 +719,7 @@ class FleetService:
                     host.known.popitem(last=False)
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
-                host.told.update(row.run_id for row in new)
+                host.runs_sent.update(row.run_id for row in new)
                 doubtful = tuple(sorted(self._doubtful))
             return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful, self._fleet.run_id))
 
@@ -757,7 +757,7 @@ class FleetService:
                 raise DataError("a row of another target or toolchain")
             if row.protocol != PROTOCOL or row.cache_state != request.cache_state:
                 raise DataError("a row of another protocol or cache state")
-            if row.run_id != host.facts.run_id and row.run_id not in host.told:
+            if row.run_id != host.facts.run_id and row.run_id not in host.runs_sent:
                 raise DataError("a row of another run")
             if row.status == Status.OK and not row.samples_s:
                 raise DataError("a row without samples")

@@ -44,7 +44,7 @@ class Host:
     _spent_s: dict[str, float] = field(default_factory=dict)  # as it was reported last
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
-    _told: OrderedDict[tuple[str, str], dict[TimingKey, Measurement]] = field(default_factory=OrderedDict)
+    _given: OrderedDict[tuple[str, str], dict[TimingKey, Measurement]] = field(default_factory=OrderedDict)
 
     @contextmanager
     def task(self, what: str) -> Iterator[None]:
@@ -87,12 +87,12 @@ class Host:
 
         place = (job.driver, job.requests[0].region.id)
         with self._changed:
-            rows = self._told.pop(place, {}) | {timing_key(row): row for row in job.known if row.binary_hash}
+            rows = self._given.pop(place, {}) | {timing_key(row): row for row in job.known if row.binary_hash}
             rows = {key: row for key, row in rows.items() if row.run_id not in job.doubtful}
             if rows:
-                self._told[place] = rows
-            while sum(map(len, self._told.values())) > ROWS_KEPT:
-                self._told.popitem(last=False)
+                self._given[place] = rows
+            while sum(map(len, self._given.values())) > ROWS_KEPT:
+                self._given.popitem(last=False)
             return rows
 
     def measured(self, rows: int) -> tuple[tuple[str, float], ...]:

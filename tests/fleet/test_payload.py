@@ -169,7 +169,7 @@ def test_a_host_keeps_what_each_driver_told_it_of_and_no_more_than_some(monkeypa
     for driver in "abc":
         host.known(replace(JOB, driver=driver))
     kept = [driver for driver in "abc" if host.known(replace(other, driver=driver))]
-    assert kept == ["b", "c"] and len(host._told) == 2
+    assert kept == ["b", "c"] and len(host._given) == 2
 
 
 def test_a_failure_is_what_it_was() -> None:
