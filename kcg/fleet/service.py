@@ -230,7 +230,11 @@ class Fleet:
 
     async def _connect(self, security: Any) -> None:
         from distributed import Client
+        from distributed.core import rpc
 
+        arguments = {} if security is None else security.get_connection_args("client")
+        async with rpc(self.address, connection_args=arguments) as scheduler:
+            await asyncio.wait_for(hosts_of(scheduler), CONNECT_S)
         self._client = Client(
             self.address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False, name="kcg"
         )

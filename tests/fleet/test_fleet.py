@@ -220,6 +220,10 @@ def test_the_state_of_a_fleet_is_shown(local: LocalFleet, joined: Callable[..., 
     for host in found["hosts"]:
         assert host["ready"] and host["target"] == service.target.fingerprint and host["checked_unix_s"] > 0
         assert host["resources"] == {f"cpu:{service.target.fingerprint}": 1, "compile": 1}
+    wrong = ended(fleet_command, "status", found["hosts"][0]["address"])
+    assert wrong.returncode == 2 and wrong.stderr.endswith("no scheduler: give the scheduler's port\n")
+    with pytest.raises(UsageError, match="a worker of a fleet answers there"):
+        Fleet(found["hosts"][0]["address"])
     shown = ended(fleet_command, "status", local.address).stdout
     assert service.target.fingerprint[:8] in shown and "rows/s" in shown and "idle" in shown
     assert "passed" in shown or any("apart" in host["fault"] for host in found["hosts"]), "a host may be busy"
