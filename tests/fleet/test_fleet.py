@@ -372,6 +372,7 @@ def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
 def trusted() -> Iterator[LocalFleet]:
     """A host that is as fast as ever, to which tests add others that are not."""
     with LocalFleet(CPU, 1, cores=1) as fleet:
+        waited(lambda: [host["ready"] for host in read_status(fleet.address, None)["hosts"]] == [True])
         yield fleet
 
 
