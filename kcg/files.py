@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -48,6 +49,16 @@ def write_whole(path: Path, data: bytes | str) -> None:
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
+
+
+def read_foreign(path: Path, *, most_bytes: int) -> bytes | None:
+    """What is in a file that anybody may have put there; None where it is larger, or no regular file: a pipe would be
+    waited for, and a device has no end. Raises OSError where it cannot be read."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return None
+        data = file.read(most_bytes + 1)
+        return data if len(data) <= most_bytes else None
 
 
 def is_text(value: str) -> bool:

@@ -6,7 +6,9 @@ also in the certificate, as a URI among its names: whoever takes a worker's key 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,15 +47,20 @@ def make(folder: Path, *, days: int, hosts: Sequence[str] = (), now: datetime | 
     exists = (folder / AUTHORITY / "ca.key").exists()
     workers = dict.fromkeys(hosts, WORKER)
     roles = workers if exists else {SCHEDULER: SCHEDULER, DRIVER: DRIVER, **(workers or {WORKER: WORKER})}
-    there = [folder / name for name in roles if (folder / name).exists()]
+    there = [folder / name for name in (*roles, *([] if exists else [AUTHORITY])) if (folder / name).exists()]
     if there or not roles:
         what = there[0] if there else folder / AUTHORITY
         raise UsageError(f"{what} is there already: name another folder, or more workers by --hosts NAME")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        authority = _read_authority(folder) if exists else _new_authority(folder, now, days)
-        for name, role in roles.items():
-            _new_member(folder / name, role, name, authority, until=now + timedelta(days=days), now=now)
+        with contextlib.ExitStack() as undo:  # what was made, so that the same command can be given again
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            authority = _read_authority(folder) if exists else _new_authority(folder, now, days)
+            if not exists:
+                undo.callback(shutil.rmtree, folder / AUTHORITY)
+            for name, role in roles.items():
+                _new_member(folder / name, role, name, authority, until=now + timedelta(days=days), now=now)
+                undo.callback(shutil.rmtree, folder / name)
+            undo.pop_all()
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}: choose a folder that can be written") from error
     return [folder / name for name in roles]
@@ -237,6 +244,10 @@ def _pem_of(what: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     """Write new files that only this user can read, from their first byte on."""
     folder.mkdir(mode=0o700)
-    for name, data in files.items():
-        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+    try:
+        for name, data in files.items():
+            with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise

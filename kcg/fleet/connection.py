@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from kcg.errors import UsageError
 from kcg.fleet.security import parts_of, require_scheduler, security_for
 
 CONNECT_S = 10.0
@@ -33,6 +34,9 @@ def checked(address: str, certificates: Path | None, role: str = "client") -> An
 
 
 async def hosts_of(scheduler: Any) -> dict[str, dict[str, Any]]:
-    """What a scheduler knows of its workers, by address. Raises OSError where it is gone."""
-    found: dict[str, dict[str, Any]] = (await scheduler.identity(n_workers=-1))["workers"]
+    """What a scheduler knows of its workers, by address. Raises OSError where it is gone, UsageError where it is none:
+    workers speak alike."""
+    found: dict[str, dict[str, Any]] | None = (await scheduler.identity()).get("workers")
+    if found is None:
+        raise UsageError("a worker of a fleet answers there, no scheduler: give the scheduler's port")
     return found

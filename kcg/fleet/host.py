@@ -25,6 +25,7 @@ from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
 from kcg.fleet.servers import FleetNanny
 from kcg.fleet.settings import quiet
+from kcg.measure.device_info import first_line
 
 if TYPE_CHECKING:
     from kcg.fleet.compiling import Compilers
@@ -167,7 +168,13 @@ def serve(address: str, security: Security | None, devices: Sequence[HostDevice]
 async def _serve(address: str, security: Security | None, devices: Sequence[HostDevice]) -> None:
     quiet(asyncio.get_running_loop())
     async with contextlib.AsyncExitStack() as stack:
-        nannies = [await stack.enter_async_context(_nanny(address, security, device)) for device in devices]
+        try:
+            nannies = [await stack.enter_async_context(_nanny(address, security, device)) for device in devices]
+        except RuntimeError as error:  # Dask's own, of what went wrong
+            why = first_line(error.__cause__ or error)
+            raise DeviceError(
+                f"this worker cannot join {address}: {why}: look at the scheduler's own output"
+            ) from error
         await asyncio.gather(*(nanny.finished() for nanny in nannies))
 
 

@@ -168,15 +168,16 @@ class Binaries:
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again; nor do rows count
-    that are of `doubtful` runs, whoever told of them. What was compiled elsewhere comes with it: what became of each
-    distinct schedule, and the binaries that the host lacks."""
+    """Requests of one kernel, and rows of it from elsewhere whose binaries are not to be timed again for this `driver`;
+    what it sent before counts as well, but for rows of runs that are `doubtful` to it. What was compiled elsewhere
+    comes with it: what became of each distinct schedule, and the binaries that the host lacks."""
 
     requests: tuple[Request, ...]
     known: tuple[Measurement, ...] = ()
     made: tuple[Made, ...] = ()
     binaries: tuple[Binary, ...] = ()
     doubtful: tuple[str, ...] = ()
+    driver: str = ""  # its run
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,8 @@ def _check(noun: Any) -> None:
             raise Malformed("requests", f"1 to {MOST_REQUESTS} of one kernel are expected")
         for i, request in enumerate(noun.requests):
             _check_request(request, f"requests[{i}]")
+        if any(row.region_id != noun.requests[0].region.id for row in noun.known):
+            raise Malformed("known", "rows of the kernel of the requests are expected")
         _check_schedules(row.schedule for row in noun.known)
         _check_made(noun.made)
         if noun.made and len(noun.made) != len({request.schedule for request in noun.requests}):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kcg.errors import UsageError
 from kcg.fleet.security import parts_of, security_for
-from kcg.fleet.settings import configure, quiet
+from kcg.fleet.settings import SETTLE_S, configure, quiet
 
 CLOSE_S: Final = 10.0
 """How long open connections may take to end."""
@@ -54,3 +54,4 @@ async def _serve(settings: dict[str, Any]) -> None:
     await ended.wait()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(scheduler.close(), CLOSE_S)
+    await asyncio.sleep(SETTLE_S)

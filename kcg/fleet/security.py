@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CERTIFICATES: Final = "KCG_FLEET_CERTIFICATES"
 """The environment variable that names the folder of this machine's certificates."""
+LONGEST_GREETING: Final = 4096  # bytes; Dask's has 115
 ANSWER_S: Final = 10.0
 """How long a scheduler may take to answer before it counts as not there."""
 
@@ -95,8 +96,11 @@ def require_scheduler(address: str, security: Security | None, role: str) -> Non
             socket.create_connection((host, port), timeout=ANSWER_S) as plain,
             plain if context is None else context.wrap_socket(plain) as connection,
         ):
-            if not connection.recv(1):  # a scheduler speaks first; with TLS 1.3 it judges after our handshake
-                raise ConnectionResetError
+            if not _greets(connection):  # a scheduler speaks first; with TLS 1.3 it judges after our handshake
+                raise UsageError(
+                    f"{address}: another service answers there, no scheduler: look at the port, or start one with "
+                    "`kcg fleet scheduler`"
+                )
     except ssl.SSLError as error:
         raise UsageError(f"{address}: {_reason_of(error)}") from error
     except (ConnectionResetError, BrokenPipeError) as error:
@@ -106,6 +110,23 @@ def require_scheduler(address: str, security: Security | None, role: str) -> Non
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise UsageError(f"{address}: no scheduler there ({why}): start one with `kcg fleet scheduler`") from error
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether the other side begins as Dask does, with the length of a short message of what it can do. Dask itself
+    would take any eight bytes for a length, and ask for so much memory."""
+    size = int.from_bytes(_read(connection, 8), "little")
+    return 0 < size <= LONGEST_GREETING and b"pickle-protocol" in _read(connection, size)
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionResetError where the other side hangs up before."""
+    data = b""
+    while len(data) < size:
+        if not (more := connection.recv(size - len(data))):
+            raise ConnectionResetError
+        data += more
+    return data
 
 
 def _reason_of(error: ssl.SSLError) -> str:

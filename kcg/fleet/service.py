@@ -45,7 +45,7 @@ from kcg.fleet.payload import (
     resource_of,
     unpack,
 )
-from kcg.fleet.settings import configure, quiet
+from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
@@ -78,6 +78,7 @@ class _Host:
     recheck: asyncio.Task[None] | None = None
     binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
+    runs_sent: set[str] = field(default_factory=set)  # of rows: it may answer with them
 
 
 @dataclass(eq=False)
@@ -155,7 +156,6 @@ class Fleet:
         self._pending = 1  # hosts of which it is not known yet what becomes of them; one until they were looked at
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        quiet(self._loop)
         self._background: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kcg-fleet", daemon=True)
         self._thread.start()
@@ -219,12 +219,22 @@ class Fleet:
     def _start(self, act: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(act)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What goes wrong in the background ends the run: whoever waits for it would wait for ever."""
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(DeviceError(f"this driver failed ({type(error).__name__}: {_line(error)}); {GO_ON}"))
 
     async def _connect(self, security: Any) -> None:
         from distributed import Client
+        from distributed.core import rpc
 
+        arguments = {} if security is None else security.get_connection_args("client")
+        async with rpc(self.address, connection_args=arguments) as scheduler:
+            await asyncio.wait_for(hosts_of(scheduler), CONNECT_S)
         self._client = Client(
             self.address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False, name="kcg"
         )
@@ -233,17 +243,25 @@ class Fleet:
 
     async def _leave(self) -> None:
         self._fail(DeviceError(f"this run left the fleet; {GO_ON}"))
-        for task in self._background:
+        for task in (background := tuple(self._background)):
             task.cancel()
-        await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
+        try:
+            await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
+            await asyncio.gather(*background, return_exceptions=True)
+        finally:
+            await asyncio.sleep(SETTLE_S)
+
+    def _is_cut_off(self) -> bool:
+        """Whether the scheduler hung up."""
+        comm = self._client.scheduler_comm
+        return comm is None or comm.closed()
 
     async def _watch(self) -> None:
         """See which hosts come and go."""
         alone_since: float | None = None
         while self.error is None:
             try:
-                comm = self._client.scheduler_comm
-                if comm is None or comm.closed():
+                if self._is_cut_off():
                     raise OSError
                 workers = await asyncio.wait_for(hosts_of(self._client.scheduler), CONNECT_S)
             except (OSError, TimeoutError):
@@ -284,8 +302,9 @@ class Fleet:
                 asked_unix_s = time.time()
                 found = unpack(await self._check(address), Checked)
         except Exception as error:  # also Dask's own, of a host that dies meanwhile
-            with self._changed:
-                self._refuse(address, f"worker {address} was not checked: {_line(error)}")
+            if not self._is_cut_off():  # then that is what is to be said
+                with self._changed:
+                    self._refuse(address, f"worker {address} was not checked: {_line(error)}")
             return
         facts, report = found.facts, found.report
         key = (facts.target.fingerprint, facts.toolchain.fingerprint)
@@ -355,6 +374,8 @@ class Fleet:
                     raise DataError("it says that it is another one")
             except Exception as error:  # it is there no more, or its device is not
                 host.recheck = None  # which is not to be cancelled from here
+                if self._is_cut_off():
+                    return
                 self._gone(host, f"is not used any more: {_line(error)}")
                 return
             if (doubt := self._admission.recheck(found.report, asked_unix_s=asked_unix_s)) is not None:
@@ -693,7 +714,6 @@ class FleetService:
 
     def _measure(self, requests: Sequence[Request], futures: Sequence[Future[Measurement]]) -> None:
         region_id = requests[0].region.id
-        sent: dict[str, set[str]] = {}  # runs of rows that a host was told of
 
         def payload(host: _Host, elsewhere: _Elsewhere) -> bytes:
             with self._lock:
@@ -703,13 +723,13 @@ class FleetService:
                     host.known.popitem(last=False)
                 new = [row for key, row in self._rows.get(region_id, {}).items() if key not in known]
                 known.update(map(_row_key, new))
-                sent[host.address] = {row.run_id for row in self._rows.get(region_id, {}).values()}
+                host.runs_sent.update(row.run_id for row in new)
                 doubtful = tuple(sorted(self._doubtful))
-            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful))
+            return pack(MeasureJob(tuple(requests), tuple(new), *elsewhere, doubtful, self._fleet.run_id))
 
         def done(host: _Host, answer: bytes) -> None:
             measured = unpack(answer, Measured)
-            self._check(host, requests, measured.rows, sent.get(host.address, set()))
+            self._check(host, requests, measured.rows)
             with self._lock:
                 rows, known = self._rows_of(region_id), host.known.setdefault(region_id, set())
                 for row in measured.rows:
@@ -729,7 +749,7 @@ class FleetService:
         function, identity = self._fleet.measure_task, _identity(requests)
         self._fleet.post(_Work(self, function, region_id, identity, payload, done, failed, requests))
 
-    def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement], runs: set[str]) -> None:
+    def _check(self, host: _Host, requests: Sequence[Request], rows: Sequence[Measurement]) -> None:
         """Raises DataError where the rows of a host are not those that were asked for."""
         if len(rows) != len(requests):
             raise DataError(f"{counted(len(rows), 'row')} for {counted(len(requests), 'request')}")
@@ -741,7 +761,7 @@ class FleetService:
                 raise DataError("a row of another target or toolchain")
             if row.protocol != PROTOCOL or row.cache_state != request.cache_state:
                 raise DataError("a row of another protocol or cache state")
-            if row.run_id != host.facts.run_id and row.run_id not in runs:
+            if row.run_id != host.facts.run_id and row.run_id not in host.runs_sent:
                 raise DataError("a row of another run")
             if row.status == Status.OK and not row.samples_s:
                 raise DataError("a row without samples")

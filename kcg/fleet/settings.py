@@ -29,9 +29,14 @@ SETTINGS = {
 }
 
 
+SETTLE_S = 0.05
+"""From the end of the last connection of a loop to the loop's own end. Dask's sender waits up to 10 ms between two
+messages, with a time-out; where the loop ends in that moment asyncio prints that nobody took it."""
+
+
 def quiet(loop: asyncio.AbstractEventLoop) -> None:
-    """Have what Dask leaves behind in a loop go to its log: such as the time-out of a message that waited to be sent
-    when its connection ended. Whoever waits for something hears of it anyway."""
+    """Have what Dask leaves behind in a loop go to its log, in the processes that are Dask's own: a nanny may end its
+    worker's loop before `SETTLE_S`."""
     log = logging.getLogger("distributed.core")
     loop.set_exception_handler(
         lambda loop, context: log.error("%s", context.get("message"), exc_info=context.get("exception"))

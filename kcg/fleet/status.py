@@ -13,7 +13,7 @@ from rich.table import Table
 from kcg.cli import counted
 from kcg.errors import UsageError
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
-from kcg.fleet.settings import configure, quiet
+from kcg.fleet.settings import configure
 
 ID_DIGITS = 8  # of a target's fingerprint: enough to tell two apart
 
@@ -33,7 +33,6 @@ def read_status(address: str, certificates: Path | None) -> dict[str, Any]:
 async def _asked(address: str, security: Any) -> dict[str, dict[str, Any]]:
     from distributed.core import rpc
 
-    quiet(asyncio.get_running_loop())
     arguments = {} if security is None else security.get_connection_args("client")
     async with rpc(address, connection_args=arguments) as scheduler:
         return await hosts_of(scheduler)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,11 @@ from kcg.fleet.binaries import BinaryStore
 if TYPE_CHECKING:
     from kcg.fleet.compiling import Compilers
     from kcg.fleet.payload import Checked, HostFacts, MeasureJob
-    from kcg.measure.service import MeasureService
+    from kcg.measure.service import MeasureService, TimingKey
     from kcg.types import Measurement
 
 RATE_S = 30.0  # over which a rate of rows is taken
+ROWS_KEPT = 20_000  # that drivers told a host of, some 3 kB each: those of the kernels that it was asked for last
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Host:
     _spent_s: dict[str, float] = field(default_factory=dict)  # as it was reported last
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
-    _doubtful: set[str] = field(default_factory=set)  # runs whose timings do not count here
+    _given: OrderedDict[tuple[str, str], dict[TimingKey, Measurement]] = field(default_factory=OrderedDict)
 
     @contextmanager
     def task(self, what: str) -> Iterator[None]:
@@ -79,15 +80,20 @@ class Host:
         self.running[self._tasks] = what
         return self._tasks
 
-    def remember(self, rows: Iterable[Measurement], doubtful: Iterable[str]) -> None:
-        """Take in what a driver knows: timings of others, and the runs whose timings do not count."""
+    def known(self, job: MeasureJob) -> dict[TimingKey, Measurement]:
+        """The timings of a kernel that its driver told of, with this job or before, without those that it doubts. They
+        are for that driver alone: another one may doubt others, and does not know of these."""
+        from kcg.measure.service import timing_key
+
+        place = (job.driver, job.requests[0].region.id)
         with self._changed:
-            if new := set(doubtful) - self._doubtful:
-                self._doubtful |= new
-                self.service.forget(new)
-            for row in rows:
-                if row.run_id not in self._doubtful:
-                    self.service.remember(row)
+            rows = self._given.pop(place, {}) | {timing_key(row): row for row in job.known if row.binary_hash}
+            rows = {key: row for key, row in rows.items() if row.run_id not in job.doubtful}
+            if rows:
+                self._given[place] = rows
+            while sum(map(len, self._given.values())) > ROWS_KEPT:
+                self._given.popitem(last=False)
+            return rows
 
     def measured(self, rows: int) -> tuple[tuple[str, float], ...]:
         """Count rows. Gives where the time of the children went since this was asked last, by phase, in seconds."""
@@ -236,11 +242,10 @@ def _measure(payload: bytes, function: Callable[[Host, MeasureJob], list[Measure
 def _measure_here(host: Host, job: MeasureJob) -> list[Measurement]:
     from kcg.fleet.compiling import outcomes
 
-    host.remember(job.known, job.doubtful)
     if job.made and not host.facts.takes_binaries:
         raise DataError("this host runs only what it compiled: start it with --take-binaries")
-    made = outcomes(job, host.binaries)
-    rows = [future.result() for future in host.service.measure(job.requests, together=True, made=made)]
+    made, known = outcomes(job, host.binaries), host.known(job)
+    rows = [future.result() for future in host.service.measure(job.requests, together=True, made=made, known=known)]
     if (error := host.service.device_error) is not None:  # then rows are none of the schedules' faults
         host.on_failure(error)
         raise error

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.compat.tiny import UOp
@@ -76,6 +77,20 @@ class Request:
 
 
 Ready = tuple[Request, CompileOutcome, "Future[Measurement]"]
+TimingKey = tuple[Any, ...]
+
+
+def timing_key(row: Measurement) -> TimingKey:
+    """What the timing of a row is found by: whatever has the same binary need not be timed again."""
+    from kcg.kernel.tile.kind import rounds_to_tf32
+
+    return _timing_key(row, row.binary_hash, rounds_to_tf32(row.schedule))
+
+
+def _timing_key(one: Request | Measurement, binary_hash: str, tf32: bool) -> TimingKey:
+    """`tf32` counts since a binary is judged by other errors then."""
+    region_id = one.region.id if isinstance(one, Request) else one.region_id
+    return (region_id, one.variables, one.cache_state, one.early_stop, binary_hash[:HASH_DIGITS], tf32, one.trial)
 
 
 class Group:
@@ -264,7 +279,7 @@ class MeasureService:
         self._references = compilers_of._references if compilers_of else {}
         self._compiling = 0
         self._ready: list[Ready] = []
-        self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
+        self._by_binary: dict[TimingKey, Future[TimeOutcome] | Measurement] = {}
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self._floors: dict[tuple[str, CacheState], float] = {}
         self.compilations = 0
@@ -427,12 +442,8 @@ class MeasureService:
 
     def remember(self, row: Measurement) -> None:
         """Take a measurement of an earlier run as made: its binary is not timed again."""
-        from kcg.kernel.tile.kind import rounds_to_tf32
-
         if row.binary_hash:
-            binary, tf32 = row.binary_hash[:HASH_DIGITS], rounds_to_tf32(row.schedule)
-            key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, tf32, row.trial)
-            self._by_binary.setdefault(key, row)
+            self._by_binary.setdefault(timing_key(row), row)
 
     def forget(self, runs: Collection[str] | None = None) -> None:
         """Time binaries again that were timed before: those that `remember` took of some runs, or by default all."""
@@ -447,13 +458,15 @@ class MeasureService:
         *,
         together: bool = False,
         made: Mapping[Schedule, Future[CompileOutcome]] | None = None,
+        known: Mapping[TimingKey, Measurement] | None = None,
     ) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
 
         A schedule whose binary was timed before in this service shares that timing and costs none; one that is asked
         for with several values of its kernel's variables is compiled once. `together` times the requests one after the
         other, in their order, once all are compiled: batches of several kernels then do not take turns on the device,
-        which holds the inputs of one kernel only. `made` has what compiling some schedules came to elsewhere.
+        which holds the inputs of one kernel only. `made` has what compiling some schedules came to elsewhere, and
+        `known` timings of binaries that count for these requests alone.
         """
         group = Group(len(requests)) if together else None
         futures = [_new_future() for _ in requests]
@@ -462,7 +475,8 @@ class MeasureService:
         try:
             for places in _of_one_schedule(requests):
                 elsewhere = (made or {}).get(requests[places[0]].schedule)
-                self._measure([_Asked(requests[i], futures[i], i) for i in places], group, made=elsewhere)
+                asked = [_Asked(requests[i], futures[i], i) for i in places]
+                self._measure(asked, group, made=elsewhere, known=known or {})
         finally:
             self._release(compiled=1)
         return futures
@@ -484,9 +498,10 @@ class MeasureService:
         *,
         compiler: tuple[Any, ...] = (),
         made: Future[CompileOutcome] | None = None,
+        known: Mapping[TimingKey, Measurement] = MappingProxyType({}),
     ) -> None:
-        """Compile a schedule once, and time it for each request. `compiler` is another function than the usual one,
-        with its arguments; `made` is what compiling it came to elsewhere."""
+        """Compile a schedule once, and time it for each request whose binary has no `known` timing. `compiler` is
+        another function than the usual one, with its arguments; `made` is what compiling it came to elsewhere."""
         first = asked[0].request
         for one in asked:
             self._begin_references(one.request)
@@ -503,7 +518,11 @@ class MeasureService:
                     self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
                 else:
                     bound = outcome.compiled.at(request.variables)
-                    of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
+                    timing = known.get(_timing_key(request, bound.binary_hash, bound.tf32))
+                    if timing is not None:
+                        self._resolve(future, _shared(timing, request, outcome.compile_s))
+                    else:
+                        of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
                 now += of_one if group is None else group.compiled(place, of_one)
             if now:
                 with self._lock:
@@ -543,15 +562,7 @@ class MeasureService:
 
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
-        key = (
-            request.region.id,
-            request.variables,
-            request.cache_state,
-            request.early_stop,
-            compiled.binary_hash[:HASH_DIGITS],
-            compiled.tf32,  # it is judged by other errors
-            request.trial,
-        )
+        key = _timing_key(request, compiled.binary_hash, compiled.tf32)
         job, known = self._time_job(request, compiled), _known(outcome)
         with self._lock:
             timing = self._by_binary.get(key)
@@ -563,14 +574,7 @@ class MeasureService:
                 self._by_binary[key] = timing
                 self.binaries_timed += 1
         if isinstance(timing, Measurement):
-            row = replace(
-                timing,
-                schedule=request.schedule,
-                sampler=request.sampler,
-                compile_s=outcome.compile_s,
-                trial=request.trial,
-            )
-            self._resolve(future, row)
+            self._resolve(future, _shared(timing, request, outcome.compile_s))
         else:
             # not over the outcome: a future keeps its callbacks, and they would keep every binary
             timing.add_done_callback(lambda done: self._timed(request, known, future, done, key))
@@ -608,7 +612,7 @@ class MeasureService:
         known: dict[str, Any],
         future: Future[Measurement],
         done: Future[TimeOutcome],
-        key: tuple[Any, ...],
+        key: TimingKey,
     ) -> None:
         if (error := done.exception()) is not None:
             if _not_its_fault(error):
@@ -732,6 +736,11 @@ def _of_one_schedule(requests: Sequence[Request]) -> list[list[int]]:
         places.setdefault((request.region.id, request.schedule, asked[same]), []).append(place)
         asked[same] += 1
     return list(places.values())
+
+
+def _shared(timing: Measurement, request: Request, compile_s: float) -> Measurement:
+    """The row of a request whose binary was timed before."""
+    return replace(timing, schedule=request.schedule, sampler=request.sampler, compile_s=compile_s)
 
 
 def _known(outcome: CompileOutcome) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from kcg.errors import DataError, UsageError
-from kcg.files import write_whole
+from kcg.files import read_foreign, write_whole
 from kcg.store.entry import (
     MAX_BYTES,
     NAME_LENGTH,
@@ -36,6 +36,7 @@ from kcg.store.entry import (
 from kcg.types import Target, Toolchain, Variables
 
 MARKER: Final = "kcg-store.json"
+MOST_OF_MARKER: Final = 4096  # bytes
 NOTHING: Final = "nothing-"  # begins the names of files that say that nothing was found
 _HASH = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")
 
@@ -79,9 +80,9 @@ class Store:
     def read(self, path: Path) -> Found | None:
         """What a file of the store holds; None where another process removed it."""
         try:
-            if path.stat().st_size > MAX_BYTES:
-                return Found(path, None, f"larger than {MAX_BYTES >> 20} MiB and no entry: delete it")
-            found = (nothing_from_json if path.name.startswith(NOTHING) else from_json)(path.read_bytes())
+            if (data := read_foreign(path, most_bytes=MAX_BYTES)) is None:
+                return Found(path, None, f"no file, or one of more than {MAX_BYTES >> 20} MiB: delete it")
+            found = (nothing_from_json if path.name.startswith(NOTHING) else from_json)(data)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -123,7 +124,8 @@ class Store:
 
     def add(self, entry: Entry, *, instead_of: Iterable[Path] = ()) -> bool:
         """Keep an entry where it is faster than what is there of its key, `instead_of` files that did not prove true;
-        whether it was kept. The same schedule is not kept twice. Raises UsageError where it cannot be written."""
+        whether it was kept. Those go in any case: others that claim more may hide behind them. The same schedule is not
+        kept twice. Raises UsageError where it cannot be written."""
         refuted = set(instead_of)
         others = [found for found in map(self.read, self._of_key(entry.key)) if found is not None and found.entry]
         others = [found for found in others if found.path not in refuted]
@@ -132,6 +134,7 @@ class Store:
             and (found.entry.chosen.schedule == entry.chosen.schedule or _seconds(found) <= entry.chosen.cold_s)
             for found in others
         ):
+            _remove(refuted, entry.key)
             return False
         self._write(entry, [*refuted, *(found.path for found in others)])
         return True
@@ -172,10 +175,15 @@ class Store:
         if not (self.folder / MARKER).exists():
             write_whole(self.folder / MARKER, json.dumps({"kcg store": SCHEMA}) + "\n")
         write_whole(self.folder / one.key / file_name(one), to_json(one))
-        for path in instead_of:
-            if path.parent.name == one.key:
-                with contextlib.suppress(OSError):  # somebody else removed it, or may, where this one may not
-                    path.unlink()
+        _remove(instead_of, one.key)
+
+
+def _remove(paths: Iterable[Path], key: str) -> None:
+    """Remove those of a key."""
+    for path in paths:
+        if path.parent.name == key:
+            with contextlib.suppress(OSError):  # somebody else removed it, or may, where this one may not
+                path.unlink()
 
 
 def file_name(one: Entry | Nothing) -> str:
@@ -192,29 +200,34 @@ def open_folder(location: str, *, new: bool = False) -> Store:
     """The store of a folder. A `new` one may begin where the folder is empty or not there yet.
 
     Raises:
-        UsageError: it is no store, or has no name.
+        UsageError: it is no store, has no name, or a new one cannot be made there.
         DataError: it is of another schema, or cannot be read.
     """
     if not location.strip():
         raise UsageError("the store has no name: give a folder, or hf://OWNER/NAME@REVISION")
     folder = Path(location)
-    if (folder / MARKER).is_file():
-        check_marker(folder)
-    elif not (new and _is_empty(folder)):
-        what = "is no store of kcg" if folder.exists() else "is not there"
-        advice = "give a store, or a new or empty folder" if new else "give the folder of a store"
-        raise UsageError(f"{location} {what} (no {MARKER}): {advice}")
+    try:
+        if (folder / MARKER).is_file():
+            check_marker(folder)
+        elif not (new and _is_empty(folder)):
+            what = "is no store of kcg" if os.path.lexists(folder) else "is not there"
+            advice = "give a store, or a new or empty folder" if new else "give the folder of a store"
+            raise UsageError(f"{location} {what} (no {MARKER}): {advice}")
+        elif not _may_write(folder):
+            raise UsageError(f"{location}: a new store cannot be written there: choose a folder that can be written")
+    except OSError as error:
+        raise UsageError(f"{location[:100]}: {error.strerror}: give the folder of a store") from None
     return Store(location, folder, writable=_may_write(folder))
 
 
 def _is_empty(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def check_marker(folder: Path) -> None:
     """Raises DataError where a store is of another schema than this kcg's."""
     try:
-        document = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        document = json.loads(read_foreign(folder / MARKER, most_bytes=MOST_OF_MARKER) or b"")
         schema = document["kcg store"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{folder / MARKER} is not that of a store: restore it, or give another store") from None

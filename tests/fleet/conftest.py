@@ -1,4 +1,5 @@
-"""What every test of fleets runs under: a command in this process narrows what Dask unpickles here, for good."""
+"""What every test of fleets runs under: a command in this process narrows what Dask unpickles here, for good, and what
+else runs on this machine makes no host look slow."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from distributed.protocol import pickle as dasks
+
+from tests.fleet.lenient import widen
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +26,9 @@ def unpickles_as_before() -> Iterator[None]:
     yield
     for module, name, value in names:
         setattr(module, name, value)
+
+
+@pytest.fixture
+def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that drive hosts of this CPU."""
+    widen(monkeypatch)

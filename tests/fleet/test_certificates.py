@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +60,26 @@ def test_workers_by_name_have_keys_of_their_own_and_more_can_join(tmp_path: Path
             make(folder, days=30, hosts=[name])
     with pytest.raises(UsageError):
         make(folder, days=30)
+
+
+@pytest.mark.parametrize("files", [0, 1, 3, 9])
+def test_a_full_disk_leaves_nothing_half_made(files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the same command can be given again."""
+    opened, fdopen = [], os.fdopen
+
+    def full(descriptor: int, mode: str) -> Any:
+        opened.append(descriptor)
+        if len(opened) > files:
+            os.close(descriptor)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return fdopen(descriptor, mode)
+
+    (tmp_path / "notes").write_text("mine")
+    with monkeypatch.context() as changed, pytest.raises(UsageError, match="No space left on device: choose a folder"):
+        changed.setattr(os, "fdopen", full)
+        make(tmp_path, days=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert make(tmp_path, days=2)
 
 
 def test_they_end_with_the_authority_at_the_latest(tmp_path: Path) -> None:

@@ -110,10 +110,12 @@ def test_a_row_is_the_one_of_a_host_that_compiles_itself(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "status"), [(slow_hosts.loops, Status.COMPILE_TIMEOUT), (slow_hosts.aborts, Status.COMPILE_ERROR)]
+    ("compiler", "timeout_s", "status"),
+    [(slow_hosts.loops, 0.3, Status.COMPILE_TIMEOUT), (slow_hosts.aborts, LONG_S, Status.COMPILE_ERROR)],
 )
 def test_a_compiler_that_loops_or_aborts_is_what_it_is_on_a_measuring_host(
     compiler: Callable[..., None],
+    timeout_s: float,
     status: Status,
     service: MeasureService,
     compilers: Compilers,
@@ -121,15 +123,15 @@ def test_a_compiler_that_loops_or_aborts_is_what_it_is_on_a_measuring_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(child, "compile_job", compiler)
-    made = unpack(tasks.compile(pack(task_of(service, NOT_LEGAL, timeout_s=0.3))), Compilations).made
+    made = unpack(tasks.compile(pack(task_of(service, NOT_LEGAL, timeout_s=timeout_s))), Compilations).made
     (row,) = tasks._measure_here(host, MeasureJob((Request(region_of(7), NOT_LEGAL),), (), made))
-    (own,) = rows(own_way(service, monkeypatch))
+    (own,) = rows(own_way(service, monkeypatch, timeout_s))
     assert row.status == status and as_own(row) == as_own(own)
 
 
-def own_way(service: MeasureService, monkeypatch: pytest.MonkeyPatch) -> list[Future[Measurement]]:
+def own_way(service: MeasureService, monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> list[Future[Measurement]]:
     """The same on a host that compiles itself."""
-    monkeypatch.setattr(service, "compile_timeout_s", 0.3)
+    monkeypatch.setattr(service, "compile_timeout_s", timeout_s)
     return service.measure([Request(region_of(7), NOT_LEGAL)])
 
 
@@ -185,6 +187,7 @@ def asked(service: FleetService, size: int, count: int = 4) -> list[Request]:
     return [Request(region, schedule, in_search=True) for schedule in (*near, NOT_LEGAL)]
 
 
+@pytest.mark.usefixtures("neighbours")
 def test_a_host_without_a_device_compiles_for_those_that_take_it(local: LocalFleet) -> None:
     waited(lambda: sum(host["ready"] for host in read_status(local.address, None)["hosts"]) == 3)
     with Fleet(local.address) as fleet:

@@ -56,7 +56,7 @@ CHECKED = Checked(FACTS, REPORT)
         LatticeJob(REGION, X86, (), "0", 12),
         LatticeDrawn((), (), frozenset(), declaration="{}"),
         CHECKED,
-        replace(JOB, doubtful=("run",)),
+        replace(JOB, doubtful=("run",), driver="one"),
     ],
     ids=lambda noun: type(noun).__name__,
 )
@@ -98,6 +98,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "a long limit": (changed(JOB, lambda d: d["value"]["requests"][0].update(timeout_s=1e9)), "timeout_s"),
     "no limit": (changed(JOB, lambda d: d["value"]["requests"][0].update(timeout_s="inf")), "timeout_s"),
     "a status": (changed(JOB, lambda d: d["value"]["known"][0].update(status="fine")), "is no Status"),
+    "a row of elsewhere": (changed(JOB, lambda d: d["value"]["known"][0].update(region_id="r")), "rows of the kernel"),
     "written by hand": (changed(JOB, source), "the kind 'source' does not travel"),
     "a part by hand": (changed(JOB, part_of_source), "one of its parts is of a kind that does not travel"),
     "no Opts": (changed(JOB, lambda d: d["value"]["requests"][0]["schedule"].update(body="[1]")), "cannot trust"),
@@ -155,6 +156,20 @@ def test_a_check_is_of_the_host_that_was_asked() -> None:
     ):
         with pytest.raises(DataError, match=words):
             unpack(changed(CHECKED, change), Checked)
+
+
+def test_a_host_keeps_what_each_driver_told_it_of_and_no_more_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = tasks.Host(cast(Any, Untouched()), FACTS, 0.0)
+    (row,) = JOB.known
+    one, other = replace(JOB, driver="one"), replace(JOB, driver="other", known=())
+    assert [*host.known(one).values()] == [row] and host.known(other) == {}
+    assert [*host.known(replace(one, known=())).values()] == [row]
+    assert host.known(replace(one, known=(), doubtful=(row.run_id,))) == {} == host.known(replace(one, known=()))
+    monkeypatch.setattr(tasks, "ROWS_KEPT", 2)
+    for driver in "abc":
+        host.known(replace(JOB, driver=driver))
+    kept = [driver for driver in "abc" if host.known(replace(other, driver=driver))]
+    assert kept == ["b", "c"] and len(host._given) == 2
 
 
 def test_a_failure_is_what_it_was() -> None:

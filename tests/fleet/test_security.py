@@ -116,6 +116,9 @@ def listening(answer: bytes = b"", folder: Path | None = None) -> Iterator[str]:
     thread.join()
 
 
+GREETING = (16).to_bytes(8, "little") + b".pickle-protocol"
+
+
 def refusal(address: str, folder: Path | None) -> str:
     found = security_for(address, folder)
     with pytest.raises(UsageError) as error:
@@ -126,9 +129,9 @@ def refusal(address: str, folder: Path | None) -> str:
 
 def test_a_scheduler_of_this_fleet_is_found(keys: Path) -> None:
     ours = keys / "ours"
-    with listening(b"hello", ours / "scheduler") as where:
+    with listening(GREETING, ours / "scheduler") as where:
         require_scheduler(f"tls://{where}", security_for(f"tls://{where}", ours / "driver"), "client")
-    with listening(b"hello") as where:
+    with listening(GREETING) as where:
         require_scheduler(f"tcp://{where}", None, "client")
 
 
@@ -140,7 +143,12 @@ def test_what_is_none_is_one_line(keys: Path) -> None:
     assert "no scheduler there" in refusal(f"tcp://{closed}", None)
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as where:
         assert "does not speak TLS" in refusal(f"tls://{where}", driver)
-    with listening(b"hello", keys / "theirs" / "scheduler") as where:
+    for answer in (b"SSH-2.0-OpenSSH_9.2\r\n", bytes(8), (1 << 40).to_bytes(8, "little"), GREETING[:8] + bytes(99)):
+        with listening(answer) as where:
+            assert "another service answers there" in refusal(f"tcp://{where}", None)
+    with listening(b"220") as where:
+        assert "it hung up" in refusal(f"tcp://{where}", None)
+    with listening(GREETING, keys / "theirs" / "scheduler") as where:
         assert "its certificate is refused here: self-signed" in refusal(f"tls://{where}", driver)
 
 

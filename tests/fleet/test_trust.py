@@ -235,6 +235,7 @@ def planted(service: MeasureService, job, *args: object) -> HostReport:
         service.fresh_child()
 
 
+@pytest.mark.usefixtures("neighbours")
 def test_a_real_host_is_admitted(service: MeasureService, real: HostReport) -> None:
     assert (real.fault, real.run_id) == ("", "real")
     assert (real.target, real.toolchain) == service.facts
@@ -244,6 +245,7 @@ def test_a_real_host_is_admitted(service: MeasureService, real: HostReport) -> N
     assert noun_from_json(HostReport, noun_to_json(real)) == real
 
 
+@pytest.mark.usefixtures("neighbours")
 def test_a_host_that_is_right_and_slow_is_refused_and_drained(
     service: MeasureService, real: HostReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

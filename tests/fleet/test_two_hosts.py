@@ -21,6 +21,7 @@ from kcg.types import Region, Workload, WorkloadCall
 from tests.conftest import CPU
 from tests.fleet.namespaces import Host, network, not_permitted
 from tests.kernels import empty, kernels_of
+from tests.rules import ROOT
 
 pytestmark = pytest.mark.skipif(bool(not_permitted()), reason=not_permitted())
 
@@ -96,7 +97,9 @@ def test_a_campaign_completes_though_a_host_is_cut_off(site: Site, tmp_path: Pat
     words = (*words, "--schedules-per-kernel", SCHEDULES, "--predictor", "roofline")
     wait_for_hosts(site)  # then the driver begins once it has checked both
     with log.open("w") as stderr:
-        driver = site.first.start(sys.executable, "-m", "kcg.dataset", *words, stderr=stderr)
+        driver = site.first.start(
+            sys.executable, "-m", "tests.fleet.lenient", "kcg.dataset", *words, stderr=stderr, cwd=ROOT
+        )
         wait_for_row(out, driver, log)
         site.workers[1].disconnect()
         said, _ = driver.communicate(timeout=LONG_S)

@@ -91,6 +91,20 @@ def test_what_did_not_prove_true_gives_way_to_what_did(store: Store) -> None:
     assert looked_up(store, entry) == [verified] and not file.exists()
 
 
+def test_of_many_that_claim_too_much_each_run_removes_one(store: Store) -> None:
+    """Though what it found itself is not the fastest that is claimed."""
+    entry = entries(store)[0]
+    wrong = [timed(entry, 1e-8 * number, other_schedule(number)) for number in (3, 2, 1)]
+    assert all(map(store.add, wrong))
+    for number, one in enumerate(wrong):  # two that wrote at once left both
+        if number < 2:
+            store._write(one, [])
+    for claimed in (wrong[2], wrong[1], wrong[0]):
+        assert looked_up(store, entry) == [claimed]
+        kept = store.add(entry, instead_of=[store.folder / entry.key / file_name(claimed)])
+    assert kept and looked_up(store, entry) == [entry]
+
+
 def test_many_writers_at_once_leave_the_fastest(store: Store) -> None:
     entry = entries(store)[0]
     others = [timed(entry, 1e-6 - 1e-8 * number, other_schedule(number)) for number in range(1, 20)]
@@ -189,6 +203,18 @@ def test_a_bad_entry_is_one_line_and_counts_for_nothing(name: str, store: Store)
     assert "1 of" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_is_neither_waited_for_nor_read(made: Callable[[Path], object], store: Store) -> None:
+    entry, *_ = entries(store)
+    file = store.folder / entry.key / file_name(entry)
+    file.unlink()
+    made(file)
+    said: list[Any] = []
+    assert looked_up(store, entry, warn=said.append) == [] and len(said) == 1
+    done = store_command("verify", store.folder)
+    assert done.returncode == ExitCode.USAGE and str(file) in done.stdout and done.stderr.count("\n") == 1
+
+
 BAD_NOTHING = {
     "truncated": BAD["truncated"],
     "tampered": (_with(lambda d: d.update(search_s=1e3), sealed=False), "was changed"),
@@ -227,7 +253,17 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, store: Store) -> N
     with pytest.raises(UsageError, match="empty folder"):
         open_store(str(tmp_path / "other"), new=True)
     assert not open_store(str(tmp_path / "absent"), new=True).folder.exists(), "nothing is made before it is needed"
-    for marker, words in (('{"kcg store": 99}', "schema '99'"), ("{}", "not that of a store"), ("", "not that of")):
+    (tmp_path / "loop").symlink_to("loop")
+    for location in (tmp_path / "other" / "notes.txt" / "new", tmp_path / "loop", Path("long" * 2000)):
+        with pytest.raises(UsageError) as refused:
+            open_store(str(location), new=True)
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+    for marker, words in (
+        ('{"kcg store": 99}', "schema '99'"),
+        ("{}", "not that of a store"),
+        ("", "not that of"),
+        ("[" * 5000, "not that of"),
+    ):
         (store.folder / MARKER).write_text(marker)
         with pytest.raises(DataError, match=words):
             open_store(str(store.folder))
