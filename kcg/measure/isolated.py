@@ -124,15 +124,6 @@ class IsolatedProcess:
             raise Overdue(f"{name} did not finish in {round(timeout_s, 1) or timeout_s:g} s", printed[0])
         return Ended(self._process.returncode, *printed)
 
-    def has_said(self, line: str) -> bool:
-        """Whether its first line is this one, once it has printed one; not where it ended before."""
-        while True:
-            ended = self._process.poll() is not None  # asked first: what it printed is there then
-            said = Path(self._out.name).read_text()
-            if "\n" in said or ended:
-                return said.partition("\n")[0] == line
-            time.sleep(POLL_S)
-
     def close(self) -> None:
         """Kill it, and remove its files."""
         self._kill()

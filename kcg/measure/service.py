@@ -533,9 +533,9 @@ class MeasureService:
 
     def _begin_references(self, request: Request) -> None:
         """Have the reference of a region of several kernels computed beside the device: it takes a second of a core,
-        that of a single kernel a tenth, which is worth it on a CPU, where the device's process is a core too."""
+        that of a single kernel a tenth."""
         key = request.region.id, request.variables
-        if (len(request.region.kernels) > 1 or self.target.device == "CPU") and key not in self._references:
+        if len(request.region.kernels) > 1 and key not in self._references:
             self._references[key] = self.beside(
                 child.first_references_job, request.region, request.variables, timeout_s=REFERENCES_TIMEOUT_S
             )

@@ -380,11 +380,10 @@ class Pace:
         return budget.late_at if self._first else budget.over_at
 
     @contextlib.contextmanager
-    def judging(self, work: RegionWork, *, begun: float) -> Iterator[None]:
-        """Inside, `work` is judged, for which its references were made since `begun`, by `time.monotonic`: take in how
-        long that takes, beside what it was expected to. With stress in it that says nothing of how long comparing
-        others takes."""
-        expected_s = self._estimates.timing_s(work)
+    def judging(self, work: RegionWork) -> Iterator[None]:
+        """Inside, `work` is judged: take in how long that takes, beside what it was expected to. With stress in it that
+        says nothing of how long comparing others takes."""
+        expected_s, begun = self._estimates.timing_s(work), time.monotonic()
         stress_s = self._estimates.comparing_s(work) - expected_s
         yield
         if not self._first and stress_s <= 0:

@@ -15,7 +15,6 @@ tinygrad's own schedule too.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -153,13 +152,10 @@ class Judge:
 
     def _judged_one(self, work: RegionWork) -> RegionResult:
         """The result of a region for which there is time."""
-        begun = time.monotonic()
-        if not self._comparisons.compute_references(work):
-            return self._with_offers(work, self._too_late(work))
         if why := self._comparisons.why_unjudged(work):
             seen = Verification(False, reason=why, unjudged=True)
             return self._with_offers(work, _unjudged(work, seen))
-        with self._pace.judging(work, begun=begun):
+        with self._pace.judging(work):
             in_time = self._compare_kinds(work)
             return self._with_offers(work, self.compare_found(work) if in_time else self._too_late(work))
 

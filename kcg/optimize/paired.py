@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
-AT_ONCE = 16  # references that one core computes before the first of their regions is judged
 RUNS = 200  # launches of one, with room for samples that are taken again
 
 
@@ -134,52 +133,29 @@ class Comparisons:
         self._in_new_child = in_new_child
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
-        self._due: Sequence[RegionWork] = ()  # in the order in which they are judged
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
         self._seen: dict[tuple[str, Variables, tuple[Schedule, ...]], PairedOutcome] = {}  # in joint comparisons
 
     def prepare(self, works: Sequence[RegionWork]) -> None:
         """Have a fresh process, and compile what is to be compared before the first comparison: on a CPU nothing may
         compile while one runs. On a GPU the compiling children compute the references of these regions meanwhile."""
-        self._due = works
         service, expected_s = self._device.service, self._estimates.compiling_s()
         if not self._in_new_child:
             service.fresh_child()
         sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
         self._ask_for_references(works)
-        if works:
-            self.compute_references(works[0])  # behind what compiles: no core waits in between
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
 
     def _ask_for_references(self, works: Sequence[RegionWork]) -> None:
-        """Have those computed that were not asked for: not on a CPU, where nothing may disturb a sample, and which has
-        `compute_references`."""
-        if not self._device.is_cpu:
-            self._send_for_references(works)
-
-    def _send_for_references(self, works: Sequence[RegionWork]) -> list[Future[Any]]:
-        sent = []
+        """Have those computed that were not asked for: not on a CPU, where nothing may disturb a sample."""
+        if self._device.is_cpu:
+            return
         for work in works:
             for values in work.bindings:
                 if (work.id, values) not in self._references and not self._kept.holds_first(work):
-                    sent.append(
-                        self._device.service.beside(
-                            references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
-                        )
+                    self._references[work.id, values] = self._device.service.beside(
+                        references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
                     )
-                    self._references[work.id, values] = sent[-1]
-        return sent
-
-    def compute_references(self, work: RegionWork) -> bool:
-        """On a CPU have the references of a region computed by all cores, with those of the ones that are judged after
-        it, and wait for them; of fewer where a budget may end before the last of these is judged. Whether there was
-        time for it."""
-        if not self._device.is_cpu or self._asked(work) or self._kept.holds_first(work):
-            return True
-        many = self._device.service.compile_workers * (AT_ONCE if self._estimates.budget.limit_s is None else 1)
-        left = [one for one in self._due if one is not work and not self._asked(one)]
-        sent, expected_s = self._send_for_references([work, *left[: many - 1]]), self._estimates.timing_s(work)
-        return not wait(sent, timeout=self._estimates.budget.patience_s(expected_s)).not_done
 
     def first_ready(self, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
         """The first of some regions whose references are there, once those of one are; the first of all where there

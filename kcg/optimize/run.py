@@ -91,7 +91,6 @@ def optimize(
             store.say_read_only(log)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
-        planning = planned_beside_capture(settings, children, device=device) if captured is None else None
         if captured is None:
             captured = capture(settings, device, budget=budget, log=log)
         if regions:
@@ -107,10 +106,8 @@ def optimize(
         device.notice_busy_machine()
         device.notice_missing_tiles()
         handwritten.offer(kernels, works, device=device, log=log)
-        if planning is not None and not whole_model.has_planned(planning):  # beside it nothing may be timed
-            planning = None
 
-        estimates, candidates, results, by_plan = None, None, None, list[RegionResults]()
+        estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         compared: Mapping[tuple[str, Schedule], Compared] = {}
         try:
@@ -127,11 +124,8 @@ def optimize(
                 store.measure_unclear(works, device=device)
                 store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
-            if not device.is_cpu:
-                workload = captured.workload
-                planning = whole_model.ahead(settings, workload.name, workload.preset, dev=device.choice.dev)
-                if planning is not None:
-                    children.enter_context(planning)
+            if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
+                children.enter_context(planning)
             candidates = search(estimates, guide, device=device, log=log)
             proposed = None
             if estimates.wants_regions:
@@ -221,20 +215,6 @@ def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[R
 
 
 # ---- the steps ----
-
-
-def planned_beside_capture(
-    settings: Settings, children: contextlib.ExitStack, *, device: Device
-) -> IsolatedProcess | None:
-    """The child that checks the whole model, begun before the workload is captured; None where it is begun later or not
-    at all. On a CPU of several cores this is when it has one."""
-    from kcg.workloads.registry import find
-
-    if not device.is_cpu or settings.program is not None:
-        return None
-    spec, preset = find(settings.workload, settings.preset, device.choice.device)
-    planning = whole_model.ahead(settings, spec.name, preset, dev=device.choice.dev)
-    return children.enter_context(planning) if planning is not None else None
 
 
 def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) -> Captured:

@@ -227,21 +227,12 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
-def ahead(settings: Settings, workload: str, preset: str, *, dev: str) -> isolated.IsolatedProcess | None:
+def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.IsolatedProcess | None:
     """The child of `check_models`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
-    one core. None where the model will not run.
-
-    On a CPU it is to be begun while nothing is timed, and `has_planned` waits for it before anything is; none there
-    with a limit of time, since so long a plan may take all of it.
-    """
-    if not is_runnable(settings, workload) or (dev.startswith("CPU") and settings.budget_s is not None):
+    one core. None on a CPU, where it would disturb samples, and where the model will not run."""
+    if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
-    return isolated.IsolatedProcess(CHILD, dev=dev, label="model", arguments=(workload, preset))
-
-
-def has_planned(child: isolated.IsolatedProcess) -> bool:
-    """Whether a child of `ahead` is ready for its job, once it is; not where it died."""
-    return child.has_said(json.dumps(PLANNED))
+    return isolated.IsolatedProcess(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
 
 
 def check_models(
@@ -416,7 +407,6 @@ def replays_of(step_s: float) -> int:
     return REPLAYS if step_s < LONG_STEP_S else READ
 
 
-PLANNED = "planned"  # the first line of a child that was begun before its job was known
 STARTING, CHOSEN, OWN = "getting its weights", "running the chosen schedules", "running tinygrad's own schedules"
 
 
@@ -630,10 +620,8 @@ def main() -> None:
     from kcg.optimize.result import read_result
     from kcg.workloads.registry import spec_of
 
-    if len(sys.argv) > 1:
-        if (plan := spec_of(sys.argv[1]).plan) is not None:
-            plan(sys.argv[2])
-        isolated.answer(PLANNED)
+    if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
+        plan(sys.argv[2])
     job = receive()
     step = _step(spec_of(job["workload"]), job)
     if job.get("own_only"):

@@ -18,7 +18,6 @@ import pytest
 
 from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.kinds import describe
-from kcg.measure.jobs import PairedJob, PairedOutcome
 from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
@@ -418,7 +417,7 @@ def test_the_first_judgement_may_take_what_still_counts_as_in_time(
         budget = Budget(started=time.monotonic() - 1000.0, limit_s=limit_s, measurements=None)
         pace, work = Pace(replace(expected, budget=budget)), opened.works[0]
         assert pace.allows(work, improved=False) is allowed
-        with pace.judging(work, begun=time.monotonic()):
+        with pace.judging(work):
             pass
         assert not pace.allows(work, improved=False), "the second has the budget itself"
 
@@ -436,7 +435,7 @@ def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
     pace, work = Pace(expected), opened.works[0]
     assert pace.left_s([work] * 3) == FRESH_CHILD_S + 3 * 10 + 100
     for took_s in (20.0, 40.0):  # the first starts the process, and says nothing of the others
-        with pace.judging(work, begun=now_s[0]):
+        with pace.judging(work):
             now_s[0] += took_s
     assert (pace.left_s([work]), pace.left_s([])) == (4 * 10 + 100, 100)
 
@@ -452,7 +451,7 @@ def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_f
     pace = Pace(expected)
     assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
     for _ in range(2):
-        with pace.judging(opened.works[0], begun=time.monotonic()):
+        with pace.judging(opened.works[0]):
             pass
     assert pace.left_s(opened.works[:1]) < 1.0, "by what it took here"
 
@@ -562,34 +561,6 @@ def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estima
     assert comparisons.first_ready([one, two, three]) is two
     threading.Timer(0.05, lambda: waiting.set_result(None)).start()
     assert comparisons.first_ready([one]) is one, "it is waited for"
-
-
-@pytest.mark.parametrize("limit_s", [None, 600.0])
-def test_on_a_cpu_references_of_several_are_computed_before_the_first_is_timed(
-    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, limit_s: float | None
-) -> None:
-    """By all its cores, and by no more than these where a budget may end before the others are judged."""
-    for work in opened.works:
-        find(work)
-    budget = Budget(started=time.monotonic(), limit_s=limit_s, measurements=None)
-    comparisons = opened.judge(replace(expected, budget=budget))._comparisons
-    service, given, compare = opened.device.service, list[int](), opened.device.service.compare_paired
-    monkeypatch.setattr(service, "compile_workers", 2)
-
-    def comparing(job: PairedJob, *, timeout_s: float) -> Future[PairedOutcome]:
-        assert job.references is not None, "it was computed before"
-        given.append(sum(one.done() for one in comparisons._references.values()))
-        return compare(job, timeout_s=timeout_s)
-
-    monkeypatch.setattr(service, "compare_paired", comparing)
-    comparisons.prepare(opened.works)
-    for work in opened.works:
-        assert comparisons.compute_references(work)
-        own = comparisons.side(work, work.space.baseline())
-        assert not isinstance(own, str)
-        seen = comparisons.compare(work, own, None)
-        assert seen.outcome is not None and seen.outcome.baseline_verification.passed
-    assert given == ([3, 3, 3] if limit_s is None else [2, 2, 3])
 
 
 def test_references_are_waited_for_no_longer_than_there_is_time_to_judge(
