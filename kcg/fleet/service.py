@@ -243,11 +243,12 @@ class Fleet:
 
     async def _leave(self) -> None:
         self._fail(DeviceError(f"this run left the fleet; {GO_ON}"))
-        for task in (background := tuple(self._background)):
-            task.cancel()
         try:
+            while background := tuple(self._background):  # one of them may have started another meanwhile
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
             await asyncio.wait_for(self._client.close(timeout=CLOSE_S), CLOSE_S)
-            await asyncio.gather(*background, return_exceptions=True)
         finally:
             await asyncio.sleep(SETTLE_S)
 
@@ -266,6 +267,8 @@ class Fleet:
                 workers = await asyncio.wait_for(hosts_of(self._client.scheduler), CONNECT_S)
             except (OSError, TimeoutError):
                 self._fail(DeviceError(f"the scheduler at {self.address} is gone; {GO_ON}"))
+                return
+            if self.error is not None:  # `wait_for` takes no notice of being cancelled as its answer comes
                 return
             for address in self._hosts.keys() - workers.keys():
                 self._gone(self._hosts[address], "is gone")
@@ -524,6 +527,7 @@ class Fleet:
             futures = self._client.get(graph, keys, workers=[address], resources=resources, sync=False)
         except Exception as error:  # of a client whose scheduler is gone
             outgoing.sent.set_exception(error)
+            outgoing.sent.exception()  # whoever waited for it may have been cancelled
         else:
             outgoing.sent.set_result(dict(zip(keys, futures, strict=True)))
 

@@ -529,6 +529,19 @@ def test_nothing_is_left_behind_in_the_loop_of_a_driver_that_leaves(
     assert caplog.messages == []
 
 
+def test_a_fleet_that_is_left_ends_what_was_asked_of_it(
+    joined: Callable[..., FleetService], caplog: pytest.LogCaptureFixture
+) -> None:
+    service = joined()
+    futures = service.measure(requests_of(service, 50, 2), together=True)
+    service._fleet.close()
+    assert {future.result(LONG_S).status for future in futures} <= {Status.WORKER_DIED, Status.OK}
+    assert isinstance(service.device_error, DeviceError)
+    del service._fleet
+    gc.collect()
+    assert caplog.messages == []
+
+
 # ---- at the end, since the fleet has two targets from here on, and then no scheduler
 
 
