@@ -1,4 +1,4 @@
-"""Limits of trust that no neighbour on a busy machine makes a host exceed: one that is to, takes twenty times as long.
+"""Limits of trust that no host exceeds because of its neighbours: one that is to, takes a thousand times as long.
 
 `python -m tests.fleet.lenient MODULE WORDS` is `python -m MODULE WORDS` with them: a driver in a process of its own.
 """

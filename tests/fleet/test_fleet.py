@@ -49,6 +49,7 @@ from tests.kernels import empty, kernels_of
 from tests.rules import ROOT
 
 LONG_S = 300.0  # a machine may be busy
+SLOW = 1000.0  # times as long, by the clock of a host: a busy machine may make the others slow as well
 
 
 pytestmark = pytest.mark.usefixtures("neighbours")
@@ -366,7 +367,7 @@ def test_a_host_that_is_slow_is_refused_at_joining(trusted: LocalFleet) -> None:
     lines: list[str] = []
     with Fleet(trusted.address, log=lines.append) as fleet:
         (service,) = fleet.services(alive=trusted.check)
-        with slow_host(trusted.address, CPU, slow_hosts.slow_clock, 20.0):
+        with slow_host(trusted.address, CPU, slow_hosts.slow_clock, SLOW):
             waited(lambda: bool(lines))
         assert service.devices == 1 and service.device_error is None
     (line,) = lines
@@ -378,9 +379,9 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
     trusted: LocalFleet, kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock is slow from its first row on: at the latest the check at the end of the campaign sees it."""
-    monkeypatch.setattr(trust, "RECHECK_S", 2.0)
+    monkeypatch.setattr(trust, "RECHECK_S", 30.0)  # so both have work in hand before one of them is checked
     out = tmp_path / "j.sqlite"
-    with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, 20.0):
+    with slow_host(trusted.address, CPU, slow_hosts.slow_after_work, SLOW):
         done = generated(kernels, out, "--fleet", trusted.address, "--schedules-per-kernel", 12)
     assert done.returncode == 0 and "complete" in done.stdout, done.stderr
     lines = [line for line in done.stderr.splitlines() if "is drained" in line]

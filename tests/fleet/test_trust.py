@@ -255,7 +255,7 @@ def test_a_host_that_is_right_and_slow_is_refused_and_drained(
     hosts = Admission(trust.versions())
     assert hosts.join(A, first, asked_unix_s=1000.0) == ""
     assert hosts.join(B, replace(first, run_id="real"), asked_unix_s=1000.0) == ""
-    slow = planted(service, slow_hosts.slow_clock, 20.0)
+    slow = planted(service, slow_hosts.slow_clock, 1000.0)
     assert slow.fault == "", "it computes what is right"
     assert "has a canary of" in hosts.join(B, replace(slow, run_id="b"), asked_unix_s=1000.0)
     as_ever = replace(slow, canary_s=first.canary_s)
