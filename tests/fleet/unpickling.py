@@ -1,0 +1,29 @@
+"""What Dask unpickles in a process of tests: a command of a fleet narrows it for good."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+
+import distributed.nanny
+import distributed.scheduler
+import distributed.shuffle
+import distributed.worker  # noqa: F401  # all that is narrowed
+import pytest
+from distributed.protocol import pickle as dasks
+
+
+@pytest.fixture(autouse=True)
+def unpickles_as_before() -> Iterator[None]:
+    """Other tests talk to Dask itself, in the same process."""
+    names = [
+        (module, name, value)
+        for place, module in list(sys.modules.items())
+        if place.partition(".")[0] == "distributed"
+        for name, value in list(vars(module).items())
+        if value is pickle or value is pickle.loads or value is dasks.loads
+    ]
+    yield
+    for module, name, value in names:
+        setattr(module, name, value)
