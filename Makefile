@@ -63,22 +63,24 @@ else
 checks: lint types
 endif
 
-# the faults, which mostly wait, have a core whenever they want one. Behind them in the line for it, so that no core waits,
-# are ruff, mypy and all other tests, two at once: first what only computes, then what starts processes and waits for them.
+# faults and fleets, which mostly wait, have a core whenever they want one. Behind them in the line for it, so that no core
+# waits, are ruff, mypy and all other tests, two at once: first what only computes, then what starts processes and waits.
 # A third gains half a minute of nine, and what is timed in tests is then timed beside two others.
 # What the two would each compile of Python, libraries and tests, is compiled once before
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
 LATER := nice -n 5
+WAITING := tests/faults tests/fleet
+OTHERS := $(WAITING:%=--ignore %) --ignore tests/evaluation
 
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
-	@echo 'kcg: ruff, mypy, the tests of faults, which are shown last, and all other tests, at once'; \
+	@echo 'kcg: ruff, mypy, the tests of faults and fleets, which are shown last, and all other tests, at once'; \
 	status=0; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
-	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal >$(VENV)/faults.log 2>&1 & faults=$$!; \
-	$(LATER) $(PYTEST) -q --ignore tests/faults --ignore tests/evaluation --collect-only >/dev/null; \
-	$(LATER) $(PYTEST) --ignore tests/faults --ignore tests/evaluation --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
-	wait $$faults || status=1; cat $(VENV)/faults.log; \
+	$(PYTEST) $(WAITING) --numprocesses 2 --dist loadfile --no-loadscope-reorder >$(VENV)/waiting.log 2>&1 & waiting=$$!; \
+	$(LATER) $(PYTEST) -q $(OTHERS) --collect-only >/dev/null; \
+	$(LATER) $(PYTEST) $(OTHERS) --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	wait $$waiting || status=1; cat $(VENV)/waiting.log; \
 	wait $$checks || status=1; \
 	exit $$status
 else
