@@ -121,11 +121,12 @@ def read_result(path: Path | str) -> Result:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:  # which may be a pipe, whose size nobody knows, or a device without an end
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise ResultError(
                 f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run"
             )
-        data = path.read_bytes()
     except FileNotFoundError:
         what_to_do = meant_by(path, "give the RESULT.json of a run, as seen from this folder")
         raise ResultError(f"there is no {path}: {what_to_do}") from None

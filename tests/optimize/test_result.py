@@ -16,6 +16,7 @@ import pytest
 
 from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
+from kcg.optimize import result as result_of_a_run
 from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
 from tests.sample_result import sample_plan, sample_result
@@ -522,3 +523,9 @@ def test_sample_is_what_the_other_tests_need() -> None:
     assert len(sample.regions) >= 15
     assert {r.outcome for r in sample.regions} == set(OUTCOMES)
     assert sample.total_after_s < sample.total_before_s
+
+
+def test_a_device_without_an_end_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_of_a_run, "MAX_BYTES", 1 << 20)
+    with pytest.raises(ResultError, match="/dev/zero is larger than 1 MiB and no result"):
+        read_result(Path("/dev/zero"))
