@@ -81,14 +81,21 @@ def handwritten_programs(wanted: Mapping[Kernel, Schedule], paths: Sequence[Path
 def compiled_before(programs: Mapping[str, Compiled], target: Target) -> Iterator[set[str]]:
     """Inside the block, a kernel for which nothing else is chosen runs its program, by its id, if there is one: code
     that tinygrad would make again. Gives the ids of those that did so far."""
-    in_place, used = ProgramsInPlace(programs, target), set[str]()
+    in_place, used, failed = ProgramsInPlace(programs, target), set[str](), set[bytes]()
 
     def program(call: Any) -> Any:
-        with contextlib.suppress(Exception):  # whatever does not load tinygrad compiles
-            if (made := in_place(call)) is not None:
-                used.add(made[0])
-                return made[1]
-        return None
+        kernel = call.src[0].key
+        if kernel in failed:
+            return None
+        try:
+            made = in_place(call)
+        except Exception:  # whatever does not load tinygrad compiles
+            failed.add(kernel)
+            return None
+        if made is None:
+            return None
+        used.add(made[0])
+        return made[1]
 
     with choosing_opts(lambda ast: None, program):
         yield used

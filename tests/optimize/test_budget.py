@@ -422,14 +422,19 @@ def test_the_first_judgement_may_take_what_still_counts_as_in_time(
         assert not pace.allows(work, improved=False), "the second has the budget itself"
 
 
+def expect_ten_seconds_each(monkeypatch: pytest.MonkeyPatch, *, whole_s: float) -> None:
+    """To judge one takes ten seconds, to compile it none, and the whole model `whole_s`."""
+    for name in ("comparing_s", "timing_s"):
+        monkeypatch.setattr(Estimates, name, lambda expected, work: 10.0)
+    monkeypatch.setattr(Estimates, "compiling_s", lambda expected: 0.0)
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected: whole_s)
+
+
 def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is shown as left; it does not end while something is to be judged."""
-    for name in ("comparing_s", "timing_s"):
-        monkeypatch.setattr(Estimates, name, lambda expected, work: 10.0)
-    monkeypatch.setattr(Estimates, "compiling_s", lambda expected: 0.0)
-    monkeypatch.setattr(Estimates, "whole_s", lambda expected: 100.0)
+    expect_ten_seconds_each(monkeypatch, whole_s=100.0)
     now_s = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     pace, work = Pace(expected), opened.works[0]
@@ -443,10 +448,7 @@ def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
 def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_for(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("comparing_s", "timing_s"):
-        monkeypatch.setattr(Estimates, name, lambda expected, work: 10.0)
-    monkeypatch.setattr(Estimates, "compiling_s", lambda expected: 0.0)
-    monkeypatch.setattr(Estimates, "whole_s", lambda expected: 0.0)
+    expect_ten_seconds_each(monkeypatch, whole_s=0.0)
     monkeypatch.setattr(Device, "is_cpu", False)
     pace = Pace(expected)
     assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
