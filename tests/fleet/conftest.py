@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fleet.lenient import widen
-from tests.fleet.unpickling import unpickles_as_before as unpickles_as_before
+from tests.fleet.unpickling import unpickles_as_imported as unpickles_as_imported
 
 
 @pytest.fixture

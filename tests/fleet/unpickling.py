@@ -13,17 +13,24 @@ import distributed.worker  # noqa: F401  # all that is narrowed
 import pytest
 from distributed.protocol import pickle as dasks
 
+# tests are collected, and none has run: a fixture of a module narrows before any fixture of a test
+AS_IMPORTED = [
+    (module, name, value)
+    for place, module in list(sys.modules.items())
+    if place.partition(".")[0] == "distributed"
+    for name, value in list(vars(module).items())
+    if value is pickle or value is pickle.loads or value is dasks.loads
+]
+
 
 @pytest.fixture(autouse=True)
-def unpickles_as_before() -> Iterator[None]:
+def unpickles_as_imported() -> Iterator[None]:
     """Other tests talk to Dask itself, in the same process."""
-    names = [
-        (module, name, value)
-        for place, module in list(sys.modules.items())
-        if place.partition(".")[0] == "distributed"
-        for name, value in list(vars(module).items())
-        if value is pickle or value is pickle.loads or value is dasks.loads
-    ]
+    _restore()
     yield
-    for module, name, value in names:
+    _restore()
+
+
+def _restore() -> None:
+    for module, name, value in AS_IMPORTED:
         setattr(module, name, value)

@@ -32,7 +32,7 @@ from kcg.search.problem import Observation
 from kcg.types import Schedule, Status
 from tests.conftest import CPU
 from tests.fleet.lenient import widen
-from tests.fleet.unpickling import unpickles_as_before as unpickles_as_before
+from tests.fleet.unpickling import unpickles_as_imported as unpickles_as_imported
 from tests.optimize_run import Begun, begun, optimized
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
