@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from kcg.cli import collect_rarely
 from kcg.compat.device import choose_cpu, has_cuda, prepare
 from tests.browser import CHROMIUM
 
@@ -93,8 +94,7 @@ def _isolate() -> None:
 CPU = _cpu()
 _keep_memory()
 _isolate()
-# a lowering makes a million short-lived objects: looking for cycles as often as Python does is a sixth of the time
-gc.set_threshold(100_000, 20, 100)
+collect_rarely()  # nor later, after a command that a test runs here
 
 
 @pytest.hookimpl(tryfirst=True)

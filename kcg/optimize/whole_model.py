@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.cli import collect_rarely
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, sensors_for
 from kcg.measure.protocol import median
@@ -615,6 +616,10 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
+    from kcg.compat.workers import compile_without_collecting
+
+    collect_rarely()
+    compile_without_collecting()
     from kcg.kernel.program import compiled_from
     from kcg.nouns import noun_to_json
     from kcg.optimize.result import read_result
