@@ -88,6 +88,10 @@ class Compiled:
         return self.service.toolchain
 
     @property
+    def devices(self) -> int:
+        return self.service.devices
+
+    @property
     def device_error(self) -> DeviceError | None:
         return self.service.device_error
 
