@@ -79,7 +79,7 @@ def test_every_command_is_in_the_help_in_a_line_and_exists_as_a_module() -> None
     assert {"optimize", "run", "apply", "export", "list", "dataset", "predictor", "doctor"} <= COMMANDS.keys()
 
 
-@pytest.mark.parametrize("group", ["dataset", "predictor", "store"])
+@pytest.mark.parametrize("group", ["dataset", "fleet", "predictor", "store"])
 def test_the_help_of_a_group_says_in_whole_what_each_command_is_for(group: str) -> None:
     """The first sentence of each fits into a line of 80 characters."""
     (listed,) = kcg(f"{group} --help").stdout.split("Commands:\n")[1:]

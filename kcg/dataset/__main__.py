@@ -13,7 +13,7 @@ import typer
 from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, JournalError, UsageError
-from kcg.sharing import Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
+from kcg.sharing import Branch, Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -388,13 +388,14 @@ def merge(
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="an export, or a folder of exports")],
     repo: DatasetRepo,
+    revision: Branch = "main",
     message: Message = "",
     private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints the commit."""
     from kcg.dataset.publish import push as push_now
 
-    commit = push_now(folder, repo, message=message, private=private)
+    commit = push_now(folder, repo, branch=revision, message=message, private=private)
     say_pushed(repo, commit, f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
 
 

@@ -42,7 +42,9 @@ def worker(
         typer.Option("--take-binaries", help="run what hosts that only compile made, see docs/fleet.md"),
     ] = False,
 ) -> ExitCode:
-    """Measure on this machine for the drivers of a scheduler, on each of its GPUs, or on its CPU; or only compile."""
+    """Measure on this machine, or only compile, for a scheduler.
+
+    Measuring is on each of its GPUs, or on its CPU, for whatever drivers that scheduler has."""
     from kcg.fleet.connection import checked
     from kcg.fleet.settings import configure
 
@@ -65,7 +67,7 @@ def status(
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="again every two seconds, until Ctrl-C")] = False,
 ) -> None:
-    """Show the hosts of a scheduler: their targets, how fast they measure, and what runs."""
+    """Show the hosts of a scheduler: targets, speed, what runs."""
     import json
 
     from kcg.fleet import narrow
@@ -93,7 +95,7 @@ def certificates(
     days: Annotated[int, typer.Option(metavar="N", min=1, max=3650, help="how long they are valid")] = 365,
     hosts: Annotated[str, typer.Option(metavar="NAME,…", help="workers' machines, for a key each")] = "",
 ) -> None:
-    """Make the certificates by which the machines of a fleet know each other."""
+    """Make the certificates by which machines know each other."""
     _require_extra()
     from kcg.fleet.certificates import AUTHORITY, make
     from kcg.fleet.security import usual_folder

@@ -17,10 +17,12 @@ import pytest
 from huggingface_hub import constants
 
 from kcg import hub as kcg_hub
+from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.journal import Journal
 from kcg.dataset.publish import EXPORTS, pull, push
 from kcg.errors import DataError, UsageError
+from tests.commands import ended
 from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
@@ -96,6 +98,20 @@ def test_pushing_again_makes_no_commit_and_a_changed_export_makes_one(
     for commit, rows in ((first, 3), (second, 4)):
         pull(REPO, target / commit, revision=commit, endpoint=hub.endpoint)
         assert len(list(read_export(target / commit).measurements(1))) == rows
+
+
+def test_the_commands_push_to_a_branch_and_pull_its_commit(
+    hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # and what the client made of it when it was imported:
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    pushed = ended(dataset, "push", folder, REPO, "--revision", "v2", "--message", "mine")
+    printed, command = pushed.stdout.splitlines()
+    assert printed == f"{REPO} has it as {hub.repos[REPO].branches['v2']}" and hub.repos[REPO].messages[-1] == "mine"
+    pulled = ended(dataset, *command.replace("FOLDER", str(target)).split()[3:])
+    assert pulled.returncode == 0 and contents(target) == contents(folder), pulled.stderr
 
 
 def test_a_private_dataset_needs_the_token_and_stays_private(
