@@ -8,6 +8,7 @@ device is opened here: a copy of an open one would be broken.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -49,5 +50,9 @@ def _lower_one() -> None:
 
 with contextlib.suppress(Exception):  # what fails here fails in a child by name
     _lower_one()
+
+# what is loaded stays: a child that looks for circles among it copies every page of it
+gc.collect()
+gc.freeze()
 
 SERVER_PID = os.getpid()
