@@ -121,7 +121,7 @@ def main(
     part: Annotated[Part, typer.Option(help="which of them")] = Part.ALL,
     seed: Annotated[int, typer.Option(help="of the kills")] = 0,
     schedules: Annotated[int, typer.Option(help="of each kernel, in the campaigns of overhead")] = 24,
-    repeats: Annotated[int, typer.Option(help="of four campaigns each, in overhead")] = 2,
+    repeats: Annotated[int, typer.Option(help="of four campaigns each, in overhead")] = 5,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Measure, and add each part to the results as soon as it is over."""
