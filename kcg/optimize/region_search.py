@@ -120,7 +120,8 @@ def search_regions(
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
     none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
-    in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched."""
+    in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
+    those of which it has that nothing was found."""
     none = "no region of several kernels was searched"
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{none}: the measurements were used up")
@@ -162,6 +163,9 @@ def search_regions(
         estimates,
         measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
     )
+    if store is not None:
+        store.look_for_nothing(timed, estimates.settings, device=device, log=log)
+        store.leave_out(timed, both, log=log)
     weights = by_plan(proposals, kernels, timed, device.service.target)
     searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)

@@ -174,7 +174,8 @@ def optimize(
                 if store is not None and results is not None and check.passed is not False:
                     store.add(finished.result, judged, log=log)
                     if not log.ended_early:
-                        store.add_nothing(finished.result, works, settings, judged=judged, seen=compared, log=log)
+                        searched = works if candidates is None else candidates.works
+                        store.add_nothing(finished.result, searched, settings, judged=judged, seen=compared, log=log)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process

@@ -4,8 +4,9 @@ This comes before anything of a region is searched. So an entry that is wrong, t
 does not apply costs one comparison: its region is then searched as if there were none. A region of which the store has
 a schedule that proved true is neither searched nor judged again.
 
-A kernel of which the store has that a search found nothing is not searched again, unless this run would search it for
-clearly longer. Nothing is verified of that: it can cost a gain, and its kernel keeps tinygrad's own schedule.
+A region of which the store has that a search found nothing is not searched again, unless this run would search it for
+clearly longer. Nothing is verified of that: it can cost a gain. A kernel keeps tinygrad's own schedule then, and of a
+region of several its kernels run alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kcg.cli import counted
-from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.errors import DataError, KcgError, ScheduleError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.optimize.finals import Judge
@@ -63,10 +64,10 @@ class Stored:
     refuted: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by the region's work
     unclear: defaultdict[str, list[Schedule]] = field(default_factory=lambda: defaultdict(list))  # by the same
     warned: set[Path] = field(default_factory=set)
-    claims: dict[str, Nothing] = field(default_factory=dict)  # by the work of a kernel: that nothing is to be found
+    claims: dict[str, Nothing] = field(default_factory=dict)  # by the region's work: that nothing is to be found
 
     def look_for_nothing(self, works: Sequence[RegionWork], settings: Settings, *, device: Device, log: RunLog) -> None:
-        """Read of which kernels the store has that a search like this one found nothing. A run that counts its
+        """Read of which regions the store has that a search like this one found nothing. A run that counts its
         measurements says nothing of how long it searches: it asks for none."""
         if settings.measurements is not None:
             return
@@ -89,8 +90,8 @@ class Stored:
                 self.claims[work.id] = found
 
     def leave_out(self, works: Sequence[RegionWork], estimates: Estimates, *, log: RunLog) -> None:
-        """Leave those kernels out of the search that this run would not search for clearly longer than an earlier one
-        that found nothing, once tinygrad's own schedules are timed."""
+        """Leave those regions out of the search that this run would not search for clearly longer than an earlier one
+        that found nothing, once tinygrad's own schedules are timed: either all kernels, or all regions of several."""
         if not self.claims:
             return
         share_efforts(works, _search_s(works, estimates))
@@ -100,7 +101,7 @@ class Stored:
             tried = counted(self.claims[work.id].tried, "other")
             work.nothing = f"{SPARED} faster among {tried}, says the store {self.store.location}"
         if left:
-            many = counted(len(left), "kernel")
+            many = counted(len(left), "region" if left[0].proposed else "kernel")
             log.progress.line(f"kcg: the store has that a search of {many} found nothing: they are not searched again")
 
     def holds(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> list[RegionWork]:
@@ -234,33 +235,42 @@ class Stored:
         seen: Mapping[tuple[str, Schedule], Compared],
         log: RunLog,
     ) -> None:
-        """Keep of which kernels the search of this run found nothing; `seen` are the comparisons of what it found."""
+        """Keep of which regions the search of this run found nothing; `seen` are the comparisons of what it found."""
         if not self.store.writable or settings.measurements is not None:
             return
         found = [w for w in works if w.is_missing and w.id in judged and _found_nothing(w, judged[w.id], seen)]
-        try:
-            for work in found:
-                one = _nothing(result, work, settings)
-                self.store.add_nothing(one, instead_of=self.refuted[work.id])
-        except (UsageError, DataError) as error:
-            log.progress.line(f"kcg: the store does not get for what nothing was found: {error}", important=True)
+        failed: list[KcgError] = []
+        for work in found:
+            try:
+                self.store.add_nothing(_nothing(result, work, settings), instead_of=self.refuted[work.id])
+            except (UsageError, DataError) as error:
+                failed.append(error)
+        _say_failed("for what nothing was found", failed, log=log)
 
     def add(self, result: Result, judged: Mapping[str, RegionResult], *, log: RunLog) -> int:
         """Keep what this run found and verified; how many schedules the store did not have."""
         if not self.store.writable:
             return 0
-        added = 0
-        try:
-            wrong = _in_wrong_plans(result)
-            for name, row in judged.items():
-                if not row.store and row.region.id not in wrong:
-                    entries = entries_of(result, [row])
-                    added += sum(self.store.add(entry, instead_of=self.refuted[name]) for entry in entries)
-        except (UsageError, DataError) as error:
-            log.progress.line(f"kcg: the store does not get what was found: {error}", important=True)
+        added, failed, wrong = 0, list[KcgError](), _in_wrong_plans(result)
+        for name, row in judged.items():
+            if row.store or row.region.id in wrong:
+                continue
+            try:
+                for entry in entries_of(result, [row]):
+                    added += self.store.add(entry, instead_of=self.refuted[name])
+            except (UsageError, DataError) as error:
+                failed.append(error)
+        _say_failed("what was found", failed, log=log)
         if added:
             log.progress.line(f"kcg: {counted(added, 'schedule')} added to the store {self.store.location}")
         return added
+
+
+def _say_failed(what: str, errors: Sequence[KcgError], *, log: RunLog) -> None:
+    """That some of what a store was to keep is not there, in one line: the errors of a full disk are all the same."""
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        log.progress.line(f"kcg: the store does not get {what}: {errors[0]}{more}", important=True)
 
 
 def _in_wrong_plans(result: Result) -> set[str]:
@@ -284,14 +294,18 @@ def _search_s(works: Sequence[RegionWork], estimates: Estimates) -> float:
 
 
 def _found_nothing(work: RegionWork, row: RegionResult, seen: Mapping[tuple[str, Schedule], Compared]) -> bool:
-    """Whether a search of a kernel is over and there was nothing faster: a comparison that noise decided is no such."""
-    if work.proposed or not work.search_s or row.note in (NO_OTHER, ONCE):
+    """Whether a search of a region is over and there was nothing faster, of several kernels nothing faster than these
+    alone: a comparison that noise decided is no such."""
+    if not work.search_s or row.note in (NO_OTHER, ONCE):
         return False
-    if not (work.candidates or work.tile_candidates or work.offers):
+    candidates = () if work.proposed else work.candidates  # its parts are what a program of it has to beat
+    if not (candidates or work.tile_candidates or work.offers):
         return row.outcome in ("kept", "not searched")
-    compared = [one for (name, _), one in seen.items() if name == work.id]
+    parts = ScheduleKind.PARTS if work.proposed else None
+    compared = [one for (name, schedule), one in seen.items() if name == work.id and schedule.kind != parts]
     ties = bool(compared) and all(_is_timed(one) and one.speed_up[2] < TIE for one in compared)
-    return row.outcome == "kept" and ties
+    by_parts = work.proposed and row.outcome == "improved" and row.chosen.schedule.kind == parts
+    return (row.outcome == "kept" or by_parts) and ties
 
 
 def _nothing(result: Result, work: RegionWork, settings: Settings) -> Nothing:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kcg.errors import ExitCode
+from kcg.errors import DataError, ExitCode
 from kcg.kernel.kinds import kind_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.tile.parameters import TileParameters
@@ -385,6 +385,89 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
         assert row in results.rows, "and it is not judged again"
         plan, *_ = region_search.variants(results, proposed, run.captured.workload)
         assert {one.region.id for one in plan.rows if one.store} == {row.region.id}
+
+
+def test_regions_that_a_store_has_nothing_for_are_timed_and_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(str(NORM), device=os.environ["DEV"], folder=tmp_path / "out", regions=True)
+    propose = region_search._works
+    store = open_store(str(tmp_path / "tuned"), new=True)
+    with begun(settings) as run:
+        estimates = run.estimates(run.measured(meanwhile=run.guide.read))
+
+        def works(*given: Any, **more: Any) -> list[RegionWork]:
+            made = propose(*given, **more)
+            for work in made:
+                store.add_nothing(nothing_of(run, work, 1e6))
+            return made
+
+        monkeypatch.setattr(region_search, "_works", works)
+        judged: dict[str, RegionResult] = {}
+        proposed = region_search.search_regions(
+            Candidates(run.works), estimates, run.guide, device=run.device, log=run.log, usable=bool,
+            store=Stored(store, allow_tf32=False), judged=judged,
+        )  # fmt: skip
+        assert proposed is not None and not run.log.warnings, run.log.warnings
+        assert proposed.works and all(work.baseline_s and work.nothing for work in proposed.works)
+        assert not any(work.tried for work in proposed.works)
+        assert not any(work.nothing for work in run.works) and not judged
+
+
+def test_of_a_region_of_several_kernels_nothing_is_found_where_nothing_beats_these(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work = works[0]
+    work.proposed = True
+    timed(works)
+    share_efforts([work], 30.0)
+    result: Result = opened.result(None, _results(works))
+    own = result.regions[0]
+    parts, tile = (Schedule(kind, "[]") for kind in (ScheduleKind.PARTS, ScheduleKind.TILE))
+    as_parts = replace(own, outcome="improved", chosen=replace(own.chosen, schedule=parts))
+    as_tile = replace(as_parts, chosen=replace(own.chosen, schedule=tile))
+    work.keep(Observation(unlike_baseline(work.space), Status.OK, 1e-6, binary_hash="as its parts"))  # type: ignore[arg-type]
+
+    def compared(high: float) -> Any:
+        outcome = SimpleNamespace(noisy="", finalist_cold_s=(1e-6,))
+        return SimpleNamespace(outcome=outcome, speed_up=(0.9, 1.0, high), is_faster=high > 2)
+
+    def kept(row: RegionResult, **highs: float) -> bool:
+        seen = {(work.id, {"parts": parts, "tile": tile}[name]): compared(high) for name, high in highs.items()}
+        store = open_store(str(tmp_path / f"{row.chosen.schedule.kind} {row.outcome} {highs}"), new=True)
+        stored = Stored(store, allow_tf32=False)
+        stored.add_nothing(result, [work], opened.settings, judged={work.id: row}, seen=seen, log=opened.log)
+        return bool([one for one in store.all() if one.nothing is not None])
+
+    assert kept(replace(own, outcome="kept", note="")), "its parts are what a program of it has to beat"
+    work.of_tiles = {tile: Observation(tile, Status.OK, 5e-7, binary_hash="a program")}
+    assert kept(as_parts, parts=3.0, tile=1.01)
+    assert not kept(as_parts, parts=3.0, tile=1.3) and not kept(as_parts, parts=1.0), "noise says nothing"
+    assert not kept(as_tile, parts=1.0, tile=1.0)
+    assert not kept(replace(own, outcome="not judged", note=""))
+
+
+def test_what_a_store_cannot_take_is_one_line_and_the_rest_is_there(
+    opened: Begun, works: list[RegionWork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is a schedule or that there is none."""
+    timed(works)
+    share_efforts(works, 30.0)
+    result: Result = opened.result(None, _results(works))
+    judged = {work.id: replace(row, outcome="kept", note="") for work, row in zip(works, result.regions, strict=True)}
+    store, lines = open_store(str(tmp_path / "tuned"), new=True), list[str]()
+    add, first = Store.add_nothing, works[0].call.region.id
+
+    def fails(store: Store, one: Nothing, **more: Any) -> bool:
+        if one.region.id == first:
+            raise DataError("no place for it")
+        return add(store, one, **more)
+
+    monkeypatch.setattr(Store, "add_nothing", fails)
+    monkeypatch.setattr(opened.log.progress, "line", lambda line, **_: lines.append(line))
+    Stored(store, allow_tf32=False).add_nothing(result, works, opened.settings, judged=judged, seen={}, log=opened.log)
+    assert {one.nothing.region.id for one in store.all() if one.nothing} == {w.call.region.id for w in works[1:]}
+    assert lines == ["kcg: the store does not get for what nothing was found: no place for it"]
 
 
 # ---- a run
