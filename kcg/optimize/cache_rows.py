@@ -19,7 +19,7 @@ from typing import Any
 
 from kcg.compat.beam import KEY_COLUMNS, create_table_sql
 from kcg.errors import DataError, KcgError, UsageError
-from kcg.files import is_text, write_whole
+from kcg.files import is_text, read_foreign, write_whole
 
 SCHEMA = 1
 WAIT_S = 10.0  # for another program that holds the cache; tinygrad's own writes take milliseconds
@@ -237,9 +237,9 @@ def _fits_sqlite(value: bytes | int | str) -> bool:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_UNDO_BYTES:
-            raise ValueError("it is too large")
-        document = json.loads(path.read_bytes())
+        if (data := read_foreign(path, most_bytes=MAX_UNDO_BYTES)) is None:
+            raise ValueError("it is too large, or no file")
+        document = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:

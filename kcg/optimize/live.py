@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kcg.errors import ResultError
-from kcg.files import whole
+from kcg.files import read_foreign, whole
 from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import ProgressPoint
 
@@ -99,9 +99,9 @@ class LiveFile:
 
 def read_live(path: Path) -> Live:
     """What a file of `LiveFile` says. Raises ResultError where it is none, or OSError where it cannot be read."""
-    if path.stat().st_size > MAX_BYTES:
-        raise ResultError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB and no state of a run")
+    if (data := read_foreign(path, most_bytes=MAX_BYTES)) is None:
+        raise ResultError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB, or no file, and no state of a run")
     try:
-        return noun_from_json(Live, path.read_text(encoding="utf-8"))
+        return noun_from_json(Live, data.decode())
     except UnicodeDecodeError as error:
         raise ResultError(f"{path.name} is no text: {error.reason}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def test_what_is_no_state_of_a_run_is_refused(text: str, tmp_path: Path) -> None
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(ResultError):
         read_live(path)
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / live.FILE_NAME)
+    with pytest.raises(ResultError, match="no file"):
+        read_live(tmp_path / live.FILE_NAME)
 
 
 def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
