@@ -32,6 +32,7 @@ from kcg.errors import KcgError
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 GUARDIAN = b"kcg-guardian"  # what `ps` and /proc/PID/comm call it
+BEGINS_S = 5.0  # how long a process waits for its guardian: no longer than a busy machine takes
 ORPHAN_POLL_S = 0.5
 PRELOADED: Final = "kcg.measure.preloaded"  # in the fork server, and in what it forked
 COMPILER_MEMORY_BYTES = 8 << 30
@@ -147,6 +148,7 @@ def guard(measuring: int | None = None) -> None:
     that end.
     """
     group, libc = os.getpid(), ctypes.CDLL(None)
+    begun, beginning = os.pipe()
     watched = [os.pipe()[0]]  # the other end is never closed: the system does it when this process ends
     measures = server = -1
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or an old one
@@ -165,7 +167,9 @@ def guard(measuring: int | None = None) -> None:
                 signal.pidfd_send_signal(server, signal.SIGKILL)
         finally:  # on no path into what this process would do at its end
             os._exit(0)
-    for descriptor in (*watched, server):
+    os.close(beginning)
+    select.select([begun], [], [], BEGINS_S)  # the end of its copy: no signal to this group reaches the guardian now
+    for descriptor in (begun, *watched, server):
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -175,13 +179,13 @@ def _outlive(group: int, watched: list[int], server: int, libc: ctypes.CDLL) -> 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()  # no signal of a terminal, or to the child's group, ends it
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_NAME, GUARDIAN)
     # whoever reads a pipe of the child's is to see its end, and this copy holds the other end of its own pipe
     for name in os.listdir("/dev/fd"):  # noqa: PTH208  # a plain call: nothing is to be loaded here
         if int(name) not in (*watched, server):
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    if hasattr(libc, "prctl"):
-        libc.prctl(PR_SET_NAME, GUARDIAN)
     ended = select.select(watched, [], [])[0]
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)

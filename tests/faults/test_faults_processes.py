@@ -172,7 +172,7 @@ print("unwritten", end=" ")  # in a buffer that the guardian has a copy of
 try:
     lifetime.guard()
 finally:
-    print("guarded")
+    print("guarded by", len(lifetime.guardians_of([os.getpid()])))
 process = subprocess.Popen(["sleep", "300"])
 sys.stdout.flush()
 if how == "kill":
@@ -183,7 +183,7 @@ if how == "kill":
 @pytest.mark.parametrize("how", ["kill", "return"])
 @pytest.mark.parametrize("watch", ["pidfd", "pipe"])
 def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: str, watch: str) -> None:
-    """Also where threads run, of which newer Pythons warn."""
+    """Also where threads run, of which newer Pythons warn. It is there before anything is started."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", GUARDED, how, watch],
         stdout=subprocess.PIPE,
@@ -193,7 +193,7 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
     # ends when nobody can write there any more: neither the guardian nor the process that it ends
     printed, errors = process.communicate(timeout=60)
     assert errors == ""
-    assert printed == "unwritten guarded\n" + ("atexit\n" if how == "return" else "")
+    assert printed == "unwritten guarded by 1\n" + ("atexit\n" if how == "return" else "")
     assert process.returncode == (-signal.SIGKILL if how == "kill" else 0)
 
 
