@@ -132,9 +132,10 @@ def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
     """
     if {*Path(sys.argv[0]).parts[-3:-1]} & {*SCRIPTS}:
         provenance()  # of what runs, not of what is committed by the time there are results
+    else:  # a script may run whole models here, whose memory a circle may hold
+        collect_rarely()
     if QUIET_TRACKER not in sys.warnoptions:
         sys.warnoptions.append(QUIET_TRACKER)  # processes that are started take it over
-    collect_rarely()
     _open_streams()
     with _ended_by_signals():
         code = _code_of(body)

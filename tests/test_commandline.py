@@ -171,3 +171,12 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == ExitCode.USAGE and b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_command_looks_rarely_for_circles_of_garbage_and_a_script_of_figures_as_ever(tmp_path: Path) -> None:
+    """Such a script may run whole models in its process."""
+    (tmp_path / "evaluation" / "part").mkdir(parents=True)
+    text = "import gc\nfrom kcg.cli import guarded\nguarded(lambda: print(gc.get_threshold()[0]))\n"
+    for name, wanted in (("command.py", "100000\n"), ("evaluation/part/script.py", "700\n")):
+        (tmp_path / name).write_text(text)
+        assert python(tmp_path / name).stdout == wanted

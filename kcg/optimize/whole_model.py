@@ -14,6 +14,7 @@ of other inputs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -567,6 +568,7 @@ class _Program:
         it next, and fails to write something, must not find there what is right. It cannot run again."""
         self._run(others)
         self._jitted = None
+        gc.collect()  # what a circle holds is not given back by itself
 
     def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
         from tinygrad import Tensor
