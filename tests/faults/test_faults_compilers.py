@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from kcg.measure.jobs import CompileJob
 from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.faults import bad_jobs
-from tests.faults.processes import alive, descendants, wait_until
+from tests.faults.processes import alive, descendants, kill, wait_until
 from tests.faults.relu import DEV, REGION, compiled_by, request
 from tests.kernels import empty, kernels_of
 
@@ -117,11 +116,9 @@ def test_compiler_ends_with_all_that_it_started(
 
 def test_idle_children_may_die(service: MeasureService) -> None:
     assert_goes_on(service)
-    for pid in descendants(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
+    kill(descendants(os.getpid()))
     assert_goes_on(service)  # at once: the pools have not even noticed
-    for pid in descendants(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
+    kill(descendants(os.getpid()))
     time.sleep(0.5)
     assert_goes_on(service)
 
