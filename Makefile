@@ -63,7 +63,8 @@ else
 checks: lint types
 endif
 
-# faults and fleets, which mostly wait, have a core whenever they want one. Behind them in the line for it, so that no core
+# faults and fleets, which mostly wait, have a core whenever they want one, each in a process of its own: what one of them
+# leaves behind in its process the next finds always, or never. Behind them in the line for it, so that no core
 # waits, are ruff, mypy and all other tests, two at once: first what only computes, then what starts processes and waits.
 # A third gains half a minute of nine, and what is timed in tests is then timed beside two others.
 # What the two would each compile of Python, libraries and tests, is compiled once before
@@ -75,12 +76,12 @@ OTHERS := $(WAITING:%=--ignore %) --ignore tests/evaluation
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@echo 'kcg: ruff, mypy, the tests of faults and fleets, which are shown last, and all other tests, at once'; \
-	status=0; \
+	status=0; waiting=; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
-	$(PYTEST) $(WAITING) --numprocesses 2 --dist loadfile --no-loadscope-reorder >$(VENV)/waiting.log 2>&1 & waiting=$$!; \
+	for part in $(WAITING); do $(PYTEST) $$part >$(VENV)/$$(basename $$part).log 2>&1 & waiting="$$waiting $$!"; done; \
 	$(LATER) $(PYTEST) -q $(OTHERS) --collect-only >/dev/null; \
 	$(LATER) $(PYTEST) $(OTHERS) --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
-	wait $$waiting || status=1; cat $(VENV)/waiting.log; \
+	for part in $$waiting; do wait $$part || status=1; done; cat $(WAITING:tests/%=$(VENV)/%.log); \
 	wait $$checks || status=1; \
 	exit $$status
 else
