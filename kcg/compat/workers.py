@@ -1,13 +1,21 @@
-"""tinygrad's own pool of compiling processes."""
+"""Processes that do nothing but compile: tinygrad's own pool of them, and what holds in any of them."""
 
 from __future__ import annotations
 
 import gc
 
 
+def stop_collecting() -> None:
+    """Have this process, which only compiles, not look for circles of garbage: a lowering makes a million short-lived
+    objects, and looking for circles among them is a fifth of its time."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
 def compile_without_collecting() -> None:
-    """Have the processes of tinygrad's pool, which this process has yet to start, not look for circles of garbage: a
-    lowering makes a million short-lived objects, and a process compiles 16 kernels."""
+    """Have the processes of tinygrad's pool `stop_collecting`, which this process has yet to start. Each ends after 16
+    kernels."""
     from tinygrad.engine import worker
 
     worker._init_worker = _begin
@@ -17,6 +25,4 @@ def _begin() -> None:
     from tinygrad.engine.worker import _init_worker
 
     _init_worker()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    stop_collecting()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import gc
 import os
 import select
 import signal
@@ -90,11 +89,9 @@ def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "") -> N
     _begin(parent_pid)
     _settings(dev, cache_db, gpu)
     import kcg.kernel.compile  # noqa: F401  # seconds that are not the first kernel's
+    from kcg.compat.workers import stop_collecting
 
-    # a lowering makes a million short-lived objects, and looking for cycles among them is a fifth of its time
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    stop_collecting()
     with contextlib.suppress(ImportError, OSError, ValueError):  # no such limit on this system
         import resource
 
