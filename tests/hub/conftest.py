@@ -31,6 +31,15 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
+@pytest.fixture
+def usual_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The one that a client asks which was told of none."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # and what the client made of it when it was imported:
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    return hub
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not to be changed by a test: `folder` is a copy."""

@@ -101,15 +101,13 @@ def test_pushing_again_makes_no_commit_and_a_changed_export_makes_one(
 
 
 def test_the_commands_push_to_a_branch_and_pull_its_commit(
-    hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    usual_hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # and what the client made of it when it was imported:
-    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     pushed = ended(dataset, "push", folder, REPO, "--revision", "v2", "--message", "mine")
     printed, command = pushed.stdout.splitlines()
-    assert printed == f"{REPO} has it as {hub.repos[REPO].branches['v2']}" and hub.repos[REPO].messages[-1] == "mine"
+    repository = usual_hub.repos[REPO]
+    assert printed == f"{REPO} has it as {repository.branches['v2']}" and repository.messages[-1] == "mine"
     pulled = ended(dataset, *command.replace("FOLDER", str(target)).split()[3:])
     assert pulled.returncode == 0 and contents(target) == contents(folder), pulled.stderr
 

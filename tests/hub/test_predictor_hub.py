@@ -239,16 +239,14 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_the_commands_push_pull_and_show(
-    hub: Hub, file: Path, target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    usual_hub: Hub, file: Path, target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)  # and what the client made of it when it was imported:
-    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     code, out, err = run(capsys, monkeypatch, "push", file, REPO, "--revision", "v2", "--message", "mine")
     assert code == ExitCode.OK, err
     printed, command = out.splitlines()
-    assert printed == f"{REPO} has it as {hub.repos[REPO].branches['v2']}" and hub.repos[REPO].messages[-1] == "mine"
+    repository = usual_hub.repos[REPO]
+    assert printed == f"{REPO} has it as {repository.branches['v2']}" and repository.messages[-1] == "mine"
     code, out, err = run(capsys, monkeypatch, *command.replace("FOLDER", str(target)).split()[3:])
     assert code == ExitCode.OK and out.startswith(f"{target}: 3 files"), err
     code, out, err = run(capsys, monkeypatch, "show", target / PREDICTOR)

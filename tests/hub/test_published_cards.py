@@ -97,11 +97,8 @@ def test_a_pushed_predictor_has_that_card(hub: Hub) -> None:
 
 
 @pytest.fixture
-def cached(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cached(usual_hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     return tmp_path / "cache"
 
 

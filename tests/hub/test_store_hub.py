@@ -51,13 +51,10 @@ def test_what_is_pushed_is_pulled_and_found(hub: Hub, store: Store, entry: Entry
 
 
 def test_a_pinned_commit_is_downloaded_once_and_only_read(
-    hub: Hub, store: Store, entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual_hub: Hub, store: Store, entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = push(store.folder, REPO, token=TOKEN, endpoint=hub.endpoint)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    commit = push(store.folder, REPO, token=TOKEN, endpoint=usual_hub.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     cached = open_store(f"hf://{REPO}@{commit}")
     assert not cached.writable
