@@ -152,7 +152,7 @@ def generate(
 def retime(
     journal: Annotated[Path, typer.Argument(metavar="FILE", help="a journal that has rows of this device")],
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="of its binaries: 0.01 is 1 %")
+        float, typer.Option(min=0.0, max=1.0, metavar="NUMBER", help="of its binaries: 0.01 is 1 %")
     ] = 0.01,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,

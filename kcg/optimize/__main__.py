@@ -95,7 +95,7 @@ def optimize(
     store: Annotated[
         str,
         typer.Option(
-            metavar="STORE",
+            metavar="WHERE",
             help="a folder, or hf://OWNER/NAME@REVISION: what it has is verified and not searched, what is found added",
         ),
     ] = "",
