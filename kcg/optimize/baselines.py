@@ -37,8 +37,11 @@ def measure_baselines(
     """
     if device.is_cpu:
         meanwhile()
-    log.progress.phase(f"timing {counted(len({w.call.region.id for w in works}), 'kernel')} as tinygrad schedules them")
     waiting, begun = [w for w in works if not w.is_timed], time.monotonic()
+    what = "region" if any(work.proposed for work in waiting) else "kernel"
+    if waiting:
+        many = counted(len({w.call.region.id for w in waiting}), what)
+        log.progress.phase(f"timing {many} as tinygrad schedules them")
     # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
     size = AT_ONCE * device.service.compile_workers if device.is_cpu else 1
     sent: dict[Future[Observation], RegionWork] = {}

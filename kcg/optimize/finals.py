@@ -116,8 +116,9 @@ class Judge:
     def _show(self, count: int, left: Sequence[RegionWork]) -> None:
         """So many are judged, and these are left, which are expected to take what those before them took."""
         ledger, works = self._estimates.budget.ledger, self._candidates.works
+        alone = [self._judged.get(w.id, w).after_s for w in works if not w.proposed]
         self._log.show(
-            sum(self._judged.get(w.id, w).after_s for w in works if not w.proposed),
+            sum(alone) if alone else None,
             measurements=ledger.measurements,
             budget_s=self._log.elapsed_s + self._pace.left_s(left),
             kernels=(count, count + len(left)),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kcg.cli import counted
 from kcg.errors import DataError, ExitCode
 from kcg.kernel.kinds import kind_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -371,6 +372,8 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
 
         store, judged = open_store(str(tmp_path / "tuned"), new=True), dict[str, RegionResult]()
         monkeypatch.setattr(region_search, "_works", works)
+        totals = list[float | None]()
+        monkeypatch.setattr(run.log.progress, "update", lambda **shown: totals.append(shown["total_s"]))
         stored = Stored(store, allow_tf32=False)
         kernels = Candidates(run.works)
         proposed = region_search.search_regions(
@@ -379,6 +382,7 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
         assert proposed is not None and not run.log.warnings, run.log.warnings
         (held,) = [work for work in proposed.works if work.stored]
         assert [held.id] == chosen == list(judged)
+        assert totals and 0.0 not in totals, "regions alone are no whole workload"
         row = judged[held.id]
         assert row.store == store.location and row.chosen.schedule == tile and row.chosen.verification.passed
         results = run.judge(proposed.estimates, proposed.candidates).run()
@@ -484,6 +488,8 @@ def test_a_run_uses_a_store_and_says_so(opened: Begun, tmp_path: Path) -> None:
     (row,) = [row for row in result.regions if row.store]
     assert row.region == entry.region and row.chosen.schedule == entry.chosen.schedule
     assert row.chosen.verification.passed and row.measurements == 0, "it was not searched"
+    many = counted(len(result.regions) - 1, "kernel")
+    assert f"timing {many} as tinygrad schedules them" in done.stderr, "the one of the store is timed already"
     assert f"1 schedule from the store {store.location}, verified here" in " ".join(done.stdout.split())
     assert f"from the store {store.location}" in (tmp_path / "out" / "report.html").read_text()
     assert entry in [one.entry for one in store.all()]
