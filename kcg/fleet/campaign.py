@@ -14,12 +14,13 @@ from kcg.campaign.tasks import workloads_of
 from kcg.campaign.workers import retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import check_header
+from kcg.dataset.journal import Journal, check_header
 from kcg.errors import UsageError
 from kcg.fleet import narrow
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
 from kcg.fleet.settings import HERE, configure
+from kcg.fleet.trust import HostReport, references_of
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import Target, Workload
 
@@ -74,23 +75,33 @@ def joined_fleet(
     fleet: str, settings: CampaignSettings, certificates: Path | None, log: Log, say: Say
 ) -> Iterator[list[FleetService]]:
     """The services of the targets of a fleet that `--device` allows, for a command: what Dask unpickles in this process
-    is narrowed for good. Raises UsageError where there are none."""
+    is narrowed for good. They agree with what the journal's hosts had to agree with before. Raises UsageError where
+    there are none."""
     configure()
     narrow.install()
+    earlier = _earlier(settings.out)
     if (found := re.fullmatch(HERE, fleet)) is not None:
         if certificates is not None:
             raise UsageError(f"--certificates: a fleet of this machine ({fleet}) has none")
         hosts = int(found[1]) if found[1] else None
         with LocalFleet(settings.device, hosts, settings.compile_workers) as local:
             log(f"starting {counted(local.hosts, 'host')}", None)
-            with Fleet(local.address, log=say) as here:
+            with Fleet(local.address, log=say, earlier=earlier) as here:
                 yield here.services(local.hosts, alive=local.check)
         return
-    with Fleet(fleet, certificates=certificates, log=say) as remote:
+    with Fleet(fleet, certificates=certificates, log=say, earlier=earlier) as remote:
         services = [one for one in remote.services() if _is_meant(one.target, settings.device)]
         if not services:
             raise UsageError(f"--device {settings.device}: no host of {fleet} has one")
         yield services
+
+
+def _earlier(path: Path) -> list[HostReport]:
+    """What hosts had to agree with that have measured for the journal at `path`; nothing where it is not there yet."""
+    if not check_header(path, create=True):
+        return []
+    with Journal.open(path, read_only=True) as journal:
+        return references_of(journal, f"the host that {path.name} began with")
 
 
 def _is_meant(target: Target, device: str) -> bool:

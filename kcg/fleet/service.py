@@ -134,14 +134,16 @@ class Fleet:
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
         alone_s: float = ALONE_S,
+        earlier: Sequence[HostReport] = (),
     ) -> None:
-        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`."""
+        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`.
+        `earlier` are what hosts had to agree with before, see `trust.references_of`."""
         security = checked(address, certificates)
         configure()
         self.address, self.run_id, self.measure_task = address, uuid.uuid4().hex, measure
         self.error: DeviceError | None = None  # why nothing more is measured
         self._versions = trust.versions()
-        self._admission = trust.Admission(self._versions, trust.RECHECK_S)
+        self._admission = trust.Admission(self._versions, trust.RECHECK_S, earlier)
         self._log = log
         self._services: dict[tuple[str, str], FleetService] = {}
         self._alone_s = alone_s
@@ -325,7 +327,7 @@ class Fleet:
                 self._services[key] = FleetService(self, facts.target, facts.toolchain)
             service = self._services[key]
             self._hosts[address] = host = _Host(address, facts)
-            service.join(host, report)
+            service.join(host, report, self._admission.reference_of(report.target))
             self._changed.notify_all()
         self._place_waiting()
 
@@ -621,7 +623,8 @@ class FleetService:
         self._closed: DeviceError | None = None
         self._lock = threading.Lock()
         self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
-        self._joined: dict[str, Checked] = {}  # every host that there was as it joined, by run
+        # every host that there was as it joined, and what it agreed with, by run
+        self._joined: dict[str, tuple[Checked, HostReport]] = {}
         self._doubtful: set[str] = set()  # runs of hosts that were drained
         self._homes: OrderedDict[str, _Host] = OrderedDict()  # who has a kernel
         self._rows: OrderedDict[str, dict[_RowKey, Measurement]] = OrderedDict()  # one of each binary, by kernel
@@ -650,13 +653,15 @@ class FleetService:
     def run_facts(self, run_id: str) -> dict[str, Any]:
         if (joined := self._joined.get(run_id)) is None:
             return {"fleet_hosts": self.devices} if run_id == self.run_id else {}
-        facts, report = joined.facts, joined.report
+        checked, reference = joined
+        facts, report = checked.facts, checked.report
         return {
             "device": facts.device,
             "compile_workers": facts.compile_workers,
             "python": report.versions.python,
             "fleet": True,
             "report": report.facts,
+            trust.REFERENCE: reference.whole,
         }
 
     def settle(self) -> None:
@@ -794,10 +799,10 @@ class FleetService:
 
     # ---- its hosts, in the loop's thread ----
 
-    def join(self, host: _Host, report: HostReport) -> None:
-        """Use a host."""
+    def join(self, host: _Host, report: HostReport, reference: HostReport) -> None:
+        """Use a host that agreed with the reference."""
         self.hosts.append(host)
-        self._joined[host.facts.run_id] = Checked(host.facts, report)
+        self._joined[host.facts.run_id] = Checked(host.facts, report), reference
         self.count()
 
     def forgot(self, host: _Host) -> None:

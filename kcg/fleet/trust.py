@@ -8,21 +8,23 @@ stay so. Versions must be equal. Nothing here knows of Dask.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import platform
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kcg.dataset.journal import Doubt
-from kcg.errors import DeviceError
+from kcg.dataset.journal import Doubt, Journal
+from kcg.errors import DeviceError, ResultError
 from kcg.measure.canary import tolerance
 from kcg.measure.device_info import first_line
 from kcg.measure.jobs import PairedJob, PairedOutcome
 from kcg.measure.pools import ServiceClosed
-from kcg.nouns import encode
+from kcg.nouns import encode, noun_from_json
 from kcg.provenance import UNKNOWN, provenance
 from kcg.types import Target, Toolchain
 
@@ -39,6 +41,8 @@ SEEDS = (1,)  # of the inputs on which a reference kernel is verified
 TRIES = 3  # until A and B of a reference kernel agree
 TIMEOUT_S = 120.0  # of one reference kernel, as of a baseline
 LONGEST_REASON = 400  # characters
+REFERENCE = "reference"
+"""The name, in the description of a run in a journal, of what its host agreed with when it joined."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class ReferenceTime:
     """
 
     name: str
+    region_id: str
     a_s: float
     b_s: float
     warm_s: float
@@ -198,6 +203,16 @@ class HostReport:
         left_out = ("run_id", "host", "target", "toolchain")
         return {name: value for name, value in encode(self).items() if name not in left_out}
 
+    @property
+    def whole(self) -> dict[str, Any]:
+        """Under `REFERENCE` in the descriptions of the runs that it was the reference for: all but its name."""
+        return {name: value for name, value in encode(self).items() if name != "host"}
+
+    @property
+    def kernel_ids(self) -> tuple[str, ...]:
+        """Of the reference kernels, in their order."""
+        return tuple(kernel.region_id for kernel in self.kernels)
+
 
 def host_report(service: MeasureService) -> HostReport:
     """Run the canary and the reference kernels; some seconds, in which nothing else is to run on the host.
@@ -241,7 +256,7 @@ def _timed(service: MeasureService, request: Request) -> ReferenceTime | str:
         if outcome.noisy:
             return f"cannot be timed: {outcome.noisy}"
         try:
-            found = _times_of(request.sampler, outcome, service.target)
+            found = _times_of(request, outcome, service.target)
         except ValueError as error:
             return f"cannot be timed: {error}"
         if least is None or found.noise < least.noise:
@@ -252,9 +267,9 @@ def _timed(service: MeasureService, request: Request) -> ReferenceTime | str:
     return least
 
 
-def _times_of(name: str, outcome: PairedOutcome, target: Target) -> ReferenceTime:
+def _times_of(request: Request, outcome: PairedOutcome, target: Target) -> ReferenceTime:
     sides = (outcome.baseline_cold_s, outcome.again_cold_s, outcome.baseline_warm_s)
-    return ReferenceTime(name, *(_stands_for(samples, target) for samples in sides))
+    return ReferenceTime(request.sampler, request.region.id, *(_stands_for(samples, target) for samples in sides))
 
 
 def _stands_for(samples_s: Sequence[float], target: Target) -> float:
@@ -329,7 +344,7 @@ def apart(ratio: float) -> float:
 def disagreement(report: HostReport, first: HostReport, whose: str) -> str:
     """In which way a host is not as fast as the first one of its target, whose name is `whose`; empty where it is."""
     limits = limits_of(report.target)
-    if [kernel.name for kernel in report.kernels] != [kernel.name for kernel in first.kernels]:
+    if report.kernel_ids != first.kernel_ids:
         return f"has other reference kernels than {whose}: install the same kcg"
     if report.canary_s > tolerance(report.target.tinygrad_device) * first.canary_s:
         return f"has a canary of {report.canary_s * 1e3:.3g} ms, {whose} of {first.canary_s * 1e3:.3g} ms: {_LOOK}"
@@ -356,6 +371,17 @@ def _in_one_line(text: str) -> str:
     return " ".join(text.split())[:LONGEST_REASON]
 
 
+def references_of(journal: Journal, called: str) -> list[HostReport]:
+    """What hosts had to agree with that have measured for a journal, the oldest first: those that measure for it later
+    must, too. `called` is what such a reference is in a message. Runs of an older kcg hold none."""
+    found = []
+    for run in sorted(journal.runs().values(), key=lambda run: run.started):
+        if (kept := run.description.get(REFERENCE)) is not None:
+            with suppress(ResultError, TypeError):  # of another kcg
+                found.append(noun_from_json(HostReport, json.dumps({**kept, "host": called})))
+    return found
+
+
 @dataclass
 class Admitted:
     """A host that is trusted, by the time at which its last check that passed was asked for, on the driver's clock."""
@@ -367,10 +393,12 @@ class Admitted:
 
 @dataclass
 class Admission:
-    """The driver's list of trusted hosts, by the run of each. The first host of a target is the reference for all."""
+    """The driver's list of trusted hosts, by the run of each. The first host of a target is the reference for all,
+    unless there is one of an earlier driver's already."""
 
     driver: Versions
     recheck_s: float = RECHECK_S
+    earlier: Sequence[HostReport] = ()  # references of before, the oldest first; `host` of each is what it is called
     hosts: dict[str, Admitted] = field(default_factory=dict)  # by run
     _first: dict[str, tuple[str, HostReport]] = field(default_factory=dict)  # by target: an address and its report
     _drained: set[str] = field(default_factory=set)  # runs
@@ -381,9 +409,23 @@ class Admission:
             return f"worker {address} was drained: start it again"
         if why := self._why_not(report):
             return f"worker {address} {_in_one_line(why)}"
-        self._first.setdefault(report.target.fingerprint, (address, report))
+        self._first.setdefault(report.target.fingerprint, self._reference(address, report))
         self.hosts[report.run_id] = Admitted(address, report, asked_unix_s)
         return ""
+
+    def reference_of(self, target: Target) -> HostReport:
+        """What hosts of a target have to agree with. Raises KeyError where none was admitted."""
+        return self._first[target.fingerprint][1]
+
+    def _reference(self, address: str, report: HostReport) -> tuple[str, HostReport]:
+        """What a host has to agree with, and what that is called in a message: it is its own where it is the first."""
+        if (first := self._first.get(report.target.fingerprint)) is not None:
+            return first
+        for one in self.earlier:
+            same = one.target.fingerprint == report.target.fingerprint and one.toolchain == report.toolchain
+            if same and one.kernel_ids == report.kernel_ids:
+                return one.host, one
+        return address, report
 
     def due(self, now_unix_s: float) -> list[Admitted]:
         """The hosts that are to be checked again, the one that waits longest first."""
@@ -418,8 +460,8 @@ class Admission:
             return f"is not to be trusted: {report.fault}"
         if why := other_version(report.versions, self.driver):
             return why
-        address, first = self._first.get(report.target.fingerprint, ("", report))
-        whose = whose or address
+        name, first = self._reference("", report)
+        whose = whose or name
         return (
             _difference(report.toolchain, first.toolchain, _OF_TOOLCHAIN, whose)
             or too_noisy(report)

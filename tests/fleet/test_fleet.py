@@ -29,7 +29,7 @@ from kcg.campaign.settings import DEFAULT_MIX
 from kcg.campaign.workers import retime
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
-from kcg.errors import DeviceError, UsageError
+from kcg.errors import DeviceError, ExitCode, UsageError
 from kcg.fleet import tasks, trust
 from kcg.fleet.__main__ import main as fleet_command
 from kcg.fleet.local import LocalFleet
@@ -311,6 +311,24 @@ def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
         assert len(journal.targets()) == 1 and journal.lattices(*next(iter(identities(journal))))
     again = generated(kernels, out, "--fleet", local.address, *TABLE)
     assert "0 schedules measured" in again.stdout and rows_of(out) == rows
+
+
+def test_hosts_agree_with_the_one_that_a_journal_began_with(
+    local: LocalFleet, kernels: Path, campaign: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copy(campaign, tmp_path / "j.sqlite"))
+    with sqlite3.connect(out) as journal:
+        runs = [(run, json.loads(facts)) for run, facts in journal.execute("SELECT run_id, json FROM runs")]
+        of_hosts = [facts[trust.REFERENCE] for _, facts in runs if trust.REFERENCE in facts]
+        assert of_hosts and len({reference["run_id"] for reference in of_hosts}) == 1, "all agreed with one"
+        for reference in of_hosts:
+            for kernel in reference["kernels"]:
+                kernel.update({name: kernel[name] * 1e3 for name in ("a_s", "b_s", "warm_s")})
+        journal.executemany("UPDATE runs SET json = ? WHERE run_id = ?", [(json.dumps(f), run) for run, f in runs])
+    rows = rows_of(out)
+    refused = generated(kernels, out, "--fleet", local.address, *TABLE)
+    assert refused.returncode == ExitCode.USAGE and rows_of(out) == rows
+    assert "as long as the host that j.sqlite began with" in refused.stderr.splitlines()[-1]
 
 
 def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, alone: Path, tmp_path: Path) -> None:

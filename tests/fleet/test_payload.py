@@ -42,7 +42,9 @@ DRAW = DrawJob(
 )
 FACTS = HostFacts("r", "CPU:X86", X86, Toolchain("t", "x86", "", "", 1), 2)
 VERSIONS = Versions("0.1", "a" * 40, None, "0.14", "3.11.7", "", "", "clang 20")
-REPORT = HostReport("r", "a-host", VERSIONS, X86, FACTS.toolchain, 1e-3, (ReferenceTime("copy", 1e-3, 1e-3, 1e-3),))
+REPORT = HostReport(
+    "r", "a-host", VERSIONS, X86, FACTS.toolchain, 1e-3, (ReferenceTime("copy", "c0", 1e-3, 1e-3, 1e-3),)
+)
 CHECKED = Checked(FACTS, REPORT)
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kcg.dataset.journal import Doubt, Journal, Run
 from kcg.errors import ResultError
 from kcg.fleet import trust
-from kcg.fleet.trust import Admission, HostReport, ReferenceTime, Versions, host_report, limits_of, reference_requests
+from kcg.fleet.trust import (
+    Admission,
+    HostReport,
+    ReferenceTime,
+    Versions,
+    host_report,
+    limits_of,
+    reference_requests,
+    references_of,
+)
 from kcg.measure.service import MeasureService
 from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import Target
@@ -28,7 +39,7 @@ A, B = "tls://10.0.0.1:4000", "tls://10.0.0.2:4000"
 
 def report(run_id: str, times: float = 1.0, target: Target = H100, **changes: object) -> HostReport:
     """Of a host that takes so many times as long as the first one."""
-    kernels = (ReferenceTime(name, times * s, times * s * 1.001, times * s * 0.5) for name, s in TIMES.items())
+    kernels = (ReferenceTime(name, name, times * s, times * s * 1.001, times * s * 0.5) for name, s in TIMES.items())
     made = HostReport(run_id, "a-host", VERSIONS, target, TOOLCHAIN, times * 1e-4, tuple(kernels))
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -80,6 +91,45 @@ def test_targets_have_their_own_references_and_a_cpu_wider_limits() -> None:
     assert agree > limits_of(H100).agree
     assert hosts.join(B, report("cpu2", 7.0 * (1 + 0.9 * agree), TARGET), asked_unix_s=0.0) == ""
     assert "times as long as" in hosts.join(B, report("cpu3", 7.0 * (1 + 1.1 * agree), TARGET), asked_unix_s=0.0)
+
+
+def test_a_driver_that_goes_on_with_a_journal_has_its_reference(tmp_path: Path) -> None:
+    """Whichever host joins first, and whatever hosts were admitted meanwhile: 3 % of 3 % add up."""
+    first = report("first")
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        for hour, (run_id, reference) in enumerate([("old", {"kernels": 7}), ("first", first), ("b", first)]):
+            kept = reference.whole if isinstance(reference, HostReport) else reference
+            facts = {"report": report(run_id).facts, trust.REFERENCE: kept}
+            journal.add_run(Run(run_id, f"2025-01-01T{hour:02}:00:00+00:00", "kcg", facts))
+        journal.add_run(Run("alone", "2025-01-01T09:00:00+00:00", "kcg", {"device": "CUDA"}))
+        earlier = references_of(journal, "the host that journal.sqlite began with")
+        assert "a-host" not in str([run.description for run in journal.runs().values()])
+    assert [replace(one, host="a-host") for one in earlier] == [first, first]
+
+    hosts = Admission(VERSIONS, earlier=earlier)
+    line = hosts.join(B, report("c", 1.04), asked_unix_s=0.0)
+    assert f"worker {B} takes 1.04 times as long as the host that journal.sqlite began with for" in line
+    assert hosts.join(B, report("d", 1.02), asked_unix_s=0.0) == ""
+    assert hosts.reference_of(H100).run_id == "first"
+    line = hosts.join(A, report("f", 1.035), asked_unix_s=0.0)
+    assert "takes 1.03 times" in line, "though it is near to the one that was admitted here"
+    assert hosts.join(A, report("e", 0.98), asked_unix_s=0.0) == ""
+    assert sorted(hosts.hosts) == ["d", "e"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"toolchain": replace(TOOLCHAIN, compiler="NVRTC 12.4")},
+        {"target": TARGET},
+        {"kernels": tuple(replace(kernel, region_id="another") for kernel in report("").kernels)},
+    ],
+    ids=["toolchain", "target", "kernels"],
+)
+def test_a_reference_of_before_that_says_nothing_of_a_host_is_none(changes: dict[str, Any]) -> None:
+    hosts = Admission(VERSIONS, earlier=[report("first", **changes)])
+    assert hosts.join(B, report("b", 2.0), asked_unix_s=0.0) == ""
+    assert f"takes 2.00 times as long as {B}" in hosts.join(A, report("a", 4.0, canary_s=2e-4), asked_unix_s=0.0)
 
 
 @pytest.mark.parametrize(
