@@ -7,8 +7,8 @@ import gc
 
 def stop_collecting() -> None:
     """Have this process, which only compiles, not look for circles of garbage: a lowering makes a million short-lived
-    objects, and looking for circles among them is a fifth of its time."""
-    gc.collect()
+    objects, and looking for circles among them is a fifth of its time. What it has loaded stays, with what little of
+    that is garbage: to find it takes as long as half a kernel."""
     gc.freeze()
     gc.disable()
 

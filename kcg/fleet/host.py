@@ -20,6 +20,7 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 
+from kcg.cli import collect_rarely
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.connection import is_there
@@ -60,6 +61,7 @@ class HostPlugin(WorkerPlugin):  # type: ignore[misc]
     async def setup(self, worker: Worker) -> None:
         """Begin to open the device; the worker is there meanwhile, and offers nothing."""
         quiet(asyncio.get_running_loop())
+        collect_rarely()  # no command began this process
         self._worker = worker
         worker.metrics["kcg"] = self._state
         self._opening = asyncio.create_task(self._open())

@@ -24,6 +24,7 @@ SETTINGS = {
     "distributed.worker.profile.enabled": False,  # it would sample threads while kernels are timed
     "distributed.worker.memory.terminate": False,
     "distributed.admin.system-monitor.interval": "10s",
+    "distributed.admin.tick.interval": "1s",  # at its 20 ms each process takes 1 % of a core beside what is timed
     "distributed.comm.retry.count": 0,
     "distributed.diagnostics.computations.nframes": 0,  # a driver sends none of its source
 }

@@ -79,7 +79,8 @@ def main(mode: str) -> int:
                     service._compile(bad_jobs.loop_in_python, None)
                     wait_until(pid_file.exists)
                     service.measure_compiled(REQUEST, binary(machine_code.HANG, compiled))
-                    time.sleep(0.3)
+                    wait_until(lambda: service._device._busy is not None and service._device._busy.running())
+                    time.sleep(0.1)
             print(json.dumps(sorted(descendants(os.getpid()))), flush=True)
             time.sleep(60)
         except KeyboardInterrupt:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kcg.fleet import narrow
-from tests.rules import ROOT
 
+ROOT = Path(__file__).parents[2]  # tests.rules, which has it too, imports pytest
 TASKS = "tests.fleet.fixed_tasks"
 
 

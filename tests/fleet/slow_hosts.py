@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
 
@@ -20,13 +20,16 @@ from kcg.fleet import host, tasks
 from kcg.fleet.local import _end_with_parent
 from kcg.fleet.settings import configure
 from kcg.fleet.status import read_status
-from kcg.measure import child
-from kcg.measure.workbench import Workbench
-from tests.rules import ROOT
+from tests.fleet.processes import ROOT
+
+if TYPE_CHECKING:
+    from kcg.measure.workbench import Workbench
 
 
 def slow_clock(factor: float) -> None:
     """Every launch in this process takes `factor` times as long from now on, by its clock."""
+    from kcg.measure.workbench import Workbench
+
     launcher = Workbench.launcher
 
     def slow(self: Workbench, runs: Any, **options: Any) -> Callable[[], float]:
@@ -38,6 +41,8 @@ def slow_clock(factor: float) -> None:
 
 def wrong_reading() -> None:
     """Every buffer that this process reads back from now on has one element that was not computed."""
+    from kcg.measure.workbench import Workbench
+
     read = Workbench.read
 
     def one_wrong(self: Workbench, slot: int) -> Any:
@@ -60,6 +65,8 @@ def aborts(job: object) -> None:
 
 def slow_after_work(factor: float) -> None:
     """From the first candidate on that this process times its clock is slow."""
+    from kcg.measure import child
+
     time_job = child.time_job
 
     def first(job: Any) -> Any:

@@ -9,7 +9,7 @@ from tinygrad import Tensor
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.measure.inputs import RECIPE
-from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
+from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench, _same_bits
 from kcg.types import Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.kernels import empty
@@ -173,3 +173,15 @@ def test_an_update_in_place_is_put_back_before_each_run() -> None:
         bench.launcher(program)()
         found.append(bench.read(2))
     assert np.allclose(*(f.view(np.float32) for f in found[:2])) and (found[1] == found[2]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float64])
+def test_a_bit_that_differs_is_seen_wherever_it_is(dtype: type) -> None:
+    for size in (0, 1, 7, 8, 9, 33):
+        bits = np.random.default_rng(size).integers(0, 256, size * np.dtype(dtype).itemsize, np.uint8)
+        assert _same_bits(bits.view(dtype), bits.copy().view(dtype)), "NaN among them, perhaps"
+        assert not _same_bits(bits.view(dtype), np.append(bits, np.zeros(8, np.uint8)).view(dtype))
+        for at in range(len(bits)):
+            other = bits.copy()
+            other[at] ^= 1 << at % 8
+            assert not _same_bits(bits.view(dtype), other.view(dtype))
