@@ -76,12 +76,12 @@ OTHERS := $(WAITING:%=--ignore %) --ignore tests/evaluation
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@echo 'kcg: ruff, mypy, the tests of faults and fleets, which are shown last, and all other tests, at once'; \
-	status=0; waiting=; \
+	status=0; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
-	for part in $(WAITING); do $(PYTEST) $$part >$(VENV)/$$(basename $$part).log 2>&1 & waiting="$$waiting $$!"; done; \
+	{ all=0; for part in $(WAITING); do $(PYTEST) $$part >$(VENV)/$$(basename $$part).log 2>&1 || all=1; done; exit $$all; } & waiting=$$!; \
 	$(LATER) $(PYTEST) -q $(OTHERS) --collect-only >/dev/null; \
 	$(LATER) $(PYTEST) $(OTHERS) --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
-	for part in $$waiting; do wait $$part || status=1; done; cat $(WAITING:tests/%=$(VENV)/%.log); \
+	wait $$waiting || status=1; cat $(WAITING:tests/%=$(VENV)/%.log); \
 	wait $$checks || status=1; \
 	exit $$status
 else
