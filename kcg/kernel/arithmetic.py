@@ -68,13 +68,16 @@ class Noise:
     part of the rounding error that it may have, and has no bound."""
 
     def __init__(self, seed: int) -> None:
+        self._drawn, state = _drawn(seed)
         self._random = np.random.default_rng(seed)
-        self._drawn = self._random.uniform(-1.0, 1.0, NOISE)
+        self._random.bit_generator.state = state
 
     def beside(self, data: Array) -> Array:
-        """Numbers between -1 and 1, one for each of some values."""
+        """Numbers between -1 and 1, one for each of some values: not to be written to."""
         begin = int(self._random.integers(0, NOISE))
-        return np.resize(np.roll(self._drawn, -begin) if begin + data.size > NOISE else self._drawn[begin:], data.shape)
+        end = begin + data.size
+        drawn = self._drawn[begin:end] if end <= NOISE else self._drawn.take(np.arange(begin, end), mode="wrap")
+        return drawn.reshape(data.shape)
 
     def rounded(self, data: Array, dtype: DType, ulps: float) -> Array:
         """A float result as `dtype` may hold it."""
@@ -88,6 +91,15 @@ class Noise:
         return (
             data if size.size and size.max() <= largest else np.where(size > largest, np.copysign(np.inf, data), data)
         )
+
+
+@functools.lru_cache(4)
+def _drawn(seed: int) -> tuple[Array, Any]:
+    """The numbers of a seed, and the state of the generator after them: to draw them takes ten milliseconds."""
+    random = np.random.default_rng(seed)
+    drawn = random.uniform(-1.0, 1.0, NOISE)
+    drawn.flags.writeable = False
+    return drawn, random.bit_generator.state
 
 
 _EXPONENT = 0x7FF << 52  # of a float64

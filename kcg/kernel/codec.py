@@ -12,6 +12,7 @@ import json
 import re
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from kcg.compat.standalone import normalised
@@ -39,6 +40,7 @@ MAX_NODES = 20_000
 MAX_RANGES = 128  # the largest kernels seen have 9; tinygrad's own passes grow with ranges × nodes
 MAX_SLOT = 4_095
 MAX_SOURCES = 4_096
+KEPT_CHARS = 1 << 16  # of the longest text whose AST is kept
 
 _DTYPE_NAMES = (
     "void",
@@ -132,6 +134,10 @@ def decode(text: str) -> UOp:
 
     Raises only CodecError, with one line that says what is wrong and, where it is one node, which.
     """
+    return _decoded(text) if isinstance(text, str) and len(text) <= KEPT_CHARS else _decode(text)
+
+
+def _decode(text: str) -> UOp:
     nodes: list[UOp] = []
     try:
         for i, row in enumerate(_rows_of(text)):
@@ -153,6 +159,10 @@ def decode(text: str) -> UOp:
 def kernel_of(ast: UOp) -> Kernel:
     """The kernel of an AST, see `encode`."""
     return Kernel(encode(ast))
+
+
+_decoded = lru_cache(128)(_decode)
+"""Space, reference, compiler and code generator of a region read its kernels one after another."""
 
 
 def ast_of(kernel: Kernel) -> UOp:

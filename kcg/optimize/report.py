@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -273,6 +273,7 @@ def write_report(result: Result, folder: Path) -> Path:
     return path
 
 
+@cache
 def environment() -> Environment:
     """The templates of pages about results, and how they write numbers."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -180,12 +180,18 @@ def _with_used_buffers(kernel: TileKernel) -> TileKernel:
 # ---- names
 
 
-def _renamed(region: Region) -> list[UOp]:
+@lru_cache(256)
+def _simplified(kernel: Kernel) -> UOp:
+    return with_reductions_merged(simplified(ast_of(kernel)))
+
+
+@lru_cache(16)  # a region is read in several ways, one after another
+def _renamed(region: Region) -> tuple[UOp, ...]:
     """The kernels with the region's numbers for their buffers, and with ranges that no two have in common."""
     numbers = itertools.count()
     found = []
     for kernel, slots in zip(region.kernels, region.args, strict=True):
-        ast = with_reductions_merged(simplified(ast_of(kernel)))
+        ast = _simplified(kernel)
         new: dict[UOp, UOp] = {}
         for node in ast.toposort():
             if node.op is Ops.PARAM and node.arg.addrspace is not AddrSpace.ALU:
@@ -194,7 +200,7 @@ def _renamed(region: Region) -> list[UOp]:
                 new[node] = node.replace(arg=(next(numbers), node.arg[-1]))
         ast = ast.substitute(new, walk=True)
         found.append(with_short_indices(ast) if ast.variables() else ast)
-    return found
+    return tuple(found)
 
 
 def _with_shared_ranges(stored: Stored, shared: dict[UOp, UOp]) -> Stored:

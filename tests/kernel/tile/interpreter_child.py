@@ -8,6 +8,7 @@ what the program raised as FOLDER/<job>.error.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -74,7 +75,7 @@ class Bounded:
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
-        self.buffers: list[np.ndarray] = []
+        self.buffers: list[tuple[int, int]] = []  # of each its address and its bytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
@@ -89,11 +90,15 @@ class Bounded:
 
     def _check(self, places: np.ndarray, mask: np.ndarray, itemsize: int, *, whole: int = 1) -> None:
         """Of blocks of `whole` bytes the last one may be read to its end, which no page is between."""
-        left = np.broadcast_to(mask, places.shape).astype(bool)
-        for data in self.buffers:
-            first = np.uint64(data.ctypes.data)
-            last = np.uint64(data.ctypes.data + -(-data.nbytes // whole) * whole - itemsize)
-            left = left & ~((places >= first) & (places <= last))
+        if not (used := places[np.broadcast_to(mask, places.shape).astype(bool, copy=False)]).size:
+            return
+        lowest, highest = int(used.min()), int(used.max())
+        reach = [(first, first + -(-size // whole) * whole - itemsize) for first, size in self.buffers]
+        if any(first <= lowest and highest <= last for first, last in reach):  # nearly always: all are of one buffer
+            return
+        left = np.ones(used.shape, bool)
+        for first, last in reach:
+            left &= ~((used >= np.uint64(first)) & (used <= np.uint64(max(last, 0))))
         if left.any():
             raise IndexError(f"{int(left.sum())} elements of a block are outside of the program's buffers")
 
@@ -129,6 +134,38 @@ def kept_types() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = described, begun
 
 
+def kept_formats() -> None:
+    """NumPy's type of one of Triton's is looked up by its name: the interpreter makes a table of all for each value."""
+    formats: dict[str, Any] = {}
+    find = interpreter._get_np_dtype
+
+    def found(dtype: Any) -> Any:
+        if (known := formats.get(dtype.name)) is None:
+            known = formats[dtype.name] = find(dtype)
+        return known
+
+    interpreter._get_np_dtype = found
+
+
+def read_by_indents() -> None:
+    """The interpreter asks twice for the lines of each function, and Python splits them into tokens to see where it
+    ends. Functions of programs are not indented: each ends before the next line that is not, but for a bracket."""
+
+    by_tokens = inspect.getblock
+
+    def getblock(lines: list[str]) -> list[str]:
+        begin = next((number for number, line in enumerate(lines) if line[:1] != "@"), 0)
+        if not lines[begin].startswith("def "):
+            return by_tokens(lines)
+        later = range(begin + 1, len(lines))
+        end = next((number for number in later if lines[number][:1] not in " )#\n"), len(lines))
+        while not lines[end - 1].strip():
+            end -= 1
+        return lines[:end]
+
+    inspect.getblock = getblock  # type: ignore[attr-defined]
+
+
 def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
     """One program: its buffers are read from files and written back."""
     name = job["name"]
@@ -150,7 +187,7 @@ def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
                 beyond[: len(bits)] = bits
                 buffers[argument["name"]] = Memory(beyond[: len(bits)], TYPES[argument["type"]])
             arguments.append(buffers[argument["name"]])
-        memory.buffers = [buffer.data for buffer in buffers.values()]
+        memory.buffers = [(buffer.data_ptr(), buffer.data.nbytes) for buffer in buffers.values()]
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
     for key, buffer in buffers.items():
         np.save(folder / f"{name}.{key}.npy", buffer.data)
@@ -162,6 +199,8 @@ def main() -> None:
     memory = interpreter._interpreter = Bounded(interpreter._interpreter)
     patched_once()
     kept_types()
+    kept_formats()
+    read_by_indents()
     # it would compute whether integers overflow, a third of its time, for assertions that it then leaves out
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
