@@ -83,7 +83,7 @@ def _isolate() -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
     os.environ["PARALLEL"] = "0"  # a pool of compilers costs more than it saves on tiny kernels
-    os.environ["KCG_CACHE_BYTES"] = str(4 << 20)  # a server has 480 MB: half of each command would go to emptying it
+    os.environ["KCG_CACHE_BYTES"] = str(32 << 20)  # a server has 480 MB: half of each command would go to emptying it
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # in each of hundreds of processes another thread spins for 60 ms first
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -56,13 +56,9 @@ def samples_for(first_s: float, *, flush_s: float = 0.0, early_stop: bool = Fals
     return max(few, min(most, int(CAREFUL_S / each_s))) if careful and first_s < SHORT_S else few
 
 
-def flush_bytes(device: str, cache_bytes: int, *, given: bool = False) -> int:
-    """How much a flush writes so that nothing of a kernel's data is left in the last-level cache.
-
-    A system may know of less than there is, so a flush has a least size, unless the user gave the size of the cache.
-    """
-    least = 0 if given else MIN_FLUSH_BYTES.get(device, DEFAULT_FLUSH_BYTES)
-    return max(least, int(FLUSH_FACTOR * cache_bytes))
+def flush_bytes(device: str, cache_bytes: int) -> int:
+    """How much a flush writes so that nothing of a kernel's data is left in the last-level cache."""
+    return max(MIN_FLUSH_BYTES.get(device, DEFAULT_FLUSH_BYTES), int(FLUSH_FACTOR * cache_bytes))
 
 
 def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +18,6 @@ from kcg.errors import DeviceError
 from kcg.kernel.chain import Chain
 from kcg.kernel.compile import to_elf
 from kcg.kernel.program import Compiled, Executable, Program, Scratch, program_of_parts
-from kcg.measure.device_info import CACHE_BYTES
 from kcg.measure.inputs import (
     BufferInfo,
     Hashed,
@@ -476,8 +474,7 @@ class CacheFlusher:
     """Empties the last-level cache by writing well over its size. Allocates once."""
 
     def __init__(self, target: Target) -> None:
-        given = target.device == "CPU" and CACHE_BYTES in os.environ
-        self.size = flush_bytes(target.device, target.cache_bytes, given=given)
+        self.size = flush_bytes(target.device, target.cache_bytes)
         self.device = target.device
         self._host: np.ndarray[Any, Any] | None = None
         self._fill: Callable[[], float] | None = None

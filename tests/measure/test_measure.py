@@ -88,7 +88,7 @@ def test_interval_of_few_samples_is_their_range() -> None:
 
 def test_flush_writes_well_over_the_cache() -> None:
     assert flush_bytes("CUDA", 60 << 20) >= 200 << 20
-    assert flush_bytes("CPU", 1 << 20) == 64 << 20 and flush_bytes("CPU", 1 << 20, given=True) == 2 << 20
+    assert flush_bytes("CPU", 1 << 20) == 64 << 20
     for device in ("CPU", "CUDA", "METAL"):
         for cache in (0, 32 << 20, 1 << 30):
             assert flush_bytes(device, cache) >= 2 * cache
@@ -101,7 +101,6 @@ def test_all_of_the_cache_is_flushed(monkeypatch: pytest.MonkeyPatch, told: bool
         monkeypatch.delenv("KCG_CACHE_BYTES")
     target = detect(DEV, 1)[0]
     flusher = CacheFlusher(target)
-    assert flusher.size == flush_bytes("CPU", target.cache_bytes, given=told)
     assert flusher._host is not None and flusher._host.nbytes == flusher.size >= 2 * target.cache_bytes > 0
     flusher.flush()
     assert flusher._host.min() == flusher._host.max() == 2, "every byte of it is written"
