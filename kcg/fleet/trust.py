@@ -40,10 +40,6 @@ be lost."""
 SEEDS = (1,)  # of the inputs on which a reference kernel is verified
 TRIES = 3  # until A and B of a reference kernel agree
 TIMEOUT_S = 120.0  # of one reference kernel, as of a baseline
-CPU_SAMPLES = 10
-"""Of a reference kernel as A, as B and warm. On a CPU the least of them counts. The protocol takes 30 on an idle one, 8
-to 12 beside two busy processes on two cores. In 14 checks of one host the medians over the kernels were at most 2 %
-apart by the least of 10 as by that of 30; the kernel that was furthest off was in half of all pairs 16 and 11 % off."""
 LONGEST_REASON = 400  # characters
 REFERENCE = "reference"
 """The name, in the description of a run in a journal, of what its host agreed with when it joined."""
@@ -246,11 +242,10 @@ def host_report(service: MeasureService) -> HostReport:
 def _timed(service: MeasureService, request: Request) -> ReferenceTime | str:
     """The times of a reference kernel, the quietest of a few; or what is wrong with it."""
     least: ReferenceTime | None = None
-    samples = CPU_SAMPLES if service.target.device == "CPU" else None  # None: as the protocol has it
     for _ in range(TRIES):
         try:
             compiled = service.compiled(request.region, request.schedule).result().compiled
-            job = PairedJob(request.region, compiled, None, service.target, seeds=SEEDS, samples=samples)
+            job = PairedJob(request.region, compiled, None, service.target, seeds=SEEDS)
             outcome = service.compare_paired(job, timeout_s=TIMEOUT_S).result()
         except (DeviceError, ServiceClosed):
             raise
