@@ -61,6 +61,7 @@ continues this program does so with all of its processes, one after the other.""
 REPORT_S = 1.0  # how long after the end of a process its fork server may take to tell the exit code
 END_S = 10.0  # how long the end of a pool is waited for: its processes get SIGTERM, and SIGKILL 3 s later
 SETTLED_S = 20.0  # so long after a fork server was killed may its children be seen to die, on a busy machine
+DYING_S = 2.0  # how long a fork server that has closed its connections may take to end: it gives back its memory first
 SERVERS = 3  # fork servers that may fail in a row before children begin without one
 CHILD_POLL_S = 0.1
 
@@ -175,6 +176,10 @@ class _Server:
         watcher.start()
         try:
             yield
+        except (EOFError, OSError):
+            self._failed += 1
+            _await_end(_server_pid())  # while it still dies it is taken for one that can be asked again
+            raise
         except BaseException:
             self._failed += 1
             raise
@@ -219,9 +224,21 @@ def _server_pid() -> int | None:
 
 def _is_stopped(pid: int | None) -> bool:
     """Whether a process is stopped, by a signal or by a debugger."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int | None) -> str:
+    """The letter of a process in the kernel's table; empty where it is not there."""
     with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _await_end(pid: int | None) -> None:
+    """Return once a process has ended, buried or not; one that lives on is not waited for longer than `DYING_S`."""
+    deadline = time.monotonic() + DYING_S
+    while _state(pid) not in ("", "Z", "X") and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 class Stopped:

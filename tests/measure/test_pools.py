@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -126,6 +128,26 @@ print("init_main_from_path" in spawn.get_preparation_data("theirs"))
     (tmp_path / "program.py").write_text(program)
     done = python(tmp_path / "program.py")
     assert (done.stdout.split(), done.stderr) == (["begun", "True"], "")
+
+
+def test_a_fork_server_that_still_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections are closed before it is gone: who asked at once, as often as servers may fail, asked the same."""
+    with subprocess.Popen(["sleep", "600"]) as dying:
+        monkeypatch.setattr(pools, "_server_pid", lambda: dying.pid)
+        server = pools._Server()
+        late = threading.Timer(0.3, dying.kill)
+        late.start()
+        with pytest.raises(EOFError), server.watched():
+            raise EOFError
+        assert not late.is_alive() and pools._state(dying.pid) == "Z"
+        assert dying.wait() < 0 and pools._state(dying.pid) == ""
+
+
+def test_a_fork_server_that_lives_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_server_pid", os.getpid)
+    monkeypatch.setattr(pools, "DYING_S", 0.01)
+    with pytest.raises(OSError, match="too many open files"), pools._Server().watched():
+        raise OSError("too many open files")
 
 
 @pytest.mark.parametrize("dies_first", [False, True])
