@@ -63,10 +63,10 @@ else
 checks: lint types
 endif
 
-# faults and fleets, which mostly wait, have a core whenever they want one, each in a process of its own: what one of them
-# leaves behind in its process the next finds always, or never. Behind them in the line for it, so that no core
-# waits, are ruff, mypy and all other tests, two at once: first what only computes, then what starts processes and waits.
-# A third gains half a minute of nine, and what is timed in tests is then timed beside two others.
+# faults and fleets, which mostly wait, have a core whenever they want one, one after the other, each in a process of its
+# own: what one of them leaves behind in its process the next finds always, or never. Behind them in the line for it, so
+# that no core waits, are ruff, mypy and all other tests, two at once: first what only computes, then what starts
+# processes and waits. A third gains nothing: it imports and captures again what the two have.
 # What the two would each compile of Python, libraries and tests, is compiled once before
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
 LATER := nice -n 5
