@@ -69,6 +69,30 @@ def test_examples_with_the_priors_choice(names: list[str], tmp_path: Path) -> No
 
 
 @interpreted
+def test_an_access_outside_of_the_buffers_is_an_error_unless_it_is_masked(tmp_path: Path) -> None:
+    """What the interpreter of these tests is asked of every address: an edit of a right program each."""
+    region = Region((kernel_of(*kernels_of(empty(3, 1000) + 1)),))
+    right = case_of(region, Random(0), TileParameters(ELEMENTWISE, ((0,),), (4096,)))
+    load, store, mask = "p1 + i2", "p0 + i2", "i2 < 3000"
+    assert all(text in right.program.source for text in (load, store, mask))
+    edits = {
+        "as it is": ("", "", ""),  # a quarter of its addresses are outside, and masked
+        "past the end": (load, "p1 + 1 + i2", "1 elements of a block"),
+        "before the start": (load, "p1 - 2 + i2", "2 elements of a block"),
+        "far away": (load, "p1 + (i2 << 20)", "2999 elements of a block"),
+        "a store": (store, "p0 - 3 + i2", "3 elements of a block"),
+        "unmasked": (mask, "i2 < 4096", "1096 elements of a block"),
+    }
+    cases = [
+        replace(right, program=replace(right.program, source=right.program.source.replace(before, after)))
+        for before, after, _ in edits.values()
+    ]
+    found = compare(cases, tmp_path)
+    for name, (_, _, words), seen in zip(edits, edits.values(), found, strict=True):
+        assert (words in seen and "outside of the program's buffers" in seen) if words else not seen, f"{name}: {seen}"
+
+
+@interpreted
 @pytest.mark.parametrize(
     "names", [EXAMPLES[1::EVERY], pytest.param(EXAMPLES, marks=pytest.mark.slow)], ids=["some", "all"]
 )
