@@ -864,6 +864,9 @@ def translated(path: Path) -> Iterator[None]:
                 raise corrupt(path, e) from e
             case sqlite3.SQLITE_BUSY:
                 raise JournalError(f"{path} was locked for {BUSY_TIMEOUT_S:.0f} s: end whoever holds it") from e
+            case sqlite3.SQLITE_IOERR:
+                why = "the disk fails, or a file may not grow any more (ulimit -f)"
+                raise JournalError(f"{path} cannot be used ({e}): {why}; what was acknowledged is kept") from e
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 raise JournalError(f"{path} cannot be written ({e}): open it read-only, or copy it") from e
         raise JournalError(f"{path} cannot be used ({e}): what was acknowledged is kept") from e

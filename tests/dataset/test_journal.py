@@ -20,6 +20,7 @@ from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run, st
 from kcg.errors import DataError, JournalError, UsageError
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.types import CacheState, Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall
+from tests.commands import python
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target(
@@ -363,6 +364,32 @@ def test_a_tampered_row_is_named(path: Path, tampering: str, table: str) -> None
     with Journal.open(path) as journal, pytest.raises(JournalError, match=table):
         export(journal, path.parent / "out")
     assert not list((path.parent / "out").glob("*")), "nothing half-written"
+
+
+def test_a_limit_on_the_size_of_files_is_named_and_what_was_acknowledged_is_there(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import resource
+from pathlib import Path
+from kcg.dataset.journal import Journal, Run
+from kcg.errors import JournalError
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+number = 0
+try:
+    with Journal.open(Path("j.sqlite")) as journal:
+        while journal.add_run(Run(str(number), "2025-01-01T00:00:00+00:00", "kcg", {"x": "y" * 5000})):
+            number += 1
+except JournalError as error:
+    print(number)
+    print(error)
+"""
+    )
+    done = python(program, cwd=tmp_path)
+    count, line = done.stdout.splitlines()
+    assert line.startswith("j.sqlite cannot be used (disk I/O error): ") and "(ulimit -f)" in line, done.stderr
+    with Journal.open(tmp_path / "j.sqlite", read_only=True) as journal:
+        assert len(journal.runs()) == int(count) > 0
 
 
 def test_a_full_disk_is_reported_and_keeps_what_was_acknowledged(path: Path) -> None:
