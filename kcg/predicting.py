@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,25 +102,17 @@ def predict(
     """
     from kcg.kernel.kinds import space_of
     from kcg.kernel.targets import target_named
-    from kcg.predictor.choice import is_trained_on, shipped_path
+    from kcg.predictor.choice import AUTO, is_trained_on, kept_predictor, shipped_path
 
     on = target_named(target) if isinstance(target, str) else target
     calls = _calls_of(fn_or_kernel)
     if schedule is not None and len(calls) != 1:
         raise UsageError(f"a schedule is of one kernel, and these are {len(calls)}: give the kernel itself")
-    predictor = _predictor(on)
+    predictor = kept_predictor(AUTO, on)
     found = [_predicted(call, space_of(call.region, on), predictor, schedule) for call in calls]
     path = shipped_path(on)
     trained = path is not None and is_trained_on(path, on)
     return Predicted(tuple(found), on, predictor.name, COVERAGE.get(path.stem) if path and trained else None)
-
-
-@functools.lru_cache(4)
-def _predictor(target: Target) -> Predictor:
-    """The shipped one, which takes a third of a second to read."""
-    from kcg.predictor.choice import AUTO, choose_predictor
-
-    return choose_predictor(AUTO, target)
 
 
 def _predicted(call: WorkloadCall, space: Space, predictor: Predictor, schedule: Schedule | None) -> PredictedKernel:

@@ -15,7 +15,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Space
 from kcg.kernel.opts.schedule import shortened
 from kcg.kernel.opts.space import KernelSpace
-from kcg.predictor.choice import AUTO, choose_predictor
+from kcg.predictor.choice import AUTO, kept_predictor
 from kcg.predictor.interface import Judge, Predictor
 from kcg.predictor.roofline import Roofline
 from kcg.types import Prediction, Region, Schedule, Target
@@ -241,15 +241,10 @@ class _Chosen:
         self.name, self._target = choice, target
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
-        return _predictor(self.name, self._target).predict(space, schedules)
+        return kept_predictor(self.name, self._target).predict(space, schedules)
 
     def of(self, space: Space) -> Judge:
-        return _predictor(self.name, self._target).of(space)
-
-
-@functools.lru_cache(2)
-def _predictor(choice: str, target: Target) -> Predictor:
-    return choose_predictor(choice, target)
+        return kept_predictor(self.name, self._target).of(space)
 
 
 @functools.lru_cache(SPACES_KEPT)

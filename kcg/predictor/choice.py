@@ -83,3 +83,9 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
     from kcg.predictor.learned import LearnedPredictor
 
     return LearnedPredictor(read(path))
+
+
+@functools.lru_cache(4)
+def kept_predictor(choice: str, target: Target) -> Predictor:
+    """The same, read once in a process: for who asks again and again, of a file that does not change meanwhile."""
+    return choose_predictor(choice, target)

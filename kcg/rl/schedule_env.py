@@ -23,7 +23,7 @@ from kcg.errors import UnknownName, UsageError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_ends
 from kcg.kernel.targets import target_named
-from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor
+from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor, kept_predictor
 from kcg.rl.env import Cost, KernelScheduleEnv, Reading, Task, learned, predicted
 from kcg.rl.observation import Observer
 from kcg.types import Schedule, Status, Target, Workload, WorkloadCall
@@ -100,11 +100,8 @@ def predicted_tasks(
 def _predictor(choice: str, target: Target) -> Predictor:
     """Raises UsageError, DataError."""
     if choice in (AUTO, ROOFLINE):
-        return _named_predictor(choice, target)
-    return choose_predictor(check_choice(choice), target)
-
-
-_named_predictor = functools.lru_cache(maxsize=4)(choose_predictor)  # a file may change
+        return kept_predictor(choice, target)
+    return choose_predictor(check_choice(choice), target)  # a file may change
 
 
 def measured(service: MeasureService, call: WorkloadCall) -> Cost:

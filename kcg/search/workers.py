@@ -335,13 +335,7 @@ def _serve(pipe: Connection, initargs: tuple[Any, ...]) -> None:
                 searches[message[1]].inbox.put(message[2])
 
 
-_loaded: dict[tuple[str, str], Predictor] = {}
-
-
 def _predictor(choice: str, target: Target) -> Predictor:
-    from kcg.predictor.choice import choose_predictor
+    from kcg.predictor.choice import kept_predictor
 
-    key = (choice, target.fingerprint)
-    if key not in _loaded:
-        _loaded[key] = choose_predictor(choice, target)
-    return _loaded[key]
+    return kept_predictor(choice, target)
