@@ -176,12 +176,10 @@ class _Server:
         watcher.start()
         try:
             yield
-        except (EOFError, OSError):
+        except BaseException as error:
             self._failed += 1
-            _await_end(_server_pid())  # while it still dies it is taken for one that can be asked again
-            raise
-        except BaseException:
-            self._failed += 1
+            if isinstance(error, EOFError | OSError):
+                _await_end(_server_pid())  # while it still dies it is taken for one that can be asked again
             raise
         else:
             self._failed = 0

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Final
 
 from kcg.cli import counted
-from kcg.optimize.work import Measured, RegionWork, total_s
+from kcg.optimize.work import Measured, RegionWork, noun_for, total_s
 
 if TYPE_CHECKING:
     from kcg.optimize.budget import Budget
@@ -38,9 +38,8 @@ def measure_baselines(
     if device.is_cpu:
         meanwhile()
     waiting, begun = [w for w in works if not w.is_timed], time.monotonic()
-    what = "region" if any(work.proposed for work in waiting) else "kernel"
     if waiting:
-        many = counted(len({w.call.region.id for w in waiting}), what)
+        many = counted(len({w.call.region.id for w in waiting}), noun_for(waiting))
         log.progress.phase(f"timing {many} as tinygrad schedules them")
     # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
     size = AT_ONCE * device.service.compile_workers if device.is_cpu else 1

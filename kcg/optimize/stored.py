@@ -26,7 +26,7 @@ from kcg.optimize.finals import Judge
 from kcg.optimize.result import NO_OTHER, ONCE
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
-from kcg.optimize.work import Candidates, missing_share
+from kcg.optimize.work import Candidates, missing_share, noun_for
 from kcg.search.problem import Observation
 from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
@@ -101,7 +101,7 @@ class Stored:
             tried = counted(self.claims[work.id].tried, "other")
             work.nothing = f"{SPARED} faster among {tried}, says the store {self.store.location}"
         if left:
-            many = counted(len(left), "region" if left[0].proposed else "kernel")
+            many = counted(len(left), noun_for(left))
             log.progress.line(f"kcg: the store has that a search of {many} found nothing: they are not searched again")
 
     def holds(self, works: Sequence[RegionWork], *, device: Device, log: RunLog) -> list[RegionWork]:
@@ -149,8 +149,8 @@ class Stored:
         hits = [work for work in works if work.id in found]
         if not hits:
             return
-        what = "region" if hits[0].proposed else "kernel"
-        log.progress.phase(f"re-timing and verifying what the store has for {counted(len(hits), what)}")
+        many = counted(len(hits), noun_for(hits))
+        log.progress.phase(f"re-timing and verifying what the store has for {many}")
         before = {work.id: (dict(work.known), dict(work.of_tiles)) for work in hits}
         seen: dict[str, RegionResult] = {}
         try:

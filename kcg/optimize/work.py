@@ -316,6 +316,11 @@ def searched_of(works: Sequence[RegionWork]) -> Sequence[RegionWork]:
     return [work for work in works if work.call.replayed]
 
 
+def noun_for(works: Sequence[RegionWork]) -> str:
+    """What works are called in a message that counts them: those of several kernels come apart from others."""
+    return "region" if any(work.proposed for work in works) else "kernel"
+
+
 def total_s(works: Sequence[RegionWork]) -> float | None:
     """What the workload takes by the best that is known; None where something is not known."""
     counted = [work for work in works if not work.proposed]
