@@ -68,6 +68,7 @@ class Memory:
 
 
 BLOCK = 16  # bytes that are read at once
+APART = 1 << 16  # bytes before and after a buffer that are of no other: what just leaves one is in none
 
 
 class Bounded:
@@ -183,9 +184,10 @@ def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
                 continue
             if argument["name"] not in buffers:
                 bits = np.load(folder / f"{name}.{argument['name']}.npy")
-                beyond = np.full(len(bits) + 16, 0xFF, np.uint8)  # NaN where a buffer has no more elements
-                beyond[: len(bits)] = bits
-                buffers[argument["name"]] = Memory(beyond[: len(bits)], TYPES[argument["type"]])
+                around = np.full(len(bits) + 2 * APART, 0xFF, np.uint8)  # NaN where a buffer has no more elements
+                own = around[APART : APART + len(bits)]
+                own[:] = bits
+                buffers[argument["name"]] = Memory(own, TYPES[argument["type"]])
             arguments.append(buffers[argument["name"]])
         memory.buffers = [(buffer.data_ptr(), buffer.data.nbytes) for buffer in buffers.values()]
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
