@@ -6,6 +6,7 @@ assembler, which is of any version: what is handed over is machine code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -13,8 +14,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kcg.errors import ScheduleError
 
@@ -97,6 +100,23 @@ def _examined(path: str) -> Assembler | None:
         return None
     version = re.search(r"V(\d+\.\d+(?:\.\d+)*)", done.stdout)
     return Assembler(path, version[1]) if version else None
+
+
+@contextlib.contextmanager
+def ending_with_ptx(triton: Any) -> Iterator[None]:
+    """What Triton compiles within is not assembled: its own choice of `ptxas` may be one that cannot read the PTX of
+    `Assembler.ptx_version`, and what it makes would not be used."""
+
+    def stages(*given: Any) -> tuple[str, str] | None:
+        if not given:  # it asks what this function is part of the cache's key with
+            return "kcg", "kcg"
+        if "cubin" in given[1]:
+            given[1]["cubin"] = lambda text, metadata: b""
+        return None
+
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.add_stages_inspection_hook = stages
+        yield
 
 
 def assemble(text: str, using: Assembler) -> Assembled:

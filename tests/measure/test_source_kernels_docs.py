@@ -136,6 +136,23 @@ def test_the_triton_example_is_compiled_where_triton_is(tmp_path: Path) -> None:
     assert len(compiled.signature) == 3
 
 
+def test_an_assembler_of_tritons_own_choice_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 takes the older of its two for sm_90, and that cannot read PTX for the newer one."""
+    triton = pytest.importorskip("triton", reason="needs Triton, which is not here")
+    old = tmp_path / "ptxas"
+    old.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'release 12.8, V12.8.93' || exit 9\n", encoding="utf-8")
+    old.chmod(0o755)
+    path = written(tmp_path, "triton_kernels.py")
+    (kernel,) = read_kernels(path, file_digest(path))
+    region = bf16_matmul(256, 384, 256)
+    with triton.knobs.nvidia.scope(), triton.knobs.cache.scope():
+        for which in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
+            monkeypatch.setenv(which, str(old))
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+        schedule = lower(kernel, view_of(region, SM_90), path)
+    assert compile_schedule(region, schedule, SM_90).binary[:4] == b"\x7fELF"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cuda_kernels.py", "triton_kernels.py"])
 def test_the_gpu_examples_are_right_on_a_gpu(name: str, tmp_path: Path) -> None:

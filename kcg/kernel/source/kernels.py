@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kcg.cli import pip_install
-from kcg.compat.assembler import assembler
+from kcg.compat.assembler import assembler, ending_with_ptx
 from kcg.compat.renderers import compiling_renderer
 from kcg.compat.standalone import CORE_ID
 from kcg.compat.tiny import AddrSpace, AxisType, Context, KernelInfo, Ops, UOp, dtypes, to_program
@@ -95,7 +95,7 @@ def compiled_ptx(
         attrs={(place,): [["tt.divisibility", 16]] for place in range(len(pointers))},
     )
     capability = int(re.sub(r"\D", "", view.target.arch))
-    with triton.knobs.compilation.scope():
+    with triton.knobs.compilation.scope(), ending_with_ptx(triton):
         triton.knobs.compilation.disable_line_info = True  # it would put the file's place into the code's identity
         # products and sums are fused, whatever a version's default is
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}

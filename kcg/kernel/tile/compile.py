@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kcg.compat.assembler import Assembler, assemble, assembler
+from kcg.compat.assembler import Assembler, assemble, assembler, ending_with_ptx
 from kcg.compat.tiny import DType, dtypes
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
@@ -212,20 +212,12 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
     its own assembler. The key of that cache is no hash of all of Triton's files: half a gigabyte, 0.35 s a process."""
     import triton.runtime.cache as cache
 
-    def stages(*given: Any) -> tuple[str, str] | None:
-        if not given:  # it asks what this function is part of the cache's key with
-            return "kcg", "kcg"
-        if "cubin" in given[1]:
-            given[1]["cubin"] = lambda text, metadata: b""
-        return None
-
     keyed, cache.triton_key = cache.triton_key, triton_version
     knobs, shell = triton.knobs, {name: os.environ.pop(name) for name in OF_A_SHELL if name in os.environ}
     try:
-        with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
+        with knobs.cache.scope(), knobs.compilation.scope(), ending_with_ptx(triton):
             knobs.cache.dir = folder
             knobs.compilation.disable_line_info = True
-            knobs.runtime.add_stages_inspection_hook = stages
             yield
     finally:
         cache.triton_key = keyed
