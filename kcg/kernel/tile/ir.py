@@ -7,6 +7,7 @@ own and ranges that always step together are one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -294,7 +295,7 @@ class TileKernel:
     @cached_property
     def operands(self) -> tuple[int, int]:
         """How many different operands the contractions of one loop have on each side."""
-        one, other = (len({frozenset(c.sides[n].factors) for c in self.together}) for n in (0, 1))
+        one, other = (len({frozenset(Counter(c.sides[n].factors).items()) for c in self.together}) for n in (0, 1))
         return one, other
 
     @property
@@ -703,9 +704,10 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     first, second = max(pairs, key=weight)
     sides: list[list[Factor]] = [[first], [second]]
     spans = [set(over[first]), set(over[second])]
-    for factor in values:
-        if factor in (first, second):
-            continue
+    others = list(values)  # of a square one of two equal factors is left
+    others.remove(first)
+    others.remove(second)
+    for factor in others:
         place = next((i for i in (0, 1) if not over[factor] & (spans[1 - i] - spans[i])), None)
         if place is None:
             return None  # it joins rows with columns: no product of two operands

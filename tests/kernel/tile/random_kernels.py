@@ -59,6 +59,7 @@ def _before(rng: Random, x: Tensor) -> Tensor:
         lambda x: x.relu(),
         lambda x: x * 0.5 + 1,
         lambda x: x.silu(),
+        lambda x: x.relu().square(),
         lambda x: x * _stored(rng, _shape(x), "float32").cast(x.dtype),
     ]
     return rng.choice(rows)(x)

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tinygrad import Variable, dtypes
+from tinygrad import Tensor, Variable, dtypes
 from tinygrad.dtype import float_to_fp8
 
 from kcg.compat.tiny import Ops
@@ -110,6 +110,32 @@ def test_random_kernels_with_random_parameters(seeds: range, tmp_path: Path) -> 
             region, rng = Region((kernel_of(random_kernel(family, seed)),)), Random(seed)
             drawn = (case_of(region, rng) for _ in range(50))
             cases[f"{family.__name__} {seed}"] = next(c for c in drawn if c.program.launches[0].grid <= MOST_PROGRAMS)
+    check(cases, tmp_path)
+
+
+@interpreted
+def test_equal_factors_of_a_product_all_count(tmp_path: Path) -> None:
+    """Of x * x @ w both factors are one node."""
+
+    def drawn(*shape: int) -> Tensor:
+        return empty(*shape, dtype="float16")
+
+    def cubed(x: Tensor) -> Tensor:
+        return x * x * x
+
+    tensors = {
+        "a square": drawn(40, 64).relu().square() @ drawn(64, 48),
+        "on the other side": drawn(40, 64) @ drawn(64, 48).square(),
+        "both": drawn(40, 64).square() @ drawn(64, 48).square(),
+        "a cube in a batch": cubed(drawn(2, 33, 50)) @ drawn(2, 50, 21),
+        "left out": (drawn(64, 1) > 0).where(drawn(40, 64).T.square(), 0).T @ drawn(64, 48),
+    }
+    cases = {}
+    for name, x in tensors.items():
+        region = Region((kernel_of(kernels_of(x)[-1]),))
+        start = default_parameters(read_kernel(region), TARGET)
+        assert start.form == CONTRACTION
+        cases[name] = case_of(region, Random(name), start)
     check(cases, tmp_path)
 
 
