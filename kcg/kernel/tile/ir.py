@@ -59,6 +59,15 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How an operand's blocks come into a contraction's loop."""
+
+    as_it_is: bool  # one load, of the type that is multiplied
+    bytes_each: int  # of an element, in all loads of its rows and terms
+    bytes_term: int  # of a term, in all loads that are the same for every row
+
+
+@dataclass(frozen=True)
 class Contraction:
     """A sum over `reduce`'s ranges of the product of two operands, which share the ranges `batch`."""
 
@@ -295,8 +304,30 @@ class TileKernel:
     @cached_property
     def operands(self) -> tuple[int, int]:
         """How many different operands the contractions of one loop have on each side."""
-        one, other = (len({frozenset(Counter(c.sides[n].factors).items()) for c in self.together}) for n in (0, 1))
-        return one, other
+        one, other = self.loading
+        return len(one), len(other)
+
+    @cached_property
+    def loading(self) -> tuple[tuple[Loading, ...], tuple[Loading, ...]]:
+        """Of each side its different operands in the contractions of one loop."""
+
+        def different(number: int) -> tuple[Loading, ...]:
+            found = {frozenset(Counter(c.sides[number].factors).items()): c for c in self.together}
+            return tuple(self._loading(c, c.sides[number]) for c in found.values())
+
+        return different(0), different(1)
+
+    def _loading(self, contraction: Contraction, side: Operand) -> Loading:
+        terms, rows = set(contraction.reduce.src[1:]), {self.outputs[n] for n in side.ranges}
+        inside = {node for factor in side.factors for node in factor.node.toposort()}
+        loads = [load for load in self.loads if load.node in inside and terms & set(load.node.ranges)]
+        each, term = (
+            sum(load.buffer.dtype.itemsize for load in loads if bool(rows & set(load.node.ranges)) is of_rows)
+            for of_rows in (True, False)
+        )
+        (factor, *others) = side.factors
+        as_it_is = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
+        return Loading(as_it_is, each, term)
 
     @property
     def is_branching(self) -> bool:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tinygrad import Tensor
 
 from kcg.compat.assembler import assembler
 from kcg.errors import ScheduleError
@@ -26,7 +27,7 @@ from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, shared_bytes
+from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target
@@ -109,6 +110,29 @@ def test_examples_compile(arch: str, examples: list[str], tmp_path: Path) -> Non
         assert made[name]["scratch"] == (arch != "sm_80")
     assert made["linear_gelu"]["reciprocal"] and not made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
+
+
+def test_shared_memory_of_operands_that_are_computed(tmp_path: Path) -> None:
+    """What is loaded for them has one block less than stages; the columns' result has one, the rows' has none."""
+    rows, columns, terms = 512, 1024, 768
+
+    def drawn(*shape: int, dtype: str = "bfloat16") -> Tensor:
+        return empty(*shape, dtype=dtype)
+
+    x, y, weight = drawn(rows, terms), drawn(rows, terms), drawn(terms, columns)
+    wide = drawn(rows, terms, dtype="float32"), drawn(terms, columns, dtype="float32")
+    scaled = wide[0] * drawn(rows, 1, dtype="float32") * drawn(terms, dtype="float32")
+    products = {
+        "one of two": (x * y.silu()) @ weight,
+        "one of terms alone": scaled.cast("bfloat16") @ weight,
+        "columns": x @ (drawn(terms, columns, dtype="int8").cast("bfloat16") * drawn(columns)),
+        "both": (wide[0] + scaled).cast("bfloat16") @ wide[1].cast("bfloat16"),
+    }
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (128, 128), reduce_tile=32, num_warps=8, num_stages=3)
+    kernels = {name: region_of(product) for name, product in products.items()}
+    made = compiled({name: generate(of, target_of("sm_90"), p) for name, of in kernels.items()}, "sm_90", tmp_path)
+    for name, region in kernels.items():
+        assert made[name]["shared"] == shared_taken(read_kernel(region), p), name
 
 
 LEFT: dict[str, Any] = {
