@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -207,17 +208,24 @@ TYPICAL = (
 """A quarter of the examples that has every operation, format, conversion, reduction and kind of axis of them all."""
 
 
-@cache
-def _seeded(device: str) -> None:
+@contextmanager
+def _seeded(device: str) -> Iterator[None]:
+    """Random numbers after the first ones, whose kernels make a device's seed; and after no others, which this process
+    may have drawn and not made: they would be made too."""
+    before = Tensor._device_seeds, Tensor._device_rng_counters
+    Tensor._device_seeds, Tensor._device_rng_counters = {}, {}
     kernels_of(Tensor.rand(1, device=device))
+    try:
+        yield
+    finally:
+        Tensor._device_seeds, Tensor._device_rng_counters = before
 
 
 @cache
 def _scheduled(tensor: str, device: str) -> list[UOp]:
-    if tensor in ("rand", "randn"):  # the first random numbers of a device have kernels that make its seed
-        _seeded(device)
-    out = _tensors(device)[tensor]()
-    kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
+    with _seeded(device) if tensor in ("rand", "randn") else nullcontext():
+        out = _tensors(device)[tensor]()
+        kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
     assert len(kernels) == SEVERAL.get(tensor, 1), f"{tensor} takes {len(kernels)} kernels"
     return kernels
 
