@@ -546,6 +546,62 @@ def _stay_inside(body: UOp, ranges: frozenset[UOp]) -> bool:
     return all(_stay_inside(factor, ranges) for factor in body.src)
 
 
+def _factors(body: UOp, ranges: frozenset[UOp]) -> list[UOp]:
+    """The factors of a float product, through casts to wider floats; what depends on no range is one."""
+    if not _depends(body, ranges):
+        return [body]
+    if body.op is Ops.CAST and dtypes.is_float(source := body.src[0].dtype) and source.itemsize < body.dtype.itemsize:
+        return _factors(body.src[0], ranges)
+    return [factor for one in body.src for factor in _factors(one, ranges)] if body.op is Ops.MUL else [body]
+
+
+class _Apart:
+    """The sum that is left where factors that are the same for all terms are moved out of it, as tinygrad does: it may
+    overflow, or its terms fall below the normal numbers, where Σ x · y does not."""
+
+    def __init__(self, node: UOp) -> None:
+        self._dtype, ranges = node.dtype, frozenset(node.src[1:])
+        is_sum = node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype) and noise_now() is None
+        factors = _factors(node.src[0], ranges) if is_sum else []
+        self.fixed = [f for f in factors if not _depends(f, ranges)]
+        self.left = [f for f in factors if _depends(f, ranges)] if self.fixed else []
+        self._sizes: Array = np.zeros(())
+        self._lost: Array = np.zeros(())
+        self._over: Array = np.asarray(False)
+
+    def add(self, factors: Sequence[Value], terms: int, outer_axes: int) -> None:
+        """One block of `terms` terms: the factors that are left, see `Fold.add`."""
+        largest, normal = largest_of(self._dtype), smallest_normal(self._dtype)
+        product, lost = np.ones(()), np.zeros(())
+
+        def whole(array: Array) -> Array:
+            return np.broadcast_to(array, (terms, *array.shape)) if array.ndim <= outer_axes else array
+
+        for size in (np.abs(factor.data) for factor in factors):
+            product = product * size
+            if lost.any():
+                lost = lost * size
+            if (tiny := (product > 0) & (product < normal)).any():
+                lost = lost + tiny * subnormal_step(self._dtype)
+            if (over := np.isfinite(product) & (product > largest)).any():
+                self._over = self._over | whole(over).any(0)
+        self._sizes = self._sizes + whole(product).sum(0)
+        if lost.any():
+            self._lost = self._lost + whole(lost).sum(0)
+
+    def beside(self, total: Value, fixed: Sequence[Value]) -> Value:
+        """The sum of all terms, with what it may be off by in that order."""
+        factor = np.abs(functools.reduce(np.multiply, (one.data for one in fixed)))
+        largest = largest_of(self._dtype)
+        over = self._over | (np.isfinite(self._sizes) & (self._sizes > largest))
+        over = over | (np.isfinite(factor) & (factor > largest))
+        lost = np.where(self._lost > 0, self._lost * factor, 0.0)
+        if not (over.any() or lost.any()):
+            return total
+        error = (0.0 if total.error is None else total.error) + np.where(over, np.inf, lost)
+        return total._replace(error=np.asarray(error))
+
+
 def products_summed(ast: UOp) -> frozenset[UOp]:
     """The products of two float32 values of which a kernel makes sums: what a tensor core may compute. Squares are
     none."""
@@ -773,6 +829,7 @@ class Run:
         outer = np.broadcast_shapes(*(values[i].data.shape for i in scope.inputs))
         block = max(1, MAX_ELEMENTS // max(1, math.prod(outer)))
         fold = Fold(node.arg[0], node.dtype, total, unrelated=_stay_inside(body, frozenset(ranges)))
+        apart = _Apart(node)
         inside = {i: values[i] for i in scope.inputs}
         for start in range(0, total, block):
             flat = np.arange(start, min(total, start + block), dtype=np.int64)
@@ -781,9 +838,11 @@ class Run:
                 inside[rng] = Value(flat % extent)
                 flat = flat // extent
             self._spend(min(block, total - start) * math.prod(outer))
-            result = self._compute(scope.order, (body,), inside)[body]
-            fold.add(result, min(block, total - start), len(outer))
-        return fold.value()
+            found = self._compute(scope.order, (body, *apart.left), inside)
+            fold.add(found[body], min(block, total - start), len(outer))
+            if apart.left:
+                apart.add([found[factor] for factor in apart.left], min(block, total - start), len(outer))
+        return apart.beside(fold.value(), [values[f] for f in apart.fixed]) if apart.left else fold.value()
 
 
 def _constant(node: UOp) -> Value:

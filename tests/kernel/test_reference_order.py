@@ -120,6 +120,28 @@ def test_an_overflow_that_another_order_avoids_is_uncertain() -> None:
     assert not np.isinf(store.error).any() and np.isnan(store.values[1]), "no order makes a number of that"
 
 
+def test_an_overflow_of_a_sum_that_a_factor_was_moved_out_of_is_uncertain() -> None:
+    """Of a norm before a matmul Σ (x · r · g) · w, with one r for all terms, tinygrad makes r · Σ (x · g) · w."""
+    (ast,) = kernels_of((empty(5, 8) * empty(5, 1) * empty(8)) @ empty(8, 3))
+    x, factor, weight = np.ones((5, 8), np.float32), np.ones(5, np.float32), np.ones((8, 3), np.float32)
+    x[1, :], factor[1] = 1e30, 1e-30  # x · g overflows
+    x[2, :], factor[2], weight[:, 1] = 1e26, 1e-26, 2e3  # the sum does, of one column
+    x[3, :], factor[3] = 1e-32, 1e32  # x · g is below the normal numbers of float32, and off by a part of 1.4e-45
+    x[4, 0] = np.inf
+    data = {1: x.reshape(-1), 2: factor, 3: np.full(8, 1e9, np.float32), 4: weight.reshape(-1)}
+    assert [int(np.prod(p.src[0].arg)) for p in ast.toposort() if p.op is Ops.PARAM][1:] == [40, 5, 8, 24]
+    data[3][:] = np.where(np.arange(8) < 4, 1e9, 1e-9)
+    data[1].reshape(5, 8)[3, :4] = 0
+    points = np.stack(np.meshgrid(np.arange(5), np.arange(3), indexing="ij"), -1).reshape(-1, 2)
+    (store,) = evaluate(ast, data, [points])
+    values, error = store.values.reshape(5, 3), store.error.reshape(5, 3)
+    assert np.isfinite(error[0]).all() and (error[0] < 1e-5 * values[0]).all()
+    assert np.isinf(error[1]).all() and np.isfinite(values[1]).all()
+    assert np.isinf(error[2]).tolist() == [False, True, False]
+    assert np.isfinite(error[3]).all() and (error[3] > 1e-5 * values[3]).all()
+    assert np.isinf(values[4]).all() and not error[4].any(), "an infinity of the data is one in every order"
+
+
 def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small() -> None:
     x = empty(4).exp2()
     (ast,) = kernels_of(empty(4) * (x + 1).reciprocal() * x + empty(4))
