@@ -18,7 +18,7 @@ from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
 from kcg.kernel.tile.gluon import GROUP_ROWS
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
-from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
+from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -123,9 +123,10 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     if parameters.loads != TMA:
         if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_have_tail(kernel)):
             return ring
-        # the next tile's loads begin while this one is on its way out, at most 64 elements of a thread at once
+        # the next tile's loads begin while this one is on its way out, at most 64 elements of 16 bits a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
-        leaving = min(elements, 64 * 32 * parameters.num_warps) * widest
+        widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in _read_beside(kernel, parameters)), 0)
+        leaving = (elements if widest >= 4 else min(elements, 64 * 32 * parameters.num_warps)) * widest
         return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
@@ -148,18 +149,21 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
 
 def _ring_bytes(kernel: TileKernel, p: TileParameters) -> int:
     """What is loaded for a contraction, in bytes. An operand that is loaded as it stands has a block for each stage; of
-    one that is computed each load has one less, and the columns' its result. That of the rows stays in registers."""
+    one that is computed each load has one less, and the columns' its result. That of the rows stays in registers, or
+    moves through shared memory where the other one is computed too."""
     assert kernel.contraction is not None
     itemsize, sides = int(kernel.contraction.sides[0].dtype.itemsize), kernel.loading
     if sorted(p.axes[0]) != sorted(kernel.contraction.sides[0].ranges):
         sides = sides[::-1]
+    both = not any(one.as_it_is for side in sides for one in side)
     total = 0
     for place, (size, operands) in enumerate(zip(p.tile, sides, strict=True)):
         for one in operands:
             if one.as_it_is:
                 total += p.num_stages * itemsize * size
             else:
-                total += (p.num_stages - 1) * (one.bytes_each * size + one.bytes_term) + place * itemsize * size
+                held = place == 1 or both
+                total += (p.num_stages - 1) * (one.bytes_each * size + one.bytes_term) + held * itemsize * size
     return total * p.reduce_tile
 
 
@@ -235,8 +239,11 @@ def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
 
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
-    ranges = [x.node.ranges for x in kernel.beside]
-    return any(all(any(kernel.outputs[n] in held for n in axis) for axis in parameters.axes) for held in ranges)
+    return bool(_read_beside(kernel, parameters))
+
+
+def _read_beside(kernel: TileKernel, p: TileParameters) -> list[Access]:
+    return [x for x in kernel.beside if all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in p.axes)]
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
@@ -760,13 +767,12 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if not wide and split == 1 and count <= SHORT_TERMS and not kernel.others and reads_beside(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
-    if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
-        return made
-    made = replace(made, loads=TMA)
-    many = programs() >= 2 * target.cores
-    if many or kernel.others:
-        halves = tile[1] >= 128 and tile[1] // 2 >= unit
-        made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
+    if not wide and has_tma(target) and split == 1 and can_describe(kernel, made):
+        made = replace(made, loads=TMA)
+        many = programs() >= 2 * target.cores
+        if many or kernel.others:
+            halves = tile[1] >= 128 and tile[1] // 2 >= unit
+            made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made
