@@ -105,6 +105,10 @@ LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 MOST_REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768, ROWS: 65_536}
 MOST_OF_THREAD = {ELEMENTWISE: 128, REDUCTION: 128, ROWS: 64}
+MOST_SUMS = 16_384  # of a program that multiplies float32 without tensor cores
+MOST_UNROLLED = 4_096
+"""Multiplications of a thread in one step there, each an instruction: 2 s to compile, 10 and 48 for 2 and 4 times as
+many, which spill."""
 LEAST_STEP = 256  # elements of a row that is gone through in a loop
 MOST_WAVES = 4  # of programs that share keys
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -381,8 +385,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if not fits_held(kernel, p):
         return False
-    if dtype is dtypes.float32 and p.precision == "ieee" and sums_of(kernel, p) > 16_384:
-        return False
+    if dtype is dtypes.float32 and p.precision == "ieee":
+        sums = sums_of(kernel, p)
+        if sums > MOST_SUMS or sums * p.reduce_tile // threads > MOST_UNROLLED:
+            return False
     if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False
     if p.loads == TMA and not can_describe(kernel, p):

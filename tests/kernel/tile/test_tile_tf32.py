@@ -16,7 +16,8 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.kind import rounds_to_tf32
-from kcg.kernel.tile.parameters import CONTRACTION, SPECIALIZED, STREAM
+from kcg.kernel.tile.legal import is_legal
+from kcg.kernel.tile.parameters import CONTRACTION, SPECIALIZED, STREAM, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Schedule, ScheduleKind
 from tests.chains import region_of
@@ -100,6 +101,20 @@ def test_it_compiles_to_tensor_cores_and_says_that_it_rounds(
     assert program.tf32 and not other.tf32 and program.binary_hash != other.binary_hash
     reports = [dict(one.launches[0].compiled.report) for one in (program, other)]
     assert [bool(report["wgmma"]) for report in reports] == [True, False] and not reports[0]["spilled_bytes"], reports
+
+
+def test_without_a_tensor_core_no_step_is_unrolled_far() -> None:
+    """16 x 144 x 256 of one warp took 48 s to compile."""
+    kernel = space(matmul(), allow_tf32=True).kernel
+    start = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=64, num_warps=4)
+    for made, legal in (
+        (start, True),
+        (replace(start, num_warps=1), False),
+        (replace(start, tile=(16, 128), reduce_tile=256, num_warps=1), False),
+        (replace(start, reduce_tile=32, num_warps=1), True),
+    ):
+        assert is_legal(kernel, TARGET, made) is legal, made
+    assert is_legal(kernel, TARGET, replace(start, num_warps=1, tile=(64, 32), reduce_tile=128, precision="tf32"))
 
 
 @pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, STREAM)])
