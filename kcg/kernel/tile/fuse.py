@@ -47,7 +47,7 @@ from kcg.kernel.tile.ir import (
 )
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
-from kcg.kernel.tile.stream import with_stream
+from kcg.kernel.tile.stream import no_attention, with_stream
 from kcg.kernel.tile.vectors import VECTORS, vectors_of
 from kcg.types import Kernel, Region
 
@@ -163,7 +163,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
 def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """An attention. Raises TileRefusal where it is none."""
     if len(wanted) > 1:
-        raise TileRefusal(SEVERAL, "they are no terms of one sum, and no attention")
+        raise no_attention("something else is stored beside its result")
     return with_stream(in_groups(wanted[0], buffers), buffers)
 
 

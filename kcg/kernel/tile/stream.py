@@ -66,35 +66,43 @@ def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]
     return Stored(access_of(over(stored.store.node), buffers), stored.value.substitute(at), stored.gates, outputs)
 
 
+def no_attention(why: str = "") -> TileRefusal:
+    """Several contractions that one program cannot make."""
+    return TileRefusal("several contractions", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
+
+
 def _stream_of(kernel: TileKernel) -> Stream:
-    refused = TileRefusal("several contractions", "they are no terms of one sum, and no attention")
     maxima = [r for r in kernel.reductions if r.arg[0] is Ops.MAX]
-    if len(maxima) != 1 or kernel.also:
-        raise refused
+    if len(maxima) != 1:
+        raise no_attention(f"it has {len(maxima)} maxima, not one" if maxima else "")
+    if kernel.also:
+        raise no_attention("something else is stored beside its result")
     (maximum,) = maxima
     keys, rows_of = maximum.src[1:], set(maximum.ranges)
     shifted = shifted_sums(maximum, kernel.reductions)
     products = [one for one in shifted if set(one.node.ranges) > rows_of]
     sums = tuple(one for one in shifted if set(one.node.ranges) == rows_of)
     inner = [r for r in kernel.reductions if r is not maximum and all(r is not one.node for one in shifted)]
-    if len(products) != 1 or len(inner) != 1 or len(keys) != 1 or not set(keys) <= set(inner[0].ranges):
-        raise refused
+    if len(products) != 1 or len(keys) != 1:
+        raise no_attention(f"{len(products)} products follow from the maximum, not one")
+    if len(inner) != 1 or not set(keys) <= set(inner[0].ranges):
+        raise no_attention(f"its scores are made of {len(inner)} sums, not of one product of queries and keys")
     (product,), (score,) = products, inner
     columns = tuple(axis for axis in kernel.outputs if axis in product.node.ranges and axis not in rows_of)
     over = (*(axis for axis in kernel.outputs if axis in rows_of), *keys)
     scores = _scores_of(score, over)
-    if scores is None or not columns or set(kernel.outputs) != rows_of | set(columns):
-        raise refused
+    if scores is None:
+        raise no_attention("its scores are no product of queries and keys: .contiguous() on both may make them one")
+    if not columns or set(kernel.outputs) != rows_of | set(columns):
+        raise no_attention("its result is not by rows and columns of values")
     factors = factors_of(product.node.src[0])
     weights = [f for f in factors if not set(f.node.ranges) & set(columns)]
     values = [f for f in factors if set(f.node.ranges) & set(columns)]
-    if len(weights) != 1 or len(values) != 1 or weights[0].gate or values[0].gate:
-        raise refused
+    dtype = product_dtype(product.node, [weights, values]) if weights and values else None
+    if len(weights) != 1 or len(values) != 1 or weights[0].gate or values[0].gate or dtype is None:
+        raise no_attention("it sums no product of a weight and a value")
     if set(values[0].node.ranges) & {over[n] for n in scores.sides[0].ranges}:
-        raise refused
-    dtype = product_dtype(product.node, [weights, values])
-    if dtype is None:
-        raise refused
+        raise no_attention("its values differ by query")
     rows = tuple(over[n] for n in scores.sides[0].ranges)
     taken = UOp.sink(*(f.node for f in scores.sides[1].factors)), values[0].node
     if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):

@@ -248,6 +248,38 @@ def test_keys_that_would_be_made_again_for_each_block_of_queries_are_refused() -
         read_region(attention(256, scaled=True))
 
 
+def scores_of_two_products() -> Tensor:
+    q, k, r, s, v = (empty(2, 64, size, dtype="float16") for size in (32, 32, 16, 16, 32))
+    return (q @ k.transpose(1, 2) + r @ s.transpose(1, 2)).float().softmax(-1).cast("float16") @ v
+
+
+def of_two_softmaxes() -> Tensor:
+    q, k, r, s, v = (empty(2, 64, 32, dtype="float16") for _ in range(5))
+    one, other = ((a @ b.transpose(1, 2)).float().softmax(-1) for a, b in ((q, k), (r, s)))
+    return (one - 0.3 * other).cast("float16") @ v
+
+
+def with_a_sink() -> Tensor:
+    q, k, v = (empty(2, 64, 32, dtype="float16") for _ in range(3))
+    scores, sink = (q @ k.transpose(1, 2)).float(), empty(2, 1, 1)
+    largest = scores.max(-1, keepdim=True).maximum(sink)
+    weights = (scores - largest).exp()
+    return (weights / (weights.sum(-1, keepdim=True) + (sink - largest).exp())).cast("float16") @ v
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (scores_of_two_products, "its scores are made of 2 sums"),
+        (of_two_softmaxes, "it has 2 maxima, not one"),
+        (with_a_sink, "0 products follow from the maximum, not one"),
+    ],
+)
+def test_what_is_no_attention_is_refused_with_the_reason(made: Callable[[], Tensor], words: str) -> None:
+    with pytest.raises(TileRefusal, match=f"and no attention \\({words}"):
+        read_region(region_of(made()))
+
+
 def test_warps_are_not_specialised() -> None:
     """Triton 3.6 made a program that ended in NaN, and one that never ended."""
     region = region_of(plain("float16"))
