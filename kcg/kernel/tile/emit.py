@@ -515,8 +515,8 @@ class Frame:
     def _power_of_difference(self, node: UOp) -> Block | None:
         """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two, or
         of three where x has a factor. So is a maximum so far (`online.py`), which is the same for all elements that a
-        thread has of a row."""
-        if node.op is not Ops.EXP2 or compute_type(node) != "float32":
+        thread has of a row. Not where a comparison follows: x c may be too large for a float where (x + y) c is 0."""
+        if node.op is not Ops.EXP2 or compute_type(node) != "float32" or node in self.writer.kernel.compared:
             return None
         total, factor = scaled(node.src[0])
         if factor == 1 or total.op is not Ops.ADD:

@@ -289,6 +289,13 @@ class TileKernel:
         return {}
 
     @cached_property
+    def compared(self) -> frozenset[UOp]:
+        """What comparisons of floats are made of, which a value that overflowed on the way would decide otherwise."""
+        nodes = {node for stored in self.all_stored for node in stored.value.toposort()}
+        found = [n for n in nodes if n.op in (Ops.CMPNE, Ops.CMPEQ, Ops.CMPLT) and dtypes.is_float(n.src[0].dtype)]
+        return frozenset(below for node in found for below in node.backward_slice)
+
+    @cached_property
     def finishing(self) -> tuple[UOp, ...]:
         """What is computed of a contraction's sums."""
         inside = {node for c in self.together for node in c.reduce.backward_slice_with_self}

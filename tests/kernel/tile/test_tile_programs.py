@@ -139,6 +139,19 @@ def test_equal_factors_of_a_product_all_count(tmp_path: Path) -> None:
     check(cases, tmp_path)
 
 
+@interpreted
+def test_a_power_that_is_compared_does_not_overflow_on_the_way(tmp_path: Path) -> None:
+    """As of the experts with the largest weights: 2^((x - m) c) is 1 where x and m are one, and m c is infinite."""
+    x, m, kept = empty(8, 16), empty(8, 1), empty(8, 16)
+    region = Region((kernel_of(kernels_of(((x - m).exp() == kept).sum(1))[-1]),))
+    values = np.random.default_rng(0).choice(np.array([0.5, 2.5e38, -2.5e38], np.float32), (8, 16))
+    held = {1: values.ravel(), 2: np.full(8, 2.5e38, np.float32), 3: (values > 1).astype(np.float32).ravel()}
+    for start in starts(read_kernel(region), TARGET):
+        case = replace(case_of(region, Random(0), start), inputs=held)
+        assert "1.4426950408889634 +" not in case.program.source
+        check({start.form: case}, tmp_path)
+
+
 def split_kernels() -> dict[str, Region]:
     tensors = {
         "sum": empty(3, 1000).sum(1),
