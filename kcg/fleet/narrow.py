@@ -4,6 +4,9 @@ Dask sends a graph of tasks as a pickle, to its scheduler and from there to work
 of any module: whoever speaks to a worker could run any code on it. Here a pickle names nothing but what `find_class`
 lists. What it gets is a stand-in wherever the named object could be changed by the pickle (its opcode BUILD sets
 attributes) or would do more than the protocol needs.
+
+Messages are msgpack, in which Dask lets a map name a member of any object of its modules, `os.system` among them, since
+those import `os`: here it names a member of `ENUMERATIONS`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from kcg import errors
 TASKS: Final = "kcg.fleet.tasks"
 """The module whose functions of one `payload` are what a scheduler may call on workers, and nothing else of it."""
 DATA: Final = {"bytes": bytes, "str": str}  # whose types Dask names beside results
+
+ENUMERATIONS: Final = {("distributed.core", "Status")}
+"""Whose members messages may name."""
 
 _tasks: str = TASKS
 _loading = threading.local()
@@ -86,7 +92,12 @@ class _Call:
         return self._function(*arguments)
 
 
-class _Frame:
+class _Sealed(type):
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError("this cannot be set")
+
+
+class _Frame(metaclass=_Sealed):
     """Stands in for the parts of a traceback: it is read and dropped."""
 
     def __init__(self, *parts: object) -> None:
@@ -186,15 +197,37 @@ def loads(data: Any, *, buffers: Iterable[Any] = ()) -> Any:
         _loading.depth -= 1
 
 
+def decoded(found: dict[Any, Any]) -> Any:
+    """What a map of a message stands for: as Dask has it, but of `ENUMERATIONS` only. Raises TypeError for others."""
+    if "__Enum__" in found:
+        module, name = found.get("__module__"), found.get("__name__")
+        if (module, name) not in ENUMERATIONS:
+            raise TypeError(f"a fleet reads no member of {module}.{name}")
+        kind = vars(importlib.import_module(str(module)))[str(name)]
+        return kind[found["name"]]  # by the members' names, not by any attribute
+    return _originals()[1](found)
+
+
+@functools.cache
+def _originals() -> tuple[Any, Any, Any]:
+    """Dask's functions that are replaced: of pickles, of maps of messages, of modules that messages name."""
+    from distributed.protocol import pickle as dasks
+    from distributed.protocol.serialize import import_allowed_module, msgpack_decode_default
+
+    return dasks.loads, msgpack_decode_default, import_allowed_module
+
+
 def _refuse(*arguments: object, **named: object) -> Any:
     raise TypeError("a fleet unpickles by kcg.fleet.narrow only")
 
 
 def install(tasks: str | None = None) -> None:
-    """From now on, all that Dask unpickles in this process is what `NarrowUnpickler` admits. There is no way back.
+    """From now on, all that Dask unpickles in this process is what `NarrowUnpickler` admits, and what it reads of
+    messages is what `decoded` admits. There is no way back.
 
     Every module of `distributed` reaches pickles by its own name for `pickle`, or for a function `loads`: each is
-    replaced. A test reads Dask's source for others. `tasks` names another module of fixed functions.
+    replaced, as is each name of what decodes messages. A test reads Dask's source for others. `tasks` names another
+    module of fixed functions.
     """
     global _tasks
     _tasks = tasks or _tasks
@@ -202,9 +235,9 @@ def install(tasks: str | None = None) -> None:
     import distributed.scheduler
     import distributed.shuffle
     import distributed.worker  # noqa: F401  # all that unpickles is loaded before it is replaced
-    from distributed.protocol import pickle as dasks
 
-    original, narrowed = dasks.loads, types.ModuleType("pickle", "Python's, with this module's way to load.")
+    original, decode, import_module = _originals()
+    narrowed = types.ModuleType("pickle", "Python's, with this module's way to load.")
     vars(narrowed).update({name: value for name, value in vars(pickle).items() if not name.startswith("__")})
     vars(narrowed).update(loads=loads, load=_refuse, Unpickler=_refuse)
     for name, module in list(sys.modules.items()):
@@ -215,3 +248,7 @@ def install(tasks: str | None = None) -> None:
                 setattr(module, attribute, narrowed)
             elif value is original or value is pickle.loads:
                 setattr(module, attribute, loads)
+            elif value is decode:
+                setattr(module, attribute, decoded)
+            elif value is import_module:
+                setattr(module, attribute, _refuse)

@@ -58,6 +58,8 @@ STREAM_OF_DRIVERS: Final = {
     *("update-graph", "client-desires-keys", "update-data", "report-key", "client-releases-keys", "heartbeat-client"),
     *("close-client", "subscribe-topic", "unsubscribe-topic", "cancel-keys"),
 }
+ANNOTATIONS: Final = {"workers", "allow_other_workers", "resources", "retries", "priority"}
+"""What a driver may say of the tasks of a graph. Dask calls what it finds there if it can be called."""
 OF_A_WORKER: Final = {
     "identity",
     "get_data",
@@ -130,10 +132,30 @@ class _CheckedStream:
             if not isinstance(message, dict) or (op := message.get("op")) == "close-stream":
                 continue
             if op not in self._allowed or any(message.get(key, name) != name for key, name in self._sender.items()):
-                await self._comm.close()
-                logger.warning("%r from %s refused: not for its role or sender", op, self._comm.peer_address)
-                raise CommClosedError("a message was refused")
+                await self._refuse(f"{op!r} is not for its role or sender")
+            if not _are_plain(message.get("annotations")):
+                await self._refuse(f"{op!r} with annotations that a fleet does not send")
         return messages
+
+    async def _refuse(self, why: str) -> None:
+        await self._comm.close()
+        logger.warning("a message from %s was refused: %s", self._comm.peer_address, why)
+        raise CommClosedError("a message was refused")
+
+
+def _are_plain(annotations: Any) -> bool:
+    """Whether annotations are those that a fleet's drivers send: known names, with values that are data."""
+
+    def is_data(value: Any) -> bool:
+        if type(value) is dict:
+            return all(map(is_data, (*value, *value.values())))
+        if type(value) in (list, tuple, set, frozenset):
+            return all(map(is_data, value))
+        return value is None or type(value) in (str, int, float, bool)
+
+    return annotations is None or (
+        type(annotations) is dict and annotations.keys() <= ANNOTATIONS and is_data(annotations)
+    )
 
 
 def _narrowed(handlers: dict[str, Callable[..., Any]], roles: dict[str, set[str]]) -> dict[str, Callable[..., Any]]:

@@ -107,6 +107,7 @@ def test_a_pickle_changes_no_function_and_no_class() -> None:
         ("kcg.errors", "DeviceError"),
         ("builtins", "ValueError"),
         ("tblib.pickling_support", "unpickle_traceback"),
+        ("tblib", "Frame"),
     ):
         with pytest.raises((TypeError, AttributeError)):
             narrow.loads(sets(module, name))
@@ -161,6 +162,7 @@ import importlib
 from kcg.fleet import narrow
 import distributed.protocol.pickle
 narrow.install()
+narrow.install()
 assert distributed.protocol.pickle.loads is narrow.loads
 for module, names in {users!r}.items():
     found = importlib.import_module(module)
@@ -174,3 +176,48 @@ for module, names in {users!r}.items():
     done = python("-W", "ignore", "-c", script)
     assert done.returncode == 0, done.stderr
     assert {"distributed.worker", "distributed.scheduler", "distributed.client", "distributed.core"} <= users.keys()
+
+
+def test_messages_name_no_object_of_a_module() -> None:
+    """Dask's own way of reading a map of a message finds `os.system` in a module that imports `os`."""
+    script = """
+import importlib
+import msgpack
+import pytest
+from distributed.core import Status
+from distributed.protocol import dumps, loads
+core, serialize = (importlib.import_module(f"distributed.protocol.{name}") for name in ("core", "serialize"))
+assert serialize.msgpack_decode_default(member := {
+    "__Enum__": True, "__module__": "distributed.nanny", "__name__": "os", "name": "system"}).__name__ == "system"
+from kcg.fleet import narrow
+narrow.install()
+assert loads(dumps({"status": Status.running, "seen": {1, 2}})) == {"status": Status.running, "seen": {1, 2}}
+others = [
+    {**member, "__module__": "distributed.core", "__name__": name, "name": attribute}
+    for name, attribute in (("Status", "lookup"), ("Status", "mro"), ("Server", "handle_comm"), ("Status", "__class__"))
+]
+for hostile in (member, *others):
+    message = msgpack.packb({"op": "update-graph", "annotations": {"x": hostile}})
+    with pytest.raises((TypeError, KeyError)):
+        core.loads([message])
+with pytest.raises(TypeError):
+    serialize.import_allowed_module("distributed")
+"""
+    done = python("-W", "ignore", "-c", script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_that_decodes_messages_is_replaced() -> None:
+    """Read off Dask's source: who gives msgpack a function for maps, and which one."""
+    root = Path(importlib.util.find_spec("distributed").origin).parent  # type: ignore[union-attr, arg-type]
+    hooks = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        if "tests" in parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for keyword in node.keywords if isinstance(node, ast.Call) else ():
+                if keyword.arg in ("object_hook", "object_pairs_hook", "ext_hook"):
+                    hooks.setdefault(".".join(parts), set()).add(ast.unparse(keyword.value))
+    assert hooks == {"distributed.protocol.core": {"msgpack_decode_default", "_decode_default"}}
+    assert "return msgpack_decode_default(obj)" in (root / "protocol" / "core.py").read_text()

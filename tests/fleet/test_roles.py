@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dask._expr import LLGExpr
+from dask._task_spec import Task
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.comm import connect
 from distributed.protocol import to_serialize
+from distributed.protocol.serialize import ToPickle
 from distributed.security import Security
 from distributed.spans import SpansSchedulerExtension
 
@@ -75,6 +78,37 @@ def test_a_driver_runs_fixed_functions_and_no_others(fleet: Fleet, tmp_path: Pat
             ):
                 with pytest.raises(PermissionError, match="is refused to a driver"):
                     await refused
+            assert await client.submit(fixed_tasks.shout, b"still here", pure=False) == b"STILL HERE"
+
+    asyncio.run(drive())
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("hostile", ["a member of a module", "a function", "a name that no driver sends"])
+def test_annotations_of_a_driver_run_nothing_on_the_scheduler(fleet: Fleet, hostile: str, tmp_path: Path) -> None:
+    """Dask calls an annotation that can be called with the task's key, which may be any text."""
+    mark = tmp_path / "ran"
+    key = f"touch {mark}"
+    annotations = {
+        "a member of a module": {
+            "x": {"__Enum__": True, "__module__": "distributed.nanny", "__name__": "os", "name": "system"}
+        },
+        "a function": ToPickle({"workers": fixed_tasks.shout}),
+        "a name that no driver sends": {"x": "text"},
+    }[hostile]
+
+    async def drive() -> None:
+        async with Client(fleet.scheduler, asynchronous=True, security=fleet.security("driver")) as client:
+            send = client._send_to_scheduler
+
+            def changed(message: dict[str, Any]) -> None:
+                send({**message, "annotations": annotations} if message["op"] == "update-graph" else message)
+
+            client._send_to_scheduler = changed
+            graph = LLGExpr({key: Task(key, fixed_tasks.shout, b"x")}, _determ_token=key)
+            (answer,) = client.get(graph, [key], sync=False)
+            await asyncio.wait([asyncio.ensure_future(answer.result())], timeout=1)
+        async with Client(fleet.scheduler, asynchronous=True, security=fleet.security("driver")) as client:
             assert await client.submit(fixed_tasks.shout, b"still here", pure=False) == b"STILL HERE"
 
     asyncio.run(drive())
