@@ -26,7 +26,7 @@ from kcg.measure.interface import Measures
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.provenance import provenance
-from kcg.types import Measurement, Schedule, Workload, WorkloadCall
+from kcg.types import Measurement, Schedule, Variables, Workload, WorkloadCall
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class _CampaignRun:
     drawing_s: float = 0.0
     _left: int = 0
     _fitting: list[WorkloadCall] = field(default_factory=list)
+    _undrawn: dict[tuple[str, Variables, bool], str] = field(default_factory=dict)  # kernel, of a table? -> why
     _runs: set[str] = field(default_factory=set)  # ids of those that are in the journal
     _doubts: list[Doubt] = field(default_factory=list)
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
@@ -124,7 +125,7 @@ class _CampaignRun:
             self.service.settle()
             if self.out_of_time or len(self._doubts) == doubts:
                 break
-        self.finished = not self.out_of_time
+        self.finished = not self.out_of_time and not self._undrawn
 
     def _all_kernels(self) -> None:
         """First with some of their schedules each, then with all, then those with tables."""
@@ -148,6 +149,8 @@ class _CampaignRun:
             self.finished,
             self.skipped,
             *self.busy,
+            len({(region_id, variables) for region_id, variables, _ in self._undrawn}),
+            next(reversed(self._undrawn.values()), ""),
         )
 
     @property
@@ -218,6 +221,7 @@ class _CampaignRun:
             if self.service.device_error is not None:  # what could not run is not recorded: a later run measures it
                 raise self.service.device_error
             if isinstance(ended, Drawn):
+                self._undrawn.pop(_undrawn_key(flight.task), None)  # an earlier stage may have failed
                 self.drawing_s += ended.draw_s
                 self.skipped += bool(ended.why_not)
                 flight.waiting = flight.task.drawn(ended)
@@ -226,10 +230,19 @@ class _CampaignRun:
                 self._record(flight.task, ended)
                 flight.left -= 1
             else:
-                log.warning("no schedules of %s were drawn: %s", flight.task.call.region.id[:12], ended)
-                flight.task.exhausted = True
+                self._not_drawn(flight.task, ended)
+                flying -= 1
+                continue  # nor a lattice around what was drawn so far: it would stay
             if not flight.left and not self._next(flight):
                 flying -= 1
+
+    def _not_drawn(self, task: KernelTask, error: BaseException) -> None:
+        """A kernel whose next schedules could not be drawn: the campaign is not complete. A later stage or run tries
+        again. The first reason is said at once, the last one at the end."""
+        why = f"{task.call.region.id[:12]}: {' '.join(str(error).split()) or type(error).__name__}"
+        if not self._undrawn:
+            log.warning("no schedules were drawn of %s", why)
+        self._undrawn[_undrawn_key(task)] = why
 
     def _next(self, flight: _Flight) -> bool:
         """Have the kernel's next batch measured, or drawn; False where there is none, or no time."""
@@ -313,6 +326,10 @@ class _CampaignRun:
             left = max(self._left - self.measured, 0)
             eta = left / pace if self.deadline is None else min(left / pace, self.deadline - now)
             self.log(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
+
+
+def _undrawn_key(task: KernelTask) -> tuple[str, Variables, bool]:
+    return task.call.region.id, task.call.variables, isinstance(task, TableTask)
 
 
 def check_in_place(journal: Journal) -> None:

@@ -64,6 +64,8 @@ class CampaignSummary:
     skipped: int = 0  # kernels that do not fit into the device's memory, or have no schedule here
     compilers_busy: float = 0.0  # share of the compiling children's time spent on drawing and compiling
     device_busy: float = 0.0  # the same of the device's child
+    undrawn: int = 0  # kernels that lack schedules, since they could not be drawn
+    why_undrawn: str = ""  # of the last one of them
 
 
 def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummary:
@@ -81,6 +83,8 @@ def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummar
         sum(p.skipped for p in parts),
         fmean(p.compilers_busy for p in parts),
         fmean(p.device_busy for p in parts),
+        sum(p.undrawn for p in parts),
+        next((p.why_undrawn for p in parts if p.why_undrawn), ""),
     )
 
 

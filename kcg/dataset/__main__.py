@@ -12,7 +12,7 @@ import typer
 
 from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
-from kcg.errors import ExitCode, JournalError, UsageError
+from kcg.errors import DeviceError, ExitCode, JournalError, UsageError
 from kcg.sharing import Branch, Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
@@ -137,12 +137,19 @@ def generate(
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
+    if summary.undrawn:
+        end = f"{counted(summary.undrawn, 'kernel')} not complete"
     typer.echo(
         f"{counted(summary.kernels, 'kernel')}: {counted(summary.measured, 'schedule')} measured in "
         f"{summary.elapsed_s:.0f} s ({counts}), "
         f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
         f"device {summary.device_busy:.0%}; {end}"
     )
+    if summary.undrawn:
+        raise DeviceError(
+            f"schedules of {counted(summary.undrawn, 'kernel')} could not be drawn, the last of "
+            f"{summary.why_undrawn}; what was measured is kept: run the same command again to go on"
+        )
     if not summary.measured and not summary.finished:
         typer.echo("kcg: the budget was over before anything was measured: give a larger --budget", err=True)
         raise typer.Exit(ExitCode.BUDGET_HIT)
