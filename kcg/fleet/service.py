@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,8 @@ CLOSE_S = 5.0
 READY_S = 300.0  # in which the first host must have opened its device and passed its check
 ALONE_S = 180.0  # without any host of a target
 MOST_HOSTS_LOST = 5  # over one batch
+MOST_HOSTS_UNABLE = 3  # to do one task: then it is the task
+MOST_TASKS_UNABLE = 3  # that others did and one host could not: then it is the host
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
 SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
 SEND_S = 0.005  # in which tasks of one host are collected, to be sent as one graph
@@ -79,6 +81,8 @@ class _Host:
     binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
     runs_sent: set[str] = field(default_factory=set)  # of rows: it may answer with them
+    failed: bool = False  # a task, which was said
+    others_did: int = 0  # tasks that it could not do
 
 
 @dataclass(eq=False)
@@ -109,6 +113,8 @@ class _Work:
     failed: Callable[[KcgError], None]
     requests: Sequence[Request] = ()  # to measure
     hosts_lost: int = 0
+    unable: dict[str, str] = field(default_factory=dict)  # hosts that live and could not do it, by address: why
+    stuck_since: float | None = None  # that no host is there but those
     running: asyncio.Task[None] | None = None
 
 
@@ -297,6 +303,7 @@ class Fleet:
             alone_since = (alone_since or time.monotonic()) if waiting else None
             if alone_since is not None and time.monotonic() - alone_since > self._alone_s:
                 self._fail(DeviceError(f"no host was there for {self._alone_s:g} s; {GO_ON}"))
+            self._give_up_stuck()
             self._check_due()
             await asyncio.sleep(POLL_S)
 
@@ -340,8 +347,10 @@ class Fleet:
     def _place_waiting(self) -> None:
         """Have hosts do what waits for one."""
         for service in self._services.values():
-            while service.waiting and service.choose(service.waiting[0].region_id) is not None:
-                self._place(service.waiting.popleft())
+            waiting = tuple(service.waiting)
+            service.waiting.clear()
+            for work in waiting:  # whose host is not there yet waits on
+                self._place(work)
 
     # ---- checks of hosts, in the loop's thread ----
 
@@ -353,7 +362,7 @@ class Fleet:
         """Inside, no other host of its machine is checked, if it has the same CPU."""
         if not on_cpu:
             return contextlib.nullcontext()
-        return self._turns.setdefault(address.rpartition(":")[0], asyncio.Lock())
+        return self._turns.setdefault(_machine(address), asyncio.Lock())
 
     def _check_due(self) -> None:
         due = {admitted.address for admitted in self._admission.due(time.time())}
@@ -541,9 +550,10 @@ class Fleet:
         service = work.service
         if (error := service.device_error) is not None:
             work.failed(error)
-        elif (host := service.choose(work.region_id)) is None:
+        elif (host := service.choose(work.region_id, work.unable)) is None:
             service.waiting.append(work)
         else:
+            work.stuck_since = None
             host.flying.add(work)
             host.unchecked |= work.function is self.measure_task
             work.running = self._start(self._run(work, host))
@@ -559,9 +569,16 @@ class Fleet:
             answer = await self._submit(work.function, payload, key, host.address, resource_of(target))
         except asyncio.CancelledError:
             return  # the host is gone, or the scheduler: who noticed does the rest
-        except Exception as error:  # Dask's own words for a host that died
+        except Exception as error:  # Dask's own words, for a host that died or a task that failed there
+            there = await self._is_there(host)
             host.flying.discard(work)
-            self._again(work, host, _line(error))
+            if self.error is not None:
+                work.failed(self.error)
+            elif there:
+                self._elsewhere_again(work, host, _line(error))
+            else:
+                self._gone(host, "is gone")
+                self._again(work, host, _line(error))
             return
         host.flying.discard(work)
         try:
@@ -570,7 +587,55 @@ class Fleet:
             self._gone(host, f"is not used any more: {error}")
             self._again(work, host, str(error))
         except KcgError as error:
-            work.failed(error)
+            self._elsewhere_again(work, host, _line(error))
+        else:
+            self._count_unable(work)
+
+    async def _is_there(self, host: _Host) -> bool:
+        """Whether the scheduler still knows a host. Where there is no scheduler the run ends."""
+        try:
+            return host.address in await asyncio.wait_for(hosts_of(self._client.scheduler), CONNECT_S)
+        except (OSError, TimeoutError):
+            self._fail(DeviceError(f"the scheduler at {self.address} is gone; {GO_ON}"))
+            return False
+
+    def _elsewhere_again(self, work: _Work, host: _Host, why: str) -> None:
+        """Have another host do what one that lives could not, unless so many could not that it is the task."""
+        work.unable[host.address] = why
+        if not host.failed:
+            host.failed = True
+            self._log(f"a host ({host.facts.target.model}, {host.address}) could not do a task: {why}")
+        others = work.service.others_than(work.unable) or len(work.unable) < work.service.most_hosts
+        if others and len(work.unable) < MOST_HOSTS_UNABLE:
+            self._place(work)
+        else:
+            self._give_up(work)
+
+    def _give_up(self, work: _Work) -> None:
+        """End a task that no host that is there can do."""
+        *others, (address, why) = work.unable.items()
+        so_did = f" (and so {counted(len(others), 'other')})" if others else ""
+        work.failed(KcgError(f"worker {address}{so_did}: {why}"))
+
+    def _give_up_stuck(self) -> None:
+        """End what has waited long enough for other hosts than those that could not do it."""
+        now = time.monotonic()
+        for service in self._services.values():
+            for work in service.stuck():
+                work.stuck_since = work.stuck_since or now
+                if now - work.stuck_since > self._alone_s and self.error is None:
+                    service.waiting.remove(work)
+                    self._give_up(work)
+
+    def _count_unable(self, work: _Work) -> None:
+        """Use those hosts no more that could not do many tasks that others did."""
+        for address, why in work.unable.items():
+            if (host := self._hosts.get(address)) is None:
+                continue
+            host.others_did += 1
+            if host.others_did >= MOST_TASKS_UNABLE:
+                what = f"others did {counted(host.others_did, 'task')} that it could not (the last one: {why})"
+                self._gone(host, f"is not used any more: {what}")
 
     def _gone(self, host: _Host, what: str) -> None:
         """A host that is there no more, or not used any more: others do what it had in hand."""
@@ -584,7 +649,7 @@ class Fleet:
             host.recheck.cancel()
         lost, host.flying = host.flying, set()
         in_hand = f"; {counted(len(lost), 'batch', 'batches')} in hand" if lost else ""
-        self._log(f"a host ({host.facts.target.model}) {what}{in_hand}")
+        self._log(f"a host ({host.facts.target.model}, {host.address}) {what}{in_hand}")
         for work in lost:
             if work.running is not None:
                 work.running.cancel()
@@ -629,6 +694,7 @@ class FleetService:
         self._homes: OrderedDict[str, _Host] = OrderedDict()  # who has a kernel
         self._rows: OrderedDict[str, dict[_RowKey, Measurement]] = OrderedDict()  # one of each binary, by kernel
         self._compile_workers, self._devices = 1, 1  # as they were when there were any
+        self.most_hosts = 1  # that there were at once
         self._spent_s: Counter[str] = Counter()
 
     # ---- what a campaign asks ----
@@ -751,7 +817,7 @@ class FleetService:
 
         def failed(error: KcgError) -> None:
             if not isinstance(error, DeviceError):  # it says nothing of the schedules, and would come again
-                self._fleet._fail(DeviceError(f"a host cannot measure {region_id[:12]}: {error}; {GO_ON}"))
+                self._fleet._fail(DeviceError(f"no host can measure {region_id[:12]}: {error}; {GO_ON}"))
             for request, future in zip(requests, futures, strict=True):
                 _resolve(future, self._unmeasured(request, error))
 
@@ -829,15 +895,29 @@ class FleetService:
         """See how many devices and compilers there are now."""
         if self.hosts:
             self._devices = len(self.hosts)
+            self.most_hosts = max(self.most_hosts, self._devices)
             takes = any(host.facts.takes_binaries for host in self.hosts)
             others = self._fleet.cores_for(self) if takes else 0
             self._compile_workers = sum(host.facts.compile_workers for host in self.hosts) + others
 
-    def choose(self, region_id: str) -> _Host | None:
-        """The host for a batch of a kernel; None where there is none, or all are checked."""
-        free = [host for host in self.hosts if not host.checking]
+    def stuck(self) -> list[_Work]:
+        """What waits though hosts are there: none of them could do it."""
+        return [work for work in self.waiting if self.hosts and not self.others_than(work.unable)]
+
+    def others_than(self, unable: Collection[str]) -> list[_Host]:
+        """The hosts but those at some addresses."""
+        return [host for host in self.hosts if host.address not in unable]
+
+    def choose(self, region_id: str, unable: Collection[str] = ()) -> _Host | None:
+        """The host for a task of a kernel that those at addresses in `unable` could not do: rather one that could do
+        all it was given, and on another machine. None where there is none, or all are checked."""
+        free = [host for host in self.others_than(unable) if not host.checking]
         if not free:
             return None
+        if unable:
+            machines = set(map(_machine, unable))
+            doubts = {host.address: (host.failed, _machine(host.address) in machines) for host in free}
+            free = [host for host in free if doubts[host.address] == min(doubts.values())]
         least = min(free, key=lambda host: len(host.flying))
         home = self._homes.get(region_id)
         if home not in free or len(home.flying) > len(least.flying) + SLACK:
@@ -883,6 +963,10 @@ def _resolve(future: Future[Any], value: Any) -> None:
 def _refuse(future: Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _machine(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _line(error: BaseException) -> str:

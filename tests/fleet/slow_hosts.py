@@ -1,6 +1,8 @@
-"""What tests plant in the children of a service or of a host: jobs for the one that owns the device, and compilers.
+"""What tests plant in the children of a service or of a host: jobs for the one that owns the device, and compilers;
+and in a host itself: what its tasks come to.
 
-`python -m tests.fleet.slow_hosts SCHEDULER DEVICE JOB FACTOR` is a host of a fleet in whose child one is planted.
+`python -m tests.fleet.slow_hosts SCHEDULER DEVICE JOB FACTOR` is a host of a fleet in whose child one is planted, or in
+itself where it is one of `SICK`.
 """
 
 from __future__ import annotations
@@ -77,6 +79,41 @@ def slow_after_work(factor: float) -> None:
     child.time_job = first
 
 
+def cannot_measure() -> None:
+    """Every batch of this host ends with an error, which is its answer."""
+
+    def full(host: object, job: object) -> Any:
+        raise OSError(28, FULL)
+
+    tasks._measure_here = tasks._measure_nothing = full
+
+
+def cannot_draw() -> None:
+    """The same of what is drawn."""
+
+    def full(payload: bytes) -> Any:
+        raise OSError(28, FULL)
+
+    tasks._draw = full
+
+
+def cannot_answer() -> None:
+    """Every batch and draw of this host ends with an error of Dask's: it has no answer."""
+    answer = tasks._answer
+
+    def broken(act: Callable[[], Any]) -> bytes:
+        answered = answer(act)
+        if any(noun in answered for noun in (b'"Measured"', b'"Drawn"')):
+            raise RuntimeError(FULL)
+        return answered
+
+    tasks._answer = broken
+
+
+FULL = "nothing is left of the disk"
+SICK = {job.__name__: job for job in (cannot_measure, cannot_draw, cannot_answer)}
+
+
 class SlowHost(host.HostPlugin):
     """A host with a job of this module planted in the child that measures."""
 
@@ -89,6 +126,9 @@ class SlowHost(host.HostPlugin):
 
         def planted(device: host.HostDevice) -> tasks.Host:
             made = opened(device)
+            if self._job in SICK:
+                SICK[self._job]()
+                return made
             made.service._device.submit(globals()[self._job], self._factor, timeout_s=60).result()
             return made
 
@@ -97,7 +137,7 @@ class SlowHost(host.HostPlugin):
 
 
 @contextmanager
-def slow_host(address: str, device: str, job: Callable[[float], None], factor: float) -> Iterator[None]:
+def slow_host(address: str, device: str, job: Callable[..., None], factor: float = 1.0) -> Iterator[None]:
     """A host of one core that has joined a scheduler, until the end of the block."""
     before = _ready(address)
     words = [sys.executable, "-m", "tests.fleet.slow_hosts", address, device, job.__name__, str(factor)]

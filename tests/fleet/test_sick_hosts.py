@@ -1,0 +1,171 @@
+"""A host that lives and cannot do what it is asked: others do it, and where none can it is said, and who could not."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kcg.campaign.sampling import DrawJob, draw, draw_timed
+from kcg.campaign.settings import DEFAULT_MIX
+from kcg.dataset.__main__ import main as dataset
+from kcg.dataset.journal import Journal
+from kcg.errors import DeviceError, ExitCode, KcgError
+from kcg.fleet import tasks
+from kcg.fleet.local import LocalFleet
+from kcg.fleet.service import MOST_TASKS_UNABLE, Fleet, FleetService
+from kcg.fleet.status import read_status
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import baseline_of
+from kcg.measure.service import Request
+from kcg.types import Region, Status, Workload, WorkloadCall
+from tests.commands import Ended, ended
+from tests.conftest import CPU
+from tests.fleet import slow_hosts
+from tests.fleet.slow_hosts import FULL, slow_host
+from tests.kernels import empty, kernels_of
+
+LONG_S = 300.0  # a machine may be busy
+
+pytestmark = pytest.mark.usefixtures("neighbours")
+
+
+def region_of(size: int) -> Region:
+    (ast,) = kernels_of(empty(size, 3) + size)
+    return Region((kernel_of(ast),))
+
+
+@pytest.fixture(scope="module")
+def sound() -> Iterator[LocalFleet]:
+    """A host that can do everything, to which tests add one that cannot."""
+    with LocalFleet(CPU, 1, cores=1) as fleet:
+        waited(lambda: [host["ready"] for host in read_status(fleet.address, None)["hosts"]] == [True])
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """The address of one without a host."""
+    fleet = LocalFleet(CPU, 1, cores=1)
+    fleet._devices = []
+    with fleet:
+        yield fleet.address
+
+
+def waited(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def measured(service: FleetService, size: int) -> Status:
+    region = region_of(size)
+    (future,) = service.measure([Request(region, baseline_of(region, service.target), in_search=True)])
+    return future.result(LONG_S).status
+
+
+def drawn(service: FleetService, size: int) -> int:
+    job = DrawJob(region_of(size), service.target, (), 3, tuple(DEFAULT_MIX.items()), "0", predictor="roofline")
+    return len(service.beside(draw_timed, draw, job, timeout_s=1.0).result(LONG_S).batch)
+
+
+@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
+def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable[[], None]) -> None:
+    """Whoever could not do several tasks that others did is not used any more, and is named."""
+    lines: list[str] = []
+    with slow_host(sound.address, CPU, fault), Fleet(sound.address, measure=tasks.echo, log=lines.append) as fleet:
+        (service,) = fleet.services(2, alive=sound.check)
+        hosts = {host.address for host in service.hosts}
+        for size in range(2, 200):
+            if fault is slow_hosts.cannot_draw:
+                assert drawn(service, size) == 3
+            else:
+                assert measured(service, size) == Status.OK
+            if service.devices == 1:
+                break
+        assert service.device_error is None and len(hosts) == 2
+        (sick,) = hosts - {host.address for host in service.hosts}
+    first, last = lines
+    assert "could not do a task" in first and sick in first and FULL in first
+    assert f"others did {MOST_TASKS_UNABLE} tasks that it could not" in last and sick in last and FULL in last
+
+
+def test_where_no_host_can_measure_the_driver_ends_and_names_it(scheduler: str) -> None:
+    with slow_host(scheduler, CPU, slow_hosts.cannot_measure), Fleet(scheduler, measure=tasks.echo) as fleet:
+        (service,) = fleet.services()
+        (host,) = service.hosts
+        assert measured(service, 5) == Status.WORKER_DIED
+        said = str(service.device_error)
+    assert isinstance(service.device_error, DeviceError) and "\n" not in said
+    assert said.startswith(f"no host can measure {region_of(5).id[:12]}: worker {host.address}: OSError: ")
+    assert FULL in said and said.endswith("run the same command again to go on")
+
+
+def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -> None:
+    """Not for ever. What it can do goes on meanwhile."""
+    with (
+        slow_host(scheduler, CPU, slow_hosts.cannot_draw),
+        slow_host(scheduler, CPU, slow_hosts.cannot_draw),
+        Fleet(scheduler, measure=tasks.echo, alone_s=3.0) as fleet,
+    ):
+        (service,) = fleet.services(2)
+        one, other = service.hosts
+        fleet._loop.call_soon_threadsafe(fleet._gone, other, "is gone")
+        with pytest.raises(KcgError, match=f"worker {one.address}: .*{FULL}"):
+            drawn(service, 5)
+        assert measured(service, 5) == Status.OK and service.device_error is None
+
+
+# ---- campaigns
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("sick") / "source.sqlite"
+    with Journal.open(source) as journal:
+        journal.add_workload(Workload("small", "x", tuple(WorkloadCall(region_of(size), 1) for size in (40, 48, 56))))
+    return source
+
+
+def generated(kernels: Path, out: Path, address: str) -> Ended:
+    words = ("generate", "--from", kernels, "--out", out, "--device", CPU, "--schedules-per-kernel", 5)
+    return ended(dataset, *map(str, (*words, "--predictor", "roofline", "--fleet", address)))
+
+
+def schedules(out: Path) -> Counter[str]:
+    """How many each kernel has in a journal; none is there twice."""
+    with closing(sqlite3.connect(out)) as journal:
+        rows = journal.execute("SELECT region_id, schedule_body, trial FROM measurements").fetchall()
+    assert len(set(rows)) == len(rows)
+    return Counter(region for region, _, trial in rows if not trial)
+
+
+@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
+def test_a_campaign_completes_beside_a_sick_host(
+    sound: LocalFleet, fault: Callable[[], None], kernels: Path, tmp_path: Path
+) -> None:
+    with slow_host(sound.address, CPU, fault):
+        done = generated(kernels, tmp_path / "j.sqlite", sound.address)
+    assert done.returncode == 0 and done.stdout.endswith("complete\n"), done.stderr
+    assert list(schedules(tmp_path / "j.sqlite").values()) == [5, 5, 5]
+    assert FULL in done.stderr
+
+
+def test_a_campaign_that_nobody_draws_for_is_not_complete(
+    scheduler: str, sound: LocalFleet, kernels: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "j.sqlite"
+    with slow_host(scheduler, CPU, slow_hosts.cannot_draw):
+        failed = generated(kernels, out, scheduler)
+    assert failed.returncode == ExitCode.DEVICE_UNUSABLE and failed.stdout.endswith("; 3 kernels not complete\n")
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("kcg: schedules of 3 kernels could not be drawn") and FULL in last and "tcp://" in last
+    done = generated(kernels, out, sound.address)
+    assert done.returncode == 0 and done.stdout.endswith("complete\n"), done.stderr
+    assert list(schedules(out).values()) == [5, 5, 5]
