@@ -56,7 +56,7 @@ CLOSE_S = 5.0
 READY_S = 300.0  # in which the first host must have opened its device and passed its check
 ALONE_S = 180.0  # without any host of a target
 MOST_HOSTS_LOST = 5  # over one batch
-MOST_HOSTS_UNABLE = 3  # to do one task: then it is the task
+MOST_HOSTS_UNABLE = 3  # to do one task, of those that did others like it: then it is the task
 MOST_TASKS_UNABLE = 3  # that others did and one host could not: then it is the host
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
 SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
@@ -81,6 +81,7 @@ class _Host:
     binaries: OrderedDict[str, None] = field(default_factory=OrderedDict)  # that were sent there, the last ones
     known: OrderedDict[str, set[_RowKey]] = field(default_factory=OrderedDict)  # binaries that it knows, by kernel
     runs_sent: set[str] = field(default_factory=set)  # of rows: it may answer with them
+    did: set[str] = field(default_factory=set)  # kinds of tasks
     failed: bool = False  # a task, which was said
     others_did: int = 0  # tasks that it could not do
 
@@ -114,8 +115,13 @@ class _Work:
     requests: Sequence[Request] = ()  # to measure
     hosts_lost: int = 0
     unable: dict[str, str] = field(default_factory=dict)  # hosts that live and could not do it, by address: why
+    sound_unable: int = 0  # of these, those that did others like it
     stuck_since: float | None = None  # that no host is there but those
     running: asyncio.Task[None] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.function.__name__
 
 
 @dataclass(eq=False)
@@ -550,7 +556,7 @@ class Fleet:
         service = work.service
         if (error := service.device_error) is not None:
             work.failed(error)
-        elif (host := service.choose(work.region_id, work.unable)) is None:
+        elif (host := service.choose(work)) is None:
             service.waiting.append(work)
         else:
             work.stuck_since = None
@@ -562,7 +568,7 @@ class Fleet:
         # Dask gives two tasks of one key one answer: the key has all that is asked, of whom, by whom, and which time
         self._sent += 1
         target = work.service.target
-        key = f"{work.function.__name__}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
+        key = f"{work.kind}-{work.identity}-{target.fingerprint[:16]}-{self.run_id[:8]}-{self._sent}"
         try:
             elsewhere = await self._elsewhere(work, host, key)
             payload = work.payload(host, elsewhere)
@@ -589,6 +595,7 @@ class Fleet:
         except KcgError as error:
             self._elsewhere_again(work, host, _line(error))
         else:
+            host.did.add(work.kind)
             self._count_unable(work)
 
     async def _is_there(self, host: _Host) -> bool:
@@ -602,11 +609,12 @@ class Fleet:
     def _elsewhere_again(self, work: _Work, host: _Host, why: str) -> None:
         """Have another host do what one that lives could not, unless so many could not that it is the task."""
         work.unable[host.address] = why
+        work.sound_unable += work.kind in host.did
         if not host.failed:
             host.failed = True
             self._log(f"a host ({host.facts.target.model}, {host.address}) could not do a task: {why}")
         others = work.service.others_than(work.unable) or len(work.unable) < work.service.most_hosts
-        if others and len(work.unable) < MOST_HOSTS_UNABLE:
+        if others and work.sound_unable < MOST_HOSTS_UNABLE:
             self._place(work)
         else:
             self._give_up(work)
@@ -908,16 +916,17 @@ class FleetService:
         """The hosts but those at some addresses."""
         return [host for host in self.hosts if host.address not in unable]
 
-    def choose(self, region_id: str, unable: Collection[str] = ()) -> _Host | None:
-        """The host for a task of a kernel that those at addresses in `unable` could not do: rather one that could do
-        all it was given, and on another machine. None where there is none, or all are checked."""
+    def choose(self, work: _Work) -> _Host | None:
+        """The host for a task; None where there is none, or all are checked. What another one could not do is rather
+        for one that did its like, that could do all it was given, and that is on another machine."""
+        region_id, unable = work.region_id, work.unable
         free = [host for host in self.others_than(unable) if not host.checking]
         if not free:
             return None
         if unable:
             machines = set(map(_machine, unable))
-            doubts = {host.address: (host.failed, _machine(host.address) in machines) for host in free}
-            free = [host for host in free if doubts[host.address] == min(doubts.values())]
+            doubts = [(work.kind not in host.did, host.failed, _machine(host.address) in machines) for host in free]
+            free = [host for host, doubt in zip(free, doubts, strict=True) if doubt == min(doubts)]
         least = min(free, key=lambda host: len(host.flying))
         home = self._homes.get(region_id)
         if home not in free or len(home.flying) > len(least.flying) + SLACK:

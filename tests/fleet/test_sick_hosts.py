@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,15 +64,18 @@ def waited(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def measured(service: FleetService, size: int) -> Status:
-    region = region_of(size)
-    (future,) = service.measure([Request(region, baseline_of(region, service.target), in_search=True)])
-    return future.result(LONG_S).status
+def measured(service: FleetService, *sizes: int) -> list[Status]:
+    """Asked at once: one host alone does not get all of them."""
+    regions = [region_of(size) for size in sizes]
+    requests = [Request(region, baseline_of(region, service.target), in_search=True) for region in regions]
+    return [future.result(LONG_S).status for future in service.measure(requests)]
 
 
-def drawn(service: FleetService, size: int) -> int:
-    job = DrawJob(region_of(size), service.target, (), 3, tuple(DEFAULT_MIX.items()), "0", predictor="roofline")
-    return len(service.beside(draw_timed, draw, job, timeout_s=1.0).result(LONG_S).batch)
+def drawn(service: FleetService, *sizes: int) -> list[int]:
+    mix = tuple(DEFAULT_MIX.items())
+    jobs = [DrawJob(region_of(size), service.target, (), 3, mix, "0", predictor="roofline") for size in sizes]
+    futures = [service.beside(draw_timed, draw, job, timeout_s=1.0) for job in jobs]
+    return [len(future.result(LONG_S).batch) for future in futures]
 
 
 @pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
@@ -82,11 +85,12 @@ def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable
     with slow_host(sound.address, CPU, fault), Fleet(sound.address, measure=tasks.echo, log=lines.append) as fleet:
         (service,) = fleet.services(2, alive=sound.check)
         hosts = {host.address for host in service.hosts}
-        for size in range(2, 200):
+        for size in range(10, 90, 8):
+            sizes = range(size, size + 8)
             if fault is slow_hosts.cannot_draw:
-                assert drawn(service, size) == 3
+                assert all(drawn(service, *sizes))
             else:
-                assert measured(service, size) == Status.OK
+                assert measured(service, *sizes) == [Status.OK] * 8
             if service.devices == 1:
                 break
         assert service.device_error is None and len(hosts) == 2
@@ -96,11 +100,25 @@ def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable
     assert f"others did {MOST_TASKS_UNABLE} tasks that it could not" in last and sick in last and FULL in last
 
 
+def test_several_sick_hosts_do_not_end_a_driver_that_has_a_sound_one(sound: LocalFleet) -> None:
+    """Nor where all of them are asked before the one that can, which joined last."""
+    waited(lambda: len(read_status(sound.address, None)["hosts"]) == 1)  # those of other tests have left
+    (first,) = (host["address"] for host in read_status(sound.address, None)["hosts"])
+    with contextlib.ExitStack() as hosts:
+        for _ in range(3):
+            hosts.enter_context(slow_host(sound.address, CPU, slow_hosts.cannot_measure))
+        fleet = hosts.enter_context(Fleet(sound.address, measure=tasks.echo))
+        (service,) = fleet.services(4, alive=sound.check)
+        service.hosts.sort(key=lambda host: host.address == first)
+        assert measured(service, *range(10, 22)) == [Status.OK] * 12
+        assert service.device_error is None
+
+
 def test_where_no_host_can_measure_the_driver_ends_and_names_it(scheduler: str) -> None:
     with slow_host(scheduler, CPU, slow_hosts.cannot_measure), Fleet(scheduler, measure=tasks.echo) as fleet:
         (service,) = fleet.services()
         (host,) = service.hosts
-        assert measured(service, 5) == Status.WORKER_DIED
+        assert measured(service, 5) == [Status.WORKER_DIED]
         said = str(service.device_error)
     assert isinstance(service.device_error, DeviceError) and "\n" not in said
     assert said.startswith(f"no host can measure {region_of(5).id[:12]}: worker {host.address}: OSError: ")
@@ -119,7 +137,7 @@ def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -
         fleet._loop.call_soon_threadsafe(fleet._gone, other, "is gone")
         with pytest.raises(KcgError, match=f"worker {one.address}: .*{FULL}"):
             drawn(service, 5)
-        assert measured(service, 5) == Status.OK and service.device_error is None
+        assert measured(service, 5) == [Status.OK] and service.device_error is None
 
 
 # ---- campaigns
@@ -140,7 +158,7 @@ def generated(kernels: Path, out: Path, address: str) -> Ended:
 
 def schedules(out: Path) -> Counter[str]:
     """How many each kernel has in a journal; none is there twice."""
-    with closing(sqlite3.connect(out)) as journal:
+    with contextlib.closing(sqlite3.connect(out)) as journal:
         rows = journal.execute("SELECT region_id, schedule_body, trial FROM measurements").fetchall()
     assert len(set(rows)) == len(rows)
     return Counter(region for region, _, trial in rows if not trial)
