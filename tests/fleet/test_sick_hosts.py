@@ -18,7 +18,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.local import LocalFleet
-from kcg.fleet.service import MOST_TASKS_UNABLE, Fleet, FleetService
+from kcg.fleet.service import MOST_HOSTS_LOST, MOST_TASKS_UNABLE, Fleet, FleetService
 from kcg.fleet.status import read_status
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
@@ -138,6 +138,17 @@ def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -
         with pytest.raises(KcgError, match=f"worker {one.address}: .*{FULL}"):
             drawn(service, 5)
         assert measured(service, 5) == [Status.OK] and service.device_error is None
+
+
+@pytest.mark.slow
+def test_a_kernel_that_kills_hosts_ends_the_driver_which_names_it(scheduler: str) -> None:
+    lines: list[str] = []
+    with slow_host(scheduler, CPU, slow_hosts.dies), Fleet(scheduler, measure=tasks.echo, log=lines.append) as fleet:
+        (service,) = fleet.services()
+        assert measured(service, 5) == [Status.WORKER_DIED]
+        said = str(service.device_error)
+    assert said.startswith(f"{MOST_HOSTS_LOST} hosts were lost over the kernel {region_of(5).id[:12]}")
+    assert len(lines) == MOST_HOSTS_LOST and all("is gone; 1 batch in hand" in line for line in lines)
 
 
 # ---- campaigns
