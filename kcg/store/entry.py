@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-from kcg.errors import DataError, ScheduleError
+from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.kernel.kinds import parse
 from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import (
@@ -180,6 +180,7 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
 
 
 def _is_by_hand(schedule: Schedule) -> bool:
+    """Whether code of a user is in it. Raises ScheduleError where it should have parts and has none."""
     if schedule.kind != ScheduleKind.PARTS:
         return schedule.kind == ScheduleKind.SOURCE
     from kcg.kernel.parts import parts_of
@@ -225,7 +226,7 @@ def _noun(data: bytes, noun: type[Noun], check: Callable[[Noun], None]) -> Noun:
         found = _read(document, noun)
         check(found)
         return found
-    except Malformed as error:
+    except (Malformed, ScheduleError, CodecError) as error:
         raise DataError(f"no entry that kcg can trust: {error}: {_ADVICE}") from None
     except (ValueError, RecursionError, TypeError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:100]
@@ -270,9 +271,9 @@ def _check(entry: Entry) -> None:
         low, high = timed.interval_s
         if not (0 < timed.cold_s <= LONGEST_S and 0 < low <= high < math.inf):
             raise Malformed(name, "its time is none")
-        if timed.schedule.kind not in list(ScheduleKind) or _is_by_hand(timed.schedule):
-            raise Malformed(f"{name}.schedule", f"a store keeps no kind {shown(timed.schedule.kind)}")
         try:
+            if timed.schedule.kind not in list(ScheduleKind) or _is_by_hand(timed.schedule):
+                raise Malformed(f"{name}.schedule", f"a store keeps no kind {shown(timed.schedule.kind)}")
             parse(timed.schedule.kind, timed.schedule.body)
         except ScheduleError as error:
             raise Malformed(f"{name}.schedule", str(error)) from None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kcg.errors import DataError, UsageError
+from kcg.errors import DataError, ScheduleError, UsageError
 from kcg.files import read_foreign, write_whole
 from kcg.store.entry import (
     MAX_BYTES,
@@ -83,13 +83,14 @@ class Store:
             if (data := read_foreign(path, most_bytes=MAX_BYTES)) is None:
                 return Found(path, None, f"no file, or one of more than {MAX_BYTES >> 20} MiB: delete it")
             found = (nothing_from_json if path.name.startswith(NOTHING) else from_json)(data)
+            own = (found.key, file_name(found))
         except FileNotFoundError:
             return None
         except OSError as error:
             return Found(path, None, f"cannot be read: {error.strerror or error}")
-        except DataError as error:
+        except (DataError, ScheduleError) as error:
             return Found(path, None, str(error))
-        if (found.key, file_name(found)) != (path.parent.name, path.name):
+        if own != (path.parent.name, path.name):
             return Found(path, None, "it lies in another entry's place: delete it")
         return Found(path, None, nothing=found) if isinstance(found, Nothing) else Found(path, found)
 

@@ -5,6 +5,7 @@ Verification is real; samples are given, since no test may depend on time.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from kcg.search.problem import Observation
 from kcg.store.entry import Entry, Nothing, Timed
 from kcg.store.folder import Store, file_name
 from kcg.store.location import open_store
-from kcg.types import RegionResult, Result, Schedule, ScheduleKind, Status
+from kcg.types import RegionResult, Result, Schedule, ScheduleKind, Status, content_id
 from tests.optimize_run import Begun, begun, optimized
 from tests.small_result import unlike_baseline
 
@@ -135,6 +136,22 @@ def test_what_proves_true_is_a_result_and_is_not_searched(
     assert work.is_timed and work.best_s == row.chosen.cold_s, "known by what was measured"
     assert not opened.estimates(opened.untimed()).is_due(work)
     assert not any(other.stored or other.known for other in others)
+
+
+@pytest.mark.parametrize("side", ["chosen", "baseline"])
+def test_a_sealed_entry_that_cannot_be_read_is_one_warning_and_its_region_is_searched(
+    side: str, opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work, other, *_ = works
+    store = store_of(tmp_path, entry := entry_of(opened, work), entry_of(opened, other))
+    file = store.folder / entry.key / file_name(entry)
+    document = json.loads(file.read_text())
+    document[side]["schedule"] = {"kind": "parts", "body": "garbage"}
+    document["id"] = content_id({name: value for name, value in document.items() if name != "id"})
+    file.write_text(json.dumps(document))
+    judged, _, (line,) = verified(opened, works, store)
+    assert str(file) in line and f"{side}.schedule" in line and "\n" not in line
+    assert set(judged) == {other.id} and work.stored is None and opened.estimates(opened.untimed()).is_due(work)
 
 
 POISON = {

@@ -183,6 +183,16 @@ BAD = {
     "not faster": (_with(lambda d: d["chosen"].update(cold_s=1.0)), "not faster"),
     "no schedule": (_with(lambda d: d["chosen"]["schedule"].update(body="[[1]]")), "chosen.schedule"),
     "code": (_with(lambda d: d["chosen"]["schedule"].update(kind="source", body="{}")), "keeps no kind"),
+    "no parts": (_with(lambda d: d["chosen"].update(schedule={"kind": "parts", "body": "garbage"})), "no JSON"),
+    "no parts of the baseline": (
+        _with(lambda d: d["baseline"].update(schedule={"kind": "parts", "body": "[]"})),
+        "list of",
+    ),
+    "parts that are none": (_with(lambda d: d["chosen"].update(schedule={"kind": "parts", "body": "[[1]]"})), "part 0"),
+    "a part by hand": (
+        _with(lambda d: d["chosen"].update(schedule={"kind": "parts", "body": '[[[0],"source","{}"]]'})),
+        "keeps no kind",
+    ),
     "a foreign kind": (_with(lambda d: d["chosen"]["schedule"].update(kind="\x1b[2J")), "keeps no kind"),
     "another place": (_with(lambda d: d.update(name="x")), "another entry's place"),
 }
@@ -201,6 +211,9 @@ def test_a_bad_entry_is_one_line_and_counts_for_nothing(name: str, store: Store)
     done = store_command("verify", store.folder)
     assert done.returncode == ExitCode.USAGE and str(file) in done.stdout and words in done.stdout
     assert "1 of" in done.stderr and done.stderr.count("\n") == 1
+    listed = store_command("list", store.folder)
+    assert listed.returncode == 0 and "1.0 µs" in listed.stdout, "the others are listed"
+    assert listed.stderr == f"kcg: {file}: {bad.problem}\n"
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
