@@ -49,6 +49,7 @@ from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
+from kcg.nouns import plain
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
@@ -61,6 +62,7 @@ MOST_TASKS_UNABLE = 3  # that others did and one host could not: then it is the 
 SLACK = 1  # batches more than others have that a host may get of a kernel that it has already
 SHARE = 1 / 64  # of a device that a batch takes: the host's own service gives them their turns
 SEND_S = 0.005  # in which tasks of one host are collected, to be sent as one graph
+LONGEST_REASON, LONGEST_LINE = 200, 1000  # characters of what a host says
 KERNELS_KEPT = 512  # of which it is known who measured them, and what
 
 _RowKey = tuple[Any, ...]
@@ -156,7 +158,9 @@ class Fleet:
         self.error: DeviceError | None = None  # why nothing more is measured
         self._versions = trust.versions()
         self._admission = trust.Admission(self._versions, trust.RECHECK_S, earlier)
-        self._log = log
+        self._log: Callable[[str], None] = lambda line: log(
+            plain(line, LONGEST_LINE)
+        )  # hosts may say anything of themselves
         self._services: dict[tuple[str, str], FleetService] = {}
         self._alone_s = alone_s
         self._sealed = False  # no more targets
@@ -292,13 +296,14 @@ class Fleet:
             for address in self._asked.keys() - workers.keys():
                 self._asked.pop(address).cancel()  # no answer comes from there
             opening = 0
-            for address, worker in workers.items():
-                state = worker.get("metrics", {}).get("kcg") or {}
-                if not state.get("ready"):
+            for address, host in workers.items():
+                if problem := host.get("problem"):  # nobody waits for it
+                    self._doubt_state(address, problem)
+                elif not host["ready"]:
                     opening += 1
                 elif address not in self._asked:
-                    on_cpu = str(state.get("device", "")).startswith("CPU")
-                    compiles = state.get("compiles_only")
+                    self._refused.pop(address, None)  # it could not be read before
+                    compiles, on_cpu = host.get("compiles_only"), host["device"].startswith("CPU")
                     asking = self._admit_compiler(address) if compiles else self._admit(address, on_cpu)
                     self._asked[address] = self._start(asking)
             with self._changed:
@@ -312,6 +317,12 @@ class Fleet:
             self._give_up_stuck()
             self._check_due()
             await asyncio.sleep(POLL_S)
+
+    def _doubt_state(self, address: str, problem: str) -> None:
+        """Say once that a worker is not used as long as it says such things of itself."""
+        if address not in self._asked and address not in self._refused:
+            with self._changed:
+                self._refuse(address, f"worker {address} {problem}")
 
     async def _admit(self, address: str, on_cpu: bool) -> None:
         """Have a host check itself, and use it or not."""
@@ -346,7 +357,7 @@ class Fleet:
 
     def _refuse(self, address: str, why: str) -> None:
         """Not use a host, for this run; `_changed` is held."""
-        self._refused[address] = why
+        self._refused[address] = why = plain(why, LONGEST_LINE)
         self._log(f"a host is not used: {why}")
         self._changed.notify_all()
 
@@ -979,4 +990,4 @@ def _machine(address: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+    return plain(" ".join(str(error).split()) or type(error).__name__, LONGEST_REASON)

@@ -7,15 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from kcg.cli import counted
+from kcg.cli import counted, table_console
 from kcg.errors import UsageError
 from kcg.fleet.connection import CONNECT_S, checked, hosts_of
 from kcg.fleet.settings import configure
+from kcg.nouns import plain
 
 ID_DIGITS = 8  # of a target's fingerprint: enough to tell two apart
+LONGEST = 400  # of a text that a host says
 
 
 def read_status(address: str, certificates: Path | None) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def read_status(address: str, certificates: Path | None) -> dict[str, Any]:
     except (OSError, TimeoutError) as error:
         what = str(error) or "no answer"
         raise UsageError(f"the scheduler at {address} does not answer ({what}): look at its own output") from None
-    return {"scheduler": address, "hosts": [_host(name, worker) for name, worker in sorted(workers.items())]}
+    return {"scheduler": address, "hosts": [{"address": name, **worker} for name, worker in sorted(workers.items())]}
 
 
 async def _asked(address: str, security: Any) -> dict[str, dict[str, Any]]:
@@ -38,37 +39,35 @@ async def _asked(address: str, security: Any) -> dict[str, dict[str, Any]]:
         return await hosts_of(scheduler)
 
 
-def _host(address: str, worker: dict[str, Any]) -> dict[str, Any]:
-    state = worker.get("metrics", {}).get("kcg") or {"ready": False, "device": "", "pid": 0}
-    return {"address": address, "resources": dict(worker.get("resources", {})), **state}
-
-
 def table_of(status: dict[str, Any]) -> Table:
     """One row for each host."""
     table = Table(title=f"{status['scheduler']}: {counted(len(status['hosts']), 'host')}", title_justify="left")
     for name in ("host", "device", "target", "compilers", "rows", "rows/s", "check", "runs"):
         table.add_column(name, justify="right" if name in ("compilers", "rows", "rows/s") else "left")
     for host in status["hosts"]:
-        if host.get("compiles_only"):
-            cores = f"{host['resources'].get('compile', 0):g}"
-            table.add_row(host["address"], host["device"], f"compiles only: {host['compiled']} done", cores, *[""] * 4)
-            continue
-        if not host["ready"]:
-            table.add_row(host["address"], host["device"], "opening its device", "", "", "", "", "")
-            continue
-        running = host["running"]
-        table.add_row(
-            host["address"],
-            host["device"],
-            f"{host['model']} ({host['target'][:ID_DIGITS]}), {host['compiler']}",
-            f"{host['resources'].get('compile', 0):g}",
-            str(host["rows"]),
-            f"{host['rows_per_s']:.1f}",
-            f"{'failed' if host['fault'] else 'passed'} {_ago(host['checked_unix_s'])}"
-            + (f": {host['fault']}" if host["fault"] else ""),
-            "; ".join(running[:3]) + (f" and {len(running) - 3} more" if len(running) > 3 else "") or "idle",
-        )
+        table.add_row(*(plain(text, LONGEST) for text in _row(host)))
     return table
+
+
+def _row(host: dict[str, Any]) -> list[str]:
+    """The texts of a host's row."""
+    begin, cores = [host["address"], host["device"]], f"{host['resources'].get('compile', 0):g}"
+    if host.get("problem"):
+        return [*begin, f"not ready: {host['problem']}"]
+    if not host["ready"]:
+        return [*begin, "opening its device"]
+    if host.get("compiles_only"):
+        return [*begin, f"compiles only: {host['compiled']} done", cores]
+    running, check = host["running"], f"{'failed' if host['fault'] else 'passed'} {_ago(host['checked_unix_s'])}"
+    return [
+        *begin,
+        f"{host['model']} ({host['target'][:ID_DIGITS]}), {host['compiler']}",
+        cores,
+        str(host["rows"]),
+        f"{host['rows_per_s']:.1f}",
+        f"{check}: {host['fault']}" if host["fault"] else check,
+        "; ".join(running[:3]) + (f" and {len(running) - 3} more" if len(running) > 3 else "") or "idle",
+    ]
 
 
 def _ago(unix_s: float) -> str:
@@ -81,15 +80,15 @@ def _ago(unix_s: float) -> str:
 
 def show(status: dict[str, Any]) -> None:
     """Print the table."""
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table_of(status))
+    table_console(width=160, markup=False).print(table_of(status))
 
 
 def watch(address: str, certificates: Path | None, every_s: float) -> None:
     """Show the table until Ctrl-C, or the scheduler ends."""
     from rich.live import Live
 
-    with Live(table_of(read_status(address, certificates)), auto_refresh=False) as live:
+    console = table_console(width=160, markup=False)
+    with Live(table_of(read_status(address, certificates)), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             live.update(table_of(read_status(address, certificates)), refresh=True)
