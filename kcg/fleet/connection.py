@@ -13,7 +13,7 @@ from kcg.nouns import Document, Malformed, decode
 CONNECT_S = 10.0
 UNREADABLE: Final = "says what kcg cannot read"
 NOT_YET: Final = {"device": "", "pid": 0, "ready": False}
-"""Of a worker that has not state anything yet."""
+"""Of a worker that has told nothing yet."""
 
 _TEXTS: Final = tuple[str, ...]
 _OPENING: Final[dict[str, Any]] = {"device": str, "pid": int, "ready": bool}

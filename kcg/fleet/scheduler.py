@@ -30,6 +30,7 @@ def run(listen: str, certificates: Path | None) -> None:
     configure()
     for name in ("distributed.comm", "distributed.fleet"):  # who was refused, a line each
         logging.getLogger(name).setLevel(logging.WARNING)
+    host = f"[{host}]" if ":" in host else host  # IPv6, as Dask puts an address together
     asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from importlib.util import find_spec
 
 from kcg.cli import pip_install
@@ -56,5 +57,6 @@ def configure() -> None:
     dask.config.set({**SETTINGS, "logging.distributed": level})
     import distributed  # noqa: F401  # which sets the levels of its loggers
 
+    warnings.filterwarnings("ignore", "get_ipv6 is deprecated", FutureWarning)  # Dask's own call of it
     for name in QUIET:
         logging.getLogger(name).setLevel(level.upper())

@@ -15,6 +15,7 @@ from kcg.fleet.status import read_status
 from kcg.fleet.trust import limits_of
 from kcg.measure.service import MeasureService, Request
 from kcg.measure.spread import Spread
+from kcg.nouns import plain
 from kcg.types import Measurement, Target
 
 ALONE_S: Final = 10.0
@@ -108,11 +109,11 @@ class FleetHosts:
 
 def check_hosts(address: str, hosts: Sequence[dict[str, Any]], own: Target) -> None:
     """Raises UsageError where no host can measure for a run on `own`, by what the scheduler says of them."""
-    hosts = [host for host in hosts if not host.get("compiles_only")]
+    hosts = [host for host in hosts if not host.get("compiles_only") and not host.get("problem")]
     if not hosts:
         raise UsageError(f"{address}: there is no host: start one with kcg fleet worker, or leave out --fleet")
     if all(host["ready"] for host in hosts) and own.fingerprint not in {host["target"] for host in hosts}:
-        models = ", ".join(sorted({f"{host['model']} ({host['target'][:8]})" for host in hosts}))
+        models = ", ".join(sorted({plain(f"{host['model']} ({host['target'][:8]})") for host in hosts}))
         raise UsageError(
             f"{address}: its hosts have {models}, and this machine {_described(own)}: what judges must be a device of "
             "theirs, so run this on one of the measuring hosts"

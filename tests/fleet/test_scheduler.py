@@ -17,22 +17,34 @@ from tests.commands import ended, python
 ENDS_S = 120
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_to_join_and_ends_cleanly(number: int) -> None:
-    command = [sys.executable, "-m", "kcg.fleet", "scheduler", "--listen", "tcp://127.0.0.1:0"]
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+IPV6 = pytest.param(signal.SIGINT, "[::1]", marks=pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here"))
+
+
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.1"), IPV6])
+def test_it_says_where_to_join_and_ends_cleanly(number: int, host: str) -> None:
+    command = [sys.executable, "-m", "kcg.fleet", "scheduler", "--listen", f"tcp://{host}:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
+            if host == "[::1]":
+                shown = ended(main, "status", line.split()[3])
+                assert (shown.returncode, shown.stderr) == (0, "") and "0 hosts" in shown.stdout
             process.send_signal(number)
             out, err = process.communicate(timeout=ENDS_S)
         finally:
             process.kill()
     address = line.split()[3]
     assert (
-        address.startswith("tcp://127.0.0.1:")
-        and f"kcg fleet worker {address}" in line
-        and f"--fleet {address}" in line
+        address.startswith(f"tcp://{host}:") and f"kcg fleet worker {address}" in line and f"--fleet {address}" in line
     )
     assert (process.returncode, out, err) == (0, "", "")
 
@@ -52,6 +64,23 @@ def test_it_listens_to_other_machines_with_tls_only(tmp_path: Path) -> None:
         done = ended(main, "scheduler", *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert words in done.stderr
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
+def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
+    """Dask is given such an address, and names one of this machine's: nothing is said of it but where to join."""
+    make(tmp_path / "keys", days=2)
+    command = [sys.executable, "-m", "kcg.fleet", "scheduler", "--listen", "tls://[::]:0"]
+    command += ["--certificates", str(tmp_path / "keys" / "scheduler")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=ENDS_S)
+        finally:
+            process.kill()
+    assert "tls://[" in line and (process.returncode, err) == (0, "")
 
 
 def test_a_port_that_is_taken_is_one_line() -> None:

@@ -190,7 +190,7 @@ def test_a_fleet_without_a_device_like_this_one_is_refused(tmp_path: Path) -> No
     here, there = TARGETS["x86_64"], TARGETS["sm_90"]
     host = {"ready": True, "model": there.model, "target": there.fingerprint}
     with pytest.raises(UsageError, match=r"^tcp://a:1: its hosts have NVIDIA H200 .*, and this machine AMD EPYC .*run"):
-        check_hosts("tcp://a:1", [host, host], here)
+        check_hosts("tcp://a:1", [host, host, {"ready": False, "problem": "cannot be read"}], here)
     check_hosts("tcp://a:1", [host, {"ready": False}], here)  # what still opens may be like it
     check_hosts("tcp://a:1", [host, {**host, "target": here.fingerprint}], here)
     with pytest.raises(UsageError, match="there is no host: start one"):
