@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kcg.cli import command_group, counted, examples, guarded, run_app, table_console
 from kcg.commands import command_name
-from kcg.errors import DataError, ExitCode, UsageError
+from kcg.errors import CodecError, DataError, ExitCode, UsageError
 from kcg.nouns import plain
 from kcg.sharing import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
+
+if TYPE_CHECKING:
+    from kcg.store.folder import Found
 
 app = command_group("kcg store list STORE", "kcg store COMMAND --help")
 
@@ -107,12 +110,26 @@ def verify(store: Location) -> None:
     count, bad = 0, 0
     for one in open_store(store).all():
         count += 1
-        if one.problem:
+        if problem := one.problem or _undecoded(one):
             bad += 1
-            typer.echo(f"{one.path}: {one.problem}")
+            typer.echo(f"{one.path}: {problem}")
     if bad:
         raise DataError(f"{bad} of {counted(count, 'entry', 'entries')} of {store} cannot be used, as said above")
     typer.echo(f"{store}: {counted(count, 'entry', 'entries')}, all whole")
+
+
+def _undecoded(found: Found) -> str:
+    """Why a kernel of what was found is none, in a line; reading an entry looks at its id only."""
+    from kcg.kernel.codec import ast_of
+
+    if (one := found.entry or found.nothing) is None:
+        return ""
+    for kernel in one.region.kernels:
+        try:
+            ast_of(kernel)
+        except CodecError as error:
+            return f"kernel {kernel.id[:12]}: {error}: delete it"
+    return ""
 
 
 @app.command(epilog=examples("kcg store push tuned OWNER/NAME --private"))

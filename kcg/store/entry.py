@@ -37,6 +37,7 @@ SCHEMA: Final = 1
 
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
+SHORTEST_S: Final = 1e-9  # of one call
 LONGEST_S: Final = 3600.0  # that one call may take
 LONGEST_SEARCH_S: Final = 30 * 86400.0
 _ADVICE = "restore it, or delete it"
@@ -269,8 +270,8 @@ def _check_nothing(found: Nothing) -> None:
 def _check(entry: Entry) -> None:
     for name, timed in (("baseline", entry.baseline), ("chosen", entry.chosen)):
         low, high = timed.interval_s
-        if not (0 < timed.cold_s <= LONGEST_S and 0 < low <= high < math.inf):
-            raise Malformed(name, "its time is none")
+        if not (SHORTEST_S <= timed.cold_s <= LONGEST_S and SHORTEST_S <= low <= high < math.inf):
+            raise Malformed(name, f"its time is none: a call takes 1 ns to {LONGEST_S:g} s")
         try:
             if timed.schedule.kind not in list(ScheduleKind) or _is_by_hand(timed.schedule):
                 raise Malformed(f"{name}.schedule", f"a store keeps no kind {shown(timed.schedule.kind)}")

@@ -85,7 +85,7 @@ class Store:
             found = (nothing_from_json if path.name.startswith(NOTHING) else from_json)(data)
             own = (found.key, file_name(found))
         except FileNotFoundError:
-            return None
+            return Found(path, None, "a link to a file that is not there: delete it") if path.is_symlink() else None
         except OSError as error:
             return Found(path, None, f"cannot be read: {error.strerror or error}")
         except (DataError, ScheduleError) as error:

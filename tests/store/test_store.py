@@ -22,7 +22,7 @@ from kcg.store.__main__ import main
 from kcg.store.entry import SCHEMA, Entry, Nothing, entries_of, from_json, to_json
 from kcg.store.folder import MARKER, Store, file_name
 from kcg.store.location import open_store
-from kcg.types import ModelCheck, Result, Schedule, content_id
+from kcg.types import Kernel, ModelCheck, Region, Result, Schedule, content_id
 from tests.commands import Ended, ended
 from tests.store.conftest import faster
 
@@ -179,6 +179,7 @@ BAD = {
     "another kernel": (_with(lambda d: d.update(asts=dict.fromkeys(d["asts"], "{}"))), "kernel was changed"),
     "a field more": (_with(lambda d: d.update(more=1)), "unknown"),
     "a time that is none": (_with(lambda d: d["chosen"].update(cold_s="nan")), "time is none"),
+    "no time at all": (_with(lambda d: d["chosen"].update(cold_s=1e-10, interval_s=[1e-10, 1e-10])), "time is none"),
     "never verified": (_with(lambda d: d.update(rules=[])), "not verified"),
     "not faster": (_with(lambda d: d["chosen"].update(cold_s=1.0)), "not faster"),
     "no schedule": (_with(lambda d: d["chosen"]["schedule"].update(body="[[1]]")), "chosen.schedule"),
@@ -226,6 +227,29 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(made: Callable[[Path], o
     assert looked_up(store, entry, warn=said.append) == [] and len(said) == 1
     done = store_command("verify", store.folder)
     assert done.returncode == ExitCode.USAGE and str(file) in done.stdout and done.stderr.count("\n") == 1
+
+
+def test_a_link_to_nothing_in_the_place_of_an_entry_is_named(store: Store) -> None:
+    entry, *_ = entries(store)
+    file = store.folder / entry.key / file_name(entry)
+    file.unlink()
+    file.symlink_to("absent")
+    done = store_command("verify", store.folder)
+    assert done.returncode == ExitCode.USAGE and f"{file}: a link to a file that is not there" in done.stdout
+    file.unlink()
+    assert store.read(file) is None, "removed by another process"
+
+
+def test_a_kernel_that_no_codec_decodes_is_found_by_verify(store: Store) -> None:
+    entry, *_ = entries(store)
+    odd = replace(entry, region=Region((Kernel('{"garbage": true}'),)))
+    store.add(odd)
+    file = store.folder / odd.key / file_name(odd)
+    done = store_command("verify", store.folder)
+    assert done.returncode == ExitCode.USAGE and done.stdout.startswith(
+        f"{file}: kernel {odd.region.kernels[0].id[:12]}: "
+    )
+    assert done.stdout.count("\n") == 1
 
 
 BAD_NOTHING = {
