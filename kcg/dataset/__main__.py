@@ -85,8 +85,9 @@ def generate(
 
     The kernels are those of workloads, or of another journal. A journal that is there is resumed.
     """
-    from kcg.optimize.settings import parse_budget
+    from kcg.optimize.settings import check_certificates, parse_budget
 
+    check_certificates(fleet or "", certificates)
     if schedules_per_kernel < 1:
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
     names = tuple(n.strip() for n in workloads.split(",") if n.strip())
@@ -168,8 +169,9 @@ def retime(
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Time a part of a journal once more. On another day or machine: `stats` then tells the drift."""
-    from kcg.optimize.settings import parse_budget
+    from kcg.optimize.settings import check_certificates, parse_budget
 
+    check_certificates(fleet or "", certificates)
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress

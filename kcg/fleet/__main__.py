@@ -14,6 +14,7 @@ from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 
 WATCH_S = 2.0
+CORES_FACTOR = 4  # compilers that a worker may offer for each core that it may use
 
 app = command_group("kcg fleet status tls://host:8786", "kcg fleet COMMAND --help")
 
@@ -47,7 +48,10 @@ def worker(
     Measuring is on each of its GPUs, or on its CPU, for whatever drivers that scheduler has."""
     from kcg.fleet.connection import checked
     from kcg.fleet.settings import configure
+    from kcg.measure.device_info import usable_cores
 
+    if cores is not None and cores > (most := CORES_FACTOR * usable_cores()):
+        raise UsageError(f"--cores: at most {most} here, {CORES_FACTOR} for each core of this machine")
     security = checked(scheduler, certificates, "worker")
     configure()
     from kcg.fleet.host import NO_DEVICE, HostDevice, devices_here, serve

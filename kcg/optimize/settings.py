@@ -137,12 +137,17 @@ def _check_spread(settings: Settings, option: str, what: str) -> None:
         raise UsageError(f"{option}: {asked} has no use for {what}: leave out one of the two")
 
 
+def check_certificates(fleet: str, certificates: Path | None) -> None:
+    """Raises UsageError for certificates without a fleet, which nothing would use."""
+    if certificates is not None and not fleet:
+        raise UsageError("--certificates: for --fleet tls://HOST:PORT only")
+
+
 def with_fleet(settings: Settings, choice: DeviceChoice) -> Settings:
     """The settings, where a fleet of this machine is its GPUs. Raises UsageError for a fleet that makes no sense."""
     option = f"--fleet {settings.fleet}"
+    check_certificates(settings.fleet, settings.certificates)
     if not settings.fleet:
-        if settings.certificates is not None:
-            raise UsageError("--certificates: for --fleet tls://HOST:PORT only")
         return settings
     _check_spread(settings, option, "a fleet")
     if (found := re.fullmatch(HERE, settings.fleet)) is None:

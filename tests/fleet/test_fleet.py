@@ -230,6 +230,23 @@ def test_what_is_no_fleet_is_a_mistake_of_usage(where: str, tmp_path: Path) -> N
     assert wrong.returncode == 2 and where in wrong.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("cores", ["999999999999999999999", "100000"])
+def test_more_compilers_than_a_machine_can_run_are_a_mistake_of_usage(cores: str) -> None:
+    wrong = ended(fleet_command, "worker", "tcp://127.0.0.1:1", "--device", "none", "--cores", cores)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1
+    assert wrong.stderr.startswith("kcg: --cores: at most ") and "each core of this machine" in wrong.stderr
+
+
+@pytest.mark.parametrize("words", [("generate", "--workloads", "rope/mini", "--out", "j"), ("retime", "j")])
+def test_certificates_without_a_fleet_are_a_mistake_of_usage(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = ended(dataset, *words, "--certificates", "x")
+    assert (wrong.returncode, wrong.stderr) == (2, "kcg: --certificates: for --fleet tls://HOST:PORT only\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_state_of_a_fleet_is_shown(local: LocalFleet, measuring: tuple[FleetService, list[str]]) -> None:
     service, _ = measuring
     found = json.loads(ended(fleet_command, "status", local.address, "--json").stdout)
