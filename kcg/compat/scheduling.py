@@ -133,7 +133,8 @@ def apply(state: Scheduler, opts: tuple[Opt, ...]) -> Scheduler:
         try:
             copy.apply_opt(to_tiny(opt))
         except (KernelOptError, IndexError, AssertionError, ValueError) as error:
-            raise ScheduleError(f"{opt} is not legal here: {error or 'refused by tinygrad'}") from error
+            why = ansistrip(str(error)) or "refused by tinygrad"
+            raise ScheduleError(f"{opt} is not legal here: {why}") from error
     return copy
 
 

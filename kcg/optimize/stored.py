@@ -22,6 +22,7 @@ from kcg.cli import counted
 from kcg.errors import DataError, KcgError, ScheduleError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
+from kcg.nouns import plain
 from kcg.optimize.finals import Judge
 from kcg.optimize.result import NO_OTHER, ONCE
 from kcg.optimize.search import share_efforts
@@ -51,6 +52,7 @@ WEIGHTIER: Final = 4.0
 runs of the same."""
 SPARED: Final = "an earlier search found nothing"  # begins the note of a kernel that is not searched
 TIE: Final = 1.05  # a speed-up that lies below this with its whole interval is nothing that was found
+LONGEST_REASON: Final = 400  # characters of why an entry is not used
 SAYING_NOTHING: Final = ("undecided", "unjudged", "quarantined")
 """Outcomes that say nothing of an entry: there was no time, or tinygrad's own schedule is what cannot be judged."""
 
@@ -215,7 +217,7 @@ class Stored:
         self.refuted[work.id].append(one.path)
         if one.path not in self.warned:
             self.warned.add(one.path)
-            name = name_of_work(work)
+            name, why = name_of_work(work), plain(why, LONGEST_REASON)
             log.alert(
                 f"{one.path} for {name} is not used, which is searched as if it were not there: {why}", important=True
             )

@@ -203,3 +203,16 @@ def test_what_was_read_off_tinygrad_is_kept_as_json() -> None:
     )
     assert again.legal(same) == plan.legal(state)
     assert again.legal(again.start()) == plan.legal(plan.start())
+
+
+def test_why_an_opt_is_not_legal_has_no_colours() -> None:
+    class Colourful:
+        def copy(self) -> Colourful:
+            return self
+
+        def apply_opt(self, opt: object) -> None:
+            raise ValueError("no \x1b[34m8\x1b[0m here")
+
+    with pytest.raises(ScheduleError) as refused:
+        scheduling.apply(Colourful(), (Opt("UPCAST", 0, 2),))
+    assert str(refused.value).endswith("is not legal here: no 8 here")

@@ -362,6 +362,7 @@ ptxas error : kernel uses too much shared data"""
     [
         ("one\ntwo", "one"),
         ("", "ValueError"),
+        ("no \x1b[34m8\x1b[0m of \x1b[90m_\x1b[0m", "no 8 of _"),
         ("x" * 999, "x" * 300),
         (NVRTC_LOG, "ptxas error : kernel uses too much shared data"),
         ("Nvrtc Error 6, NVRTC_ERROR_COMPILATION\n", "Nvrtc Error 6, NVRTC_ERROR_COMPILATION"),
