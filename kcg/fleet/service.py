@@ -56,6 +56,7 @@ POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
 READY_S = 300.0  # in which the first host must have opened its device and passed its check
 ALONE_S = 180.0  # without any host of a target
+CHECK_S = 900.0  # in which a host answers a check, which waits for what other drivers have it do
 MOST_HOSTS_LOST = 5  # over one batch
 MOST_HOSTS_UNABLE = 3  # to do one task, of those that did others like it: then it is the task
 MOST_TASKS_UNABLE = 3  # that others did and one host could not: then it is the host
@@ -148,9 +149,11 @@ class Fleet:
         log: Callable[[str], None] = lambda line: None,
         measure: Callable[[bytes], bytes] = tasks.measure,
         alone_s: float = ALONE_S,
+        check_s: float = CHECK_S,
         earlier: Sequence[HostReport] = (),
     ) -> None:
-        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`.
+        """`measure` is the task that measures: `tasks.echo` measures nothing. Work waits for a host for `alone_s`, a
+        check for its answer for `check_s`.
         `earlier` are what hosts had to agree with before, see `trust.references_of`."""
         security = checked(address, certificates)
         configure()
@@ -162,7 +165,7 @@ class Fleet:
             plain(line, LONGEST_LINE)
         )  # hosts may say anything of themselves
         self._services: dict[tuple[str, str], FleetService] = {}
-        self._alone_s = alone_s
+        self._alone_s, self._check_s = alone_s, check_s
         self._sealed = False  # no more targets
         self._hosts: dict[str, _Host] = {}  # admitted, by address
         self._compilers: dict[str, _Compiler] = {}  # admitted, by address
@@ -372,8 +375,12 @@ class Fleet:
     # ---- checks of hosts, in the loop's thread ----
 
     async def _check(self, address: str) -> bytes:
-        """`Checked`, of a host as it is now."""
-        return await self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
+        """`Checked`, of a host as it is now. Raises DataError where it lives and does not answer."""
+        asked = self._submit(tasks.check, b"", f"check-{uuid.uuid4().hex}", address)
+        try:
+            return await asyncio.wait_for(asked, self._check_s)
+        except TimeoutError:
+            raise DataError(f"it has not answered for {self._check_s:g} s") from None
 
     def _turn(self, address: str, on_cpu: bool) -> contextlib.AbstractAsyncContextManager[Any]:
         """Inside, no other host of its machine is checked, if it has the same CPU."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sqlite3
 import time
 from collections import Counter
@@ -138,6 +140,21 @@ def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -
         with pytest.raises(KcgError, match=f"worker {one.address}: .*{FULL}"):
             drawn(service, 5)
         assert measured(service, 5) == [Status.OK] and service.device_error is None
+
+
+def test_a_host_that_answers_no_check_is_not_waited_for(scheduler: str) -> None:
+    """It would keep its neighbours from their checks, and a run from its end."""
+    with slow_host(scheduler, CPU, slow_hosts.cannot_draw):
+        (host,) = read_status(scheduler, None)["hosts"]
+        os.kill(host["pid"], signal.SIGSTOP)
+        try:
+            with (
+                Fleet(scheduler, measure=tasks.echo, check_s=1.0) as fleet,
+                pytest.raises(KcgError, match=f"worker {host['address']} was not checked: it has not answered for 1 s"),
+            ):
+                fleet.services()
+        finally:
+            os.kill(host["pid"], signal.SIGCONT)
 
 
 @pytest.mark.slow
