@@ -247,7 +247,10 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
             from kcg.optimize.run import preview
+            from kcg.store.location import check_store
 
+            if settings.store:
+                check_store(settings.store)
             preview(settings, shown, json_mode=json_mode)
             return ExitCode.OK
         if settings.fleet:

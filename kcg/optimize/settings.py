@@ -151,6 +151,9 @@ def with_fleet(settings: Settings, choice: DeviceChoice) -> Settings:
         return settings
     _check_spread(settings, option, "a fleet")
     if (found := re.fullmatch(HERE, settings.fleet)) is None:
+        from kcg.fleet.security import parts_of
+
+        parts_of(settings.fleet)
         return settings
     if settings.certificates is not None:
         raise UsageError(f"--certificates: a fleet of this machine ({settings.fleet}) has none")

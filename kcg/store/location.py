@@ -22,9 +22,22 @@ def open_store(location: str, *, new: bool = False) -> Store:
     """
     if not location.startswith(HUB):
         return open_folder(location, new=new)
+    repo, revision = _pinned(location)
+    from kcg.store.publish import cached
+
+    return Store(location, cached(repo, revision=revision), writable=False)
+
+
+def check_store(location: str) -> None:
+    """Raises as `open_store` of one that may be new, where nothing is to be downloaded."""
+    if location.startswith(HUB):
+        _pinned(location)
+    else:
+        open_folder(location, new=True)
+
+
+def _pinned(location: str) -> tuple[str, str]:
     match = _PINNED.fullmatch(location)
     if match is None:
         raise UsageError(f"{location} is no pinned store: give hf://OWNER/NAME@ and the 40 hex digits of a commit")
-    from kcg.store.publish import cached
-
-    return Store(location, cached(match["repo"], revision=match["revision"]), writable=False)
+    return match["repo"], match["revision"]
