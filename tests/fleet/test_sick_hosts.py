@@ -192,7 +192,14 @@ def schedules(out: Path) -> Counter[str]:
     return Counter(region for region, _, trial in rows if not trial)
 
 
-@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(slow_hosts.cannot_measure, marks=pytest.mark.slow),
+        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
+        slow_hosts.cannot_draw,
+    ],
+)
 def test_a_campaign_completes_beside_a_sick_host(
     sound: LocalFleet, fault: Callable[[], None], kernels: Path, tmp_path: Path
 ) -> None:
