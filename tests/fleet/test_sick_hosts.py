@@ -102,6 +102,7 @@ def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable
     assert f"others did {MOST_TASKS_UNABLE} tasks that it could not" in last and sick in last and FULL in last
 
 
+@pytest.mark.slow
 def test_several_sick_hosts_do_not_end_a_driver_that_has_a_sound_one(sound: LocalFleet) -> None:
     """Nor where all of them are asked before the one that can, which joined last."""
     waited(lambda: len(read_status(sound.address, None)["hosts"]) == 1)  # those of other tests have left
