@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.fleet.acknowledged import Row, noted
+from kcg.dataset.journal import IN_DOUBT
 from kcg.errors import ExitCode
 from kcg.fleet.certificates import make
 from kcg.fleet.service import GO_ON
@@ -277,19 +278,25 @@ def _one_campaign(site: Site, order: list[str], done: list[dict[str, Any]], at: 
 
 
 def outcome(journal: Path) -> dict[str, Any]:
-    """What a campaign's journal has of what was acknowledged."""
+    """What a campaign's journal has of what was acknowledged. What is in doubt is measured again: that is not twice."""
     with sqlite3.connect(f"file:{journal}?mode=ro", uri=True) as connection:
-        found = connection.execute("SELECT lower(hex(identity)), run_id, trial FROM measurements").fetchall()
+        rows_of = "SELECT lower(hex(identity)), run_id, trial FROM measurements"
+        found = connection.execute(rows_of).fetchall()
+        has_doubts = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'doubts'").fetchone()
+        in_doubt = f" WHERE EXISTS (SELECT 1 FROM doubts WHERE {IN_DOUBT})" if has_doubts else " WHERE 0"
+        doubtful = Counter(connection.execute(rows_of + in_doubt).fetchall())
         (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()
         hosts = connection.execute("SELECT COUNT(DISTINCT run_id) FROM measurements").fetchone()[0]
     rows: list[Row] = [(str(identity), str(run), int(trial)) for identity, run, trial in found]
     acknowledged = noted(journal.with_suffix(".rows"))
-    times = Counter((identity, trial) for identity, _, trial in rows)
+    trusted = Counter(found) - doubtful
+    times = Counter((identity, trial) for identity, _, trial in trusted.elements())
     return {
         "rows": len(rows),
         "acknowledged": len(acknowledged),
         "lost": len(acknowledged - set(rows)),
         "twice": sum(count - 1 for count in times.values()),
+        "doubtful": doubtful.total(),
         "runs_of_hosts": hosts,
         "integrity": integrity,
     }

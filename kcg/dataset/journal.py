@@ -568,7 +568,7 @@ class Journal:
         """How many rows each doubt is about."""
         if not self._has_table("doubts"):
             return {}
-        counted, found = f"SELECT COUNT(*) FROM measurements WHERE {_IN_DOUBT}", {}
+        counted, found = f"SELECT COUNT(*) FROM measurements WHERE {IN_DOUBT}", {}
         for *values, rows in self._rows(f"SELECT *, ({counted}) FROM doubts ORDER BY run_id"):
             with self._row("doubts", values[0]):
                 found[Doubt(*values)] = int(rows)
@@ -576,7 +576,7 @@ class Journal:
 
     def _trusted(self) -> str:
         """The condition of SQL that holds for rows of measurements which are not doubtful."""
-        return f"NOT EXISTS (SELECT 1 FROM doubts WHERE {_IN_DOUBT})" if self._has_table("doubts") else "1"
+        return f"NOT EXISTS (SELECT 1 FROM doubts WHERE {IN_DOUBT})" if self._has_table("doubts") else "1"
 
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a measurement of this `Measurement.key` was recorded, in any run and trial, and is not doubtful."""
@@ -776,7 +776,8 @@ DOUBTS = """CREATE TABLE IF NOT EXISTS doubts(run_id TEXT PRIMARY KEY, since_uni
 """Made when the first of it is stored: journals without replay tables, of a run that judged nothing, or without
 doubtful rows have none."""
 
-_IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
+IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
+"""The condition of SQL that holds for a row of measurements and a doubt about it."""
 
 
 @dataclass(frozen=True)

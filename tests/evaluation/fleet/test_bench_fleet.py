@@ -15,7 +15,7 @@ from evaluation.fleet.acknowledged import noted
 from evaluation.fleet.bench_fleet import captured
 from evaluation.fleet.kills import Machine, killed, outcome
 from evaluation.fleet.model import modelled, uses
-from kcg.dataset.journal import Journal, identity_of
+from kcg.dataset.journal import Doubt, Journal, identity_of
 from kcg.types import Measurement, Status
 from tests.conftest import CPU
 
@@ -45,6 +45,10 @@ def test_what_was_acknowledged_and_is_not_there_is_lost(tmp_path: Path) -> None:
     assert len(noted(notes)) == 4
     found = outcome(path)
     assert (found["rows"], found["lost"], found["twice"], found["integrity"]) == (3, 1, 1, "ok")
+    with Journal.open(path) as journal:
+        journal.add_doubt(Doubt("b", 0.0, "it drifted"))
+    found = outcome(path)
+    assert (found["rows"], found["lost"], found["twice"], found["doubtful"]) == (3, 1, 0, 1)
 
 
 def test_a_machine_of_this_one_ends_with_all_that_it_started(tmp_path: Path) -> None:
