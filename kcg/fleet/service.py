@@ -161,9 +161,7 @@ class Fleet:
         self.error: DeviceError | None = None  # why nothing more is measured
         self._versions = trust.versions()
         self._admission = trust.Admission(self._versions, trust.RECHECK_S, earlier)
-        self._log: Callable[[str], None] = lambda line: log(
-            plain(line, LONGEST_LINE)
-        )  # hosts may say anything of themselves
+        self._log: Callable[[str], None] = lambda line: log(plain(line, LONGEST_LINE))  # hosts may say anything
         self._services: dict[tuple[str, str], FleetService] = {}
         self._alone_s, self._check_s = alone_s, check_s
         self._sealed = False  # no more targets

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,24 +33,20 @@ from kcg.fleet.payload import (
 )
 from kcg.fleet.service import Fleet, FleetService
 from kcg.fleet.status import read_status
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import child
 from kcg.measure.service import MeasureService, Request
-from kcg.types import Measurement, Region, Schedule, Status
+from kcg.types import Measurement, Schedule, Status
 from tests.commands import ended
 from tests.conftest import CPU
-from tests.fleet import slow_hosts
-from tests.kernels import empty, kernels_of
+from tests.fleet import regions, slow_hosts
 
 LONG_S = 300.0  # a machine may be busy
 NOT_LEGAL = Schedule("opts", '[["UPCAST",0,1000]]')
 
 
-def region_of(size: int) -> Region:
-    (ast,) = kernels_of(empty(size, 6) + size)
-    return Region((kernel_of(ast),))
+region_of = partial(regions.region_of, columns=6)
 
 
 @pytest.fixture(scope="module")

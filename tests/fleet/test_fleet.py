@@ -36,7 +36,6 @@ from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
 from kcg.fleet.settings import quiet
 from kcg.fleet.status import read_status
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.service import MeasureService, Request
@@ -44,8 +43,8 @@ from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
 from tests.fleet import slow_hosts
+from tests.fleet.regions import region_of
 from tests.fleet.slow_hosts import slow_host
-from tests.kernels import empty, kernels_of
 from tests.rules import ROOT
 
 LONG_S = 300.0  # a machine may be busy
@@ -53,11 +52,6 @@ SLOW = 1000.0  # times as long, by the clock of a host: a busy machine may make 
 
 
 pytestmark = pytest.mark.usefixtures("neighbours")
-
-
-def region_of(size: int) -> Region:
-    (ast,) = kernels_of(empty(size, 3) + size)
-    return Region((kernel_of(ast),))
 
 
 @pytest.fixture(scope="module")

@@ -22,24 +22,18 @@ from kcg.fleet import tasks
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import MOST_HOSTS_LOST, MOST_TASKS_UNABLE, Fleet, FleetService
 from kcg.fleet.status import read_status
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.measure.service import Request
-from kcg.types import Region, Status, Workload, WorkloadCall
+from kcg.types import Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
 from tests.fleet import slow_hosts
+from tests.fleet.regions import region_of
 from tests.fleet.slow_hosts import FULL, slow_host
-from tests.kernels import empty, kernels_of
 
 LONG_S = 300.0  # a machine may be busy
 
 pytestmark = pytest.mark.usefixtures("neighbours")
-
-
-def region_of(size: int) -> Region:
-    (ast,) = kernels_of(empty(size, 3) + size)
-    return Region((kernel_of(ast),))
 
 
 @pytest.fixture(scope="module")
