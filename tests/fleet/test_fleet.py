@@ -444,6 +444,7 @@ def test_a_host_is_checked_while_it_measures_and_measures_on(
         assert host in service.hosts and service.device_error is None
 
 
+@pytest.mark.slow
 def test_what_one_driver_told_a_host_is_neither_shown_nor_denied_to_another(trusted: LocalFleet) -> None:
     """Both measure the same kernel. What a row of elsewhere is worth, each of them decides for itself."""
     lines: list[str] = []

@@ -74,7 +74,14 @@ def drawn(service: FleetService, *sizes: int) -> list[int]:
     return [len(future.result(LONG_S).batch) for future in futures]
 
 
-@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        slow_hosts.cannot_measure,
+        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
+        pytest.param(slow_hosts.cannot_draw, marks=pytest.mark.slow),
+    ],
+)
 def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable[[], None]) -> None:
     """Whoever could not do several tasks that others did is not used any more, and is named."""
     lines: list[str] = []
@@ -122,6 +129,7 @@ def test_where_no_host_can_measure_the_driver_ends_and_names_it(scheduler: str) 
     assert FULL in said and said.endswith("run the same command again to go on")
 
 
+@pytest.mark.slow
 def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -> None:
     """Not for ever. What it can do goes on meanwhile."""
     with (
@@ -205,6 +213,7 @@ def test_a_campaign_completes_beside_a_sick_host(
     assert FULL in done.stderr
 
 
+@pytest.mark.slow
 def test_a_campaign_that_nobody_draws_for_is_not_complete(
     scheduler: str, sound: LocalFleet, kernels: Path, tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def flux() -> Workload:
     return captured("flux", "1024")
 
 
+@pytest.mark.slow
 def test_flux_has_the_names_of_its_published_weights(flux: Workload) -> None:
     """Of a capture with three blocks of each kind, counted as all 57."""
     found = origins_of(flux)

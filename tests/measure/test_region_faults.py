@@ -390,7 +390,13 @@ SLOW |= {("attention with a mask", "float16")}  # all of its faults
 OF_ANY_MASK = {what for what in CASES["attention"].wrong if what != "online without the correction"}
 """Found with a mask as without one, and of 4,608 keys less easily than of 300."""
 PAIRS = [
-    pytest.param("attention with a mask", "float16", OF_ANY_MASK, id="attention with a mask-float16-its own"),
+    pytest.param(
+        "attention with a mask",
+        "float16",
+        OF_ANY_MASK,
+        marks=pytest.mark.slow,
+        id="attention with a mask-float16-its own",
+    ),
     *(
         pytest.param(name, dtype, set(), marks=pytest.mark.slow if (name, dtype) in SLOW else (), id=f"{name}-{dtype}")
         for name, case in CASES.items()
@@ -541,7 +547,7 @@ IN_BFLOAT16: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "mask" in name else ()) for name in IN_BFLOAT16]
+    "name", [pytest.param(name, marks=pytest.mark.slow if "attention" in name else ()) for name in IN_BFLOAT16]
 )
 def test_bfloat16_in_between_is_right_and_what_is_wrong_is_beyond_it(name: str) -> None:
     found = in_numpy(name, "bfloat16", IN_BFLOAT16[name])

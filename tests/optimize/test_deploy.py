@@ -115,6 +115,7 @@ def test_an_unchanged_program_with_beam_takes_the_schedules_without_a_search(
     assert applied.searched == len(result.regions) - 1 and applied.kernels == len(result.regions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "unserved"),
     [("hand_written", 1), ("sharded", 0), pytest.param("two_devices", 1, marks=pytest.mark.slow)],

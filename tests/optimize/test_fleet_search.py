@@ -110,6 +110,7 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
         return journal.execute(query).fetchall()
 
 
+@pytest.mark.slow
 def test_the_journal_of_a_run_has_what_is_doubtful(
     fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ def test_as_many_plans_are_timed_as_there_can_be(
     assert not alone.programs
 
 
+@pytest.mark.slow
 def test_the_plans_that_are_timed_are_the_best_of_all_sets_of_regions(
     proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
 ) -> None:
@@ -201,6 +202,7 @@ def test_the_plans_that_are_timed_are_the_best_of_all_sets_of_regions(
     assert [plan.seconds for plan in timed[:-1]] == pytest.approx(sorted(times)[:PLANS], abs=1e-8)
 
 
+@pytest.mark.slow
 def test_a_workspace_takes_memory_in_a_plan(
     proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float], plans: list[WorkloadPlan]
 ) -> None:

@@ -95,6 +95,7 @@ def one_after_the_other() -> list[np.ndarray]:
     return [x.numpy() for x in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "fits"), [(as_captured, True), (one_after_the_other, False)])
 def test_they_are_put_in_where_neither_needs_the_other(
     program: Callable[[], list[np.ndarray]], fits: bool, result: Result, regions: list[Region]

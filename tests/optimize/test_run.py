@@ -68,7 +68,13 @@ print(m.output().sum().item(), bool(seen))
 """
 
 
-@pytest.mark.parametrize("code", [THREAD, HOOKED], ids=["after the main thread", "with a hook of its own"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(THREAD, id="after the main thread"),
+        pytest.param(HOOKED, marks=pytest.mark.slow, id="with a hook of its own"),
+    ],
+)
 def test_whenever_the_first_kernel_is_planned_all_is_in_place(code: str, stored: Path) -> None:
     done = run(stored, "-c", code)
     assert done.returncode == 0 and done.stdout and "Traceback" not in done.stderr, done.stderr

@@ -365,6 +365,7 @@ class Tiles:
         return "rows"
 
 
+@pytest.mark.slow
 def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_planned_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +409,7 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
         assert {one.region.id for one in plan.rows if one.store} == {row.region.id}
 
 
+@pytest.mark.slow
 def test_regions_that_a_store_has_nothing_for_are_timed_and_not_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.Monkey
     return replace(result, regions=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
     jitted: bool, monkeypatch: pytest.MonkeyPatch

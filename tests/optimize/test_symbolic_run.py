@@ -89,6 +89,7 @@ def rows_of(opened: Begun, work: RegionWork, schedule: Schedule, sampler: str = 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("estimates")
 def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(opened: Begun) -> None:
     assert len({w.call.region.id for w in opened.works}) == len(opened.works)

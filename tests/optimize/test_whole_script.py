@@ -168,6 +168,7 @@ def test_a_script_that_leaves_another_number_of_tensors_is_not_wrong(right: Resu
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "compared"),
     [
@@ -183,6 +184,7 @@ def test_however_it_ends_what_it_left_is_compared(right: Result, how: str, compa
     assert result.passed and result.compared == compared, result
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_says_why(right: Result) -> None:
     nothing = check(right, "nothing")
     report = "no verdict: nothing that the script left or read came out of a kernel with another schedule"
@@ -257,6 +259,7 @@ def with_step(result: Result, kernel: Kernel, body: str) -> Result:
     return replace(result, regions=tuple(rows), planning=replace(result.planning, plans=result.planning.plans[:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is expected best. A product of 256 × 256 without Opts takes several times as long as with them."""

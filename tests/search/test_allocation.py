@@ -378,6 +378,7 @@ def test_a_process_that_thinks_takes_one_core(search_workers: SearchWorkers) -> 
     assert b"OPENBLAS_NUM_THREADS=1" in printed
 
 
+@pytest.mark.slow
 def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
     region, space = matmul()
     initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))

@@ -221,6 +221,7 @@ CALL = "import library; from tinygrad import Tensor; print('sum', step(Tensor.on
 SCRIPT = f"open('runs', 'a').write('run\\n')\n{CALL}\n"  # without `if __name__ == "__main__":`
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_tunes_and_the_next_one_searches_nothing(tmp_path: Path) -> None:
     """A script that guards nothing, `python -c`, and then an interactive interpreter at a pipe: nowhere is the user's
     main module imported by a child, and standard output has what the program prints alone."""

@@ -71,6 +71,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, workloads, printed
 
 
+@pytest.mark.slow
 def test_captures_accumulate_under_names_of_their_own(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
@@ -157,6 +158,7 @@ def test_what_was_captured_is_measured(
     assert any(r.variables for r in rows)
 
 
+@pytest.mark.slow
 def test_a_script_that_sets_tinygrad_up_runs_as_it_would_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,7 @@ def test_optimize_takes_a_module_and_code_as_python_does() -> None:
     assert done.returncode == ExitCode.USAGE and "flux and -m: choose one" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_optimisation_goes_on_with_what_a_failing_program_ran_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     script, folder = tmp_path / "failing.py", tmp_path / "out"
     text = f"import sys; sys.path.append({str(SCRIPTS)!r})\nimport hand_written\nassert False, 'no more'\n"

@@ -168,6 +168,7 @@ def wide(region: Region) -> TileParameters:
     return replace(parameters(region), tile=(64,))
 
 
+@pytest.mark.slow
 @interpreted
 def test_masks_are_computed_where_they_matter(tmp_path: Path) -> None:
     """Blocks of which each query reaches each key have a loop of their own, without a mask."""

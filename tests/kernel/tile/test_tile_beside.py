@@ -151,6 +151,7 @@ def test_the_same_layer_of_both_streams_is_proposed_in_every_block(
     assert {flux.calls[c.region.id, c.again] for c in layers.values()} == {19}
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("persistent", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_layers_of_both_streams_spill_nothing(

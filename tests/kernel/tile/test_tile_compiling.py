@@ -290,6 +290,7 @@ def fused_regions() -> dict[str, Region]:
     return {name: region_of(*tensors) for name, tensors in {**large, **small, **products, **exact}.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "drawn"), [("sm_90", False), *(pytest.param(a, True, marks=pytest.mark.slow) for a in ("sm_90", "sm_80"))]
 )
@@ -307,6 +308,7 @@ def test_programs_of_several_kernels_compile(arch: str, drawn: bool, tmp_path: P
         assert made[name]["tensor_core"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "size"),
     [*(pytest.param(rows, 128, marks=pytest.mark.slow) for rows in (4608, 2560)), (4608, 64)],
@@ -328,6 +330,7 @@ def test_query_and_key_with_norms_and_rotations_need_no_more_registers_than_ther
     assert report["shared_bytes"] <= shared_bytes(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [50257, 50264], ids=["from anywhere", "aligned"])
 def test_loops_over_long_rows_exchange_nothing_and_take_few_registers(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -346,6 +349,7 @@ def test_loops_over_long_rows_exchange_nothing_and_take_few_registers(
     assert report["registers"] <= 48 and report["spilled_bytes"] == report["stack_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_pairs_are_stored_16_bytes_at_once(tmp_path: Path) -> None:
     region = region_of(*flux_projection("bfloat16", heads=24, size=128, rows=4608, terms=3072))
     program = generate(region, KNOWN_TARGETS["sm_90"], default_parameters(read_region(region), KNOWN_TARGETS["sm_90"]))

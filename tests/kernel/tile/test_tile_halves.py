@@ -98,6 +98,7 @@ def test_halves_are_candidates_where_they_fit_into_the_last_wave() -> None:
     ]
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize(
     "made",

@@ -119,6 +119,7 @@ def overwritten(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 4])
 def test_heads_are_right_whoever_is_late(group: int) -> None:
     """Of four and a third tiles along the rows, in the order in which a search found one head in another's place."""

@@ -369,6 +369,7 @@ def test_persistent_programs_finish_several_tiles_in_branches(tmp_path: Path) ->
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("stages", [4, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

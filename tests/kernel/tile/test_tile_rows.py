@@ -56,7 +56,7 @@ def apart(region: Region, tile: tuple[int, int], size: int = 16, warps: int = 1)
 @pytest.mark.parametrize(
     ("dtype", "streams"),
     [
-        ("bfloat16", ((10,), (5, 13), (3, 4, 6))),
+        pytest.param("bfloat16", ((10,), (5, 13), (3, 4, 6)), marks=pytest.mark.slow),
         ("float32", ((5, 13),)),
         pytest.param("bfloat16", ((8, 16),), marks=pytest.mark.slow),
         pytest.param("float32", ((10,), (8, 16), (3, 4, 6)), marks=pytest.mark.slow),
@@ -87,6 +87,7 @@ def test_each_stream_has_programs_of_its_own() -> None:
     assert "tl.where" not in program.source
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     "rows",

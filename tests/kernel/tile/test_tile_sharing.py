@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -199,12 +199,14 @@ CHANGES = (
 )  # fmt: skip
 
 
-def in_formats(first: Made, *others: Made) -> list[Any]:
-    """Chains and their formats: float32, of which one program is made, of the first alone unless all are asked for."""
+def in_formats(first: Made, *others: Made, slow: Sequence[Made] = ()) -> list[Any]:
+    """Chains and their formats: float32, of which one program is made, of the first alone unless all are asked for, and
+    nothing of the slow ones."""
     return [
         (first, ("bfloat16", "float32")),
         *((chain, ("bfloat16",)) for chain in others),
-        *(pytest.param(chain, ("float16", "float32"), marks=pytest.mark.slow) for chain in (first, *others)),
+        *(pytest.param(chain, ("bfloat16",), marks=pytest.mark.slow) for chain in slow),
+        *(pytest.param(chain, ("float16", "float32"), marks=pytest.mark.slow) for chain in (first, *others, *slow)),
     ]
 
 
@@ -215,7 +217,9 @@ def sharing(region: Region) -> TileKernel:
 
 
 @with_triton
-@pytest.mark.parametrize(("chain", "dtypes"), in_formats(*CHAINS))
+@pytest.mark.parametrize(
+    ("chain", "dtypes"), in_formats(gated, gate_kept, normed, turned, slow=(apart, three, in_batches))
+)
 def test_sums_of_one_loop_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for dtype in dtypes:
@@ -253,6 +257,7 @@ def kernels_of_joins(dtype: str, sizes: Sizes) -> dict[str, tuple[Region, TileKe
     return found
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("sizes", [EVEN, pytest.param(ODD, marks=pytest.mark.slow)])
 def test_a_join_is_read_alike_in_one_kernel_and_as_a_call_of_its_own(sizes: Sizes, tmp_path: Path) -> None:
@@ -321,7 +326,7 @@ def test_a_join_is_proposed_with_the_products_that_it_joins() -> None:
 
 
 @with_triton
-@pytest.mark.parametrize(("chain", "dtypes"), in_formats(projections, heads))
+@pytest.mark.parametrize(("chain", "dtypes"), in_formats(projections, slow=(heads,)))
 def test_tiles_of_several_contractions_in_one_launch_are_right(
     chain: Made, dtypes: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -522,6 +527,7 @@ LLAMA = {"Llama 3 8B": (1024, 4096, 14336), "Llama 3.2 1B": (1024, 2048, 8192)}
 MODELS = ["Llama 3 8B", pytest.param("Llama 3.2 1B", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", MODELS)
@@ -541,6 +547,7 @@ def test_the_priors_choice_for_llama_spills_nothing(
     assert report["shared_bytes"] <= shared_taken(kernel, p)
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("model", MODELS)
 def test_branches_of_one_launch_have_shared_memory_in_common(
@@ -559,6 +566,7 @@ def test_branches_of_one_launch_have_shared_memory_in_common(
         assert 0.9 * shared_taken(kernel, p) <= report["shared_bytes"] <= shared_taken(kernel, p)
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("sums", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_shared_memory_of_halves_that_groups_of_warps_put_together(

@@ -22,7 +22,7 @@ from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.gluon_on_cpu import ProtocolError, wrong_in_gluon
 from tests.kernel.tile.running import Case
-from tests.kernel.tile.test_tile_on_gpu import APART, ATTENTIONS, attention_of, heads, some
+from tests.kernel.tile.test_tile_on_gpu import ATTENTIONS, attention_of, heads, some
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -40,7 +40,9 @@ def case_of(region: Region, parameters: TileParameters) -> Case:
 
 
 @pytest.mark.parametrize("persistent", [0, 1])
-@pytest.mark.parametrize("name", some(ATTENTIONS, APART | {"half a tile", "causal, more keys than are reached"}))
+@pytest.mark.parametrize(
+    "name", some(ATTENTIONS, {"whole blocks", "both sides, odd rows", "a bias", "causal with a bound of scores"})
+)
 def test_groups_of_warps_keep_to_their_protocol(name: str, persistent: int) -> None:
     """Of two groups that compute and of three, where there are registers for them; of two slots and of three."""
     region = attention_of(name)
@@ -54,6 +56,7 @@ def test_groups_of_warps_keep_to_their_protocol(name: str, persistent: int) -> N
         assert not wrong_in_gluon(case), p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["heads that share keys", "causal, odd rows"])
 @pytest.mark.parametrize("persistent", [0, 1])
 def test_they_do_whoever_is_late(name: str, persistent: int) -> None:

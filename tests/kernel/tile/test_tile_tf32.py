@@ -59,7 +59,9 @@ def of_tf32(of: TileSpace, form: str) -> list[Schedule]:
     return [s for s in of.neighbours(begin) if rounds_to_tf32(s)]
 
 
-@pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, STREAM)])
+@pytest.mark.parametrize(
+    ("made", "form"), [(matmul, CONTRACTION), pytest.param(attention, STREAM, marks=pytest.mark.slow)]
+)
 def test_it_is_a_candidate_where_the_user_allows_it(made: Made, form: str) -> None:
     allowed, others = space(made(), allow_tf32=True), space(made(), allow_tf32=False)
     found = of_tf32(allowed, form)

@@ -141,6 +141,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     "shape", [SHAPES[0], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[1:])], ids=str
