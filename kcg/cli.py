@@ -231,8 +231,10 @@ def _leave(code: ExitCode) -> NoReturn:
 
 
 def _complain(line: str) -> None:
+    from kcg.nouns import printable  # only for an error
+
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
-        sys.stderr.write(f"kcg: {line}\n")
+        sys.stderr.write(f"kcg: {printable(line)}\n")
 
 
 # ---- standard streams ----
