@@ -94,10 +94,11 @@ class Run:
     description: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises TypeError where a field is of another type, as a file can have it."""
+        """Raises TypeError or ValueError where a field is of another type, or no JSON, as a file can have it."""
         texts = (self.run_id, self.started, self.command)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.description, Mapping):
             raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
+        canonical_json(dict(self.description))  # which Infinity and NaN are not, though Python reads them
 
 
 @dataclass(frozen=True)
