@@ -204,6 +204,9 @@ def _failed(error: Exception) -> ExitCode:
             what = error.filename or "the output"  # what is printed has no name
             _complain(f"cannot write {what}: {error.strerror}: free space, or choose another place")
         return ExitCode.USAGE
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EACCES) and error.filename:
+        _complain(f"cannot use {error.filename}: {error.strerror}: check the path")
+        return ExitCode.USAGE
     if os.environ.get("KCG_TRACEBACK"):
         traceback.print_exc()
     _complain(f"internal error: {type(error).__name__}: {line}; set KCG_TRACEBACK=1 for the traceback")
@@ -231,8 +234,10 @@ def _leave(code: ExitCode) -> NoReturn:
 
 
 def _complain(line: str) -> None:
+    from kcg.nouns import printable  # only for an error
+
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
-        sys.stderr.write(f"kcg: {line}\n")
+        sys.stderr.write(f"kcg: {printable(line)}\n")
 
 
 # ---- standard streams ----

@@ -18,10 +18,15 @@ from kcg.errors import UsageError
 @contextlib.contextmanager
 def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary name beside `path`: what was written there takes its place when the block ends, and is removed if the
-    block raises. The folder is made. Raises OSError where it cannot be written.
+    block raises. The folder is made. Raises OSError where it cannot be written, or where `path` is a device or a pipe:
+    root could replace /dev/null by a file.
 
     What is not `durable` is not waited for until it is on the disk: a power cut may leave it empty.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a device or a pipe", str(path))
     # several machines may write to one folder, and number their processes alike
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)

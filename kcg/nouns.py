@@ -190,6 +190,11 @@ def plain(text: str, most: int = 120) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)[:most]
 
 
+def printable(text: str) -> str:
+    """A text on one line, of which what could steer a terminal is spelled as Python spells it: `\\x1b`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def shown(value: Any) -> str:
     """A foreign value in an error message: ASCII, one line, short."""
     if isinstance(value, dict | list):

@@ -127,6 +127,13 @@ def test_the_terminal_and_the_json_say_the_same(found: Comparison) -> None:
     assert document["a"]["after_s"] == found.a.total_after_s and document["differences"] == []
 
 
+def test_what_a_foreign_result_says_steers_no_terminal(a: Result) -> None:
+    foreign = "\x1b]0;a title\x07\x9b31m"
+    rows = (replace(a.regions[0], origins=((f"layer{foreign}", 1),)), *a.regions[1:])
+    text = printed(match(a, replace(a, preset=foreign, regions=rows, warnings=(foreign,)), names=NAMES))
+    assert not {"\x1b", "\x07", "\x9b"} & set(text) and r"\x1b]0;a title\x07\x9b31m" in text
+
+
 def test_the_page_has_both_schedules_and_loads_nothing(found: Comparison) -> None:
     text = render(found)
     page = Page(text)

@@ -59,6 +59,15 @@ def test_a_place_that_cannot_be_written_is_one_line(path: str, tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_no_pipe_or_device_is_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"cannot write .*pipe: it is a device or a pipe"):
+        write_whole(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]
+    with pytest.raises(UsageError, match=r"cannot write \.: Is a directory"):
+        write_whole(Path(), "text")
+
+
 def test_what_two_write_at_once_is_all_kept(tmp_path: Path) -> None:
     path, inside, done = tmp_path / "results" / "found.json", threading.Event(), threading.Event()
 

@@ -62,6 +62,8 @@ MISTAKES = {
     "no command": ("flux/mini", USAGE, ("write kcg optimize flux/mini",)),
     "nothing to optimise": ("optimize", USAGE, ("kcg list", "script")),
     "missing script": ("optimize trian.py", USAGE, ("there is no script trian.py", "did you mean train.py?")),
+    "a name that steers a terminal": ("optimize no\x1b[31m.py", USAGE, (r"there is no script no\x1b[31m.py: ",)),
+    "a name that is too long": (f"optimize {'n' * 300}.py", USAGE, ("cannot use nnn", "File name too long: check the")),
     "missing script of run": ("run --result h200.json trian.py", USAGE, ("did you mean train.py?",)),
     "budget 0": ("optimize flux --budget 0", USAGE, ("--budget '0' is not a positive time", "120s, 2m or 1h")),
     "no GPU": ("optimize flux --device CUDA", UNUSABLE, ("finds no GPU here", "use --device CPU")),

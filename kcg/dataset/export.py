@@ -137,8 +137,9 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
         sync(out.parent)
         return total
     finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            part.with_name(part.name + suffix).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder is a file
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                part.with_name(part.name + suffix).unlink(missing_ok=True)
 
 
 def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:

@@ -94,10 +94,11 @@ class Run:
     description: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises TypeError where a field is of another type, as a file can have it."""
+        """Raises TypeError or ValueError where a field is of another type, or no JSON, as a file can have it."""
         texts = (self.run_id, self.started, self.command)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.description, Mapping):
             raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
+        canonical_json(dict(self.description))  # which Infinity and NaN are not, though Python reads them
 
 
 @dataclass(frozen=True)
@@ -706,13 +707,21 @@ class Journal:
         query = "SELECT * FROM workload_calls ORDER BY workload, preset, position"
         for name, preset, position, region_id, variables, count, origin in self._rows(query):
             with self._row("workload_calls", f"{name}/{preset} {position}"):
+                if not all(isinstance(text, str) for text in (name, preset, origin)):
+                    raise TypeError("a name is no text")
                 pairs = tuple((str(n), int(v)) for n, v in json.loads(variables))
                 calls.setdefault((name, preset), []).append(WorkloadCall(regions[region_id], int(count), pairs, origin))
         return [Workload(name, preset, merged(rows)) for (name, preset), rows in calls.items()]
 
     def first_seen(self) -> dict[str, str]:
         """Kernel id -> the workload (`name/preset`) in which it was first seen, empty where none was named."""
-        return dict(self._rows("SELECT id, first_seen_workload FROM kernels ORDER BY rowid"))
+        found = {}
+        for kernel_id, name in self._rows("SELECT id, first_seen_workload FROM kernels ORDER BY rowid"):
+            with self._row("kernels", kernel_id):
+                if not isinstance(name, str):
+                    raise TypeError("the name of its workload is no text")
+                found[kernel_id] = name
+        return found
 
     def runs(self) -> dict[str, Run]:
         """Every run by id."""

@@ -17,6 +17,7 @@ from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
 from kcg.dataset.splits import PARTS, make_splits
 from kcg.errors import CodecError, DataError
 from kcg.kernel.opts.schedule import ops_and_arguments
+from kcg.nouns import printable
 from kcg.types import Kernel, Measurement, ScheduleKind, Status, Target, Workload
 
 if TYPE_CHECKING:
@@ -413,7 +414,7 @@ def render(stats: Stats, console: Console) -> None:
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     for name, value in _facts(stats):
-        facts.add_row(Text(name, style="bold"), Text(value))  # never as markup: the texts are foreign
+        facts.add_row(Text(name, style="bold"), Text(printable(value)))  # never as markup: the texts are foreign
     console.print(facts)
     if not stats.families:
         return
@@ -427,7 +428,7 @@ def render(stats: Stats, console: Console) -> None:
         if f.speedup is not None:
             gains = [*(f"{x:.2f}×" for x in (f.speedup, f.quartiles[2], f.quartiles[4])), f"{f.compared:,}"]
         ok = share(f.ok_rows, f.rows)
-        table.add_row(Text(name), f"{len(f.presets):,}", f"{f.kernels:,}", f"{f.rows:,}", ok, *gains)
+        table.add_row(Text(printable(name)), f"{len(f.presets):,}", f"{f.kernels:,}", f"{f.rows:,}", ok, *gains)
     console.print()
     console.print(
         "Each family, and its best schedules against hand-coded by search timings: gain is the geometric mean"

@@ -55,14 +55,27 @@ def _sequence_of(
                 call.views,
                 call.reads,
                 call.writes,
-                "" if isinstance(kernel, Kernel) else kernel,
-                call.devices,
-                call.origin,
-                call.layers,
+                "" if isinstance(kernel, Kernel) else _line(kernel),
+                tuple(map(_line, call.devices)),
+                _line(call.origin),
+                tuple((_line(path), count) for path, count in call.layers),
             )
         )
     buffers = tuple(replace(b, dtype=_stored_name(b.dtype)) for b in captured.buffers)
-    return Sequence(tuple(calls), buffers, captured.steady, seen)
+    named = tuple((tuple((_word(name), value) for name, value in variables), count) for variables, count in seen)
+    return Sequence(tuple(calls), buffers, captured.steady, named)
+
+
+def _line(text: str) -> str:
+    """What a program calls something, as `_text` reads it: keys of dictionaries and names of files may be anything."""
+    return " ".join(text.encode(errors="replace").decode().splitlines())[:_TEXT]
+
+
+def _word(name: str) -> str:
+    """A variable's name, as `_seen` reads it. A kernel with one that is no plain word is not encodable."""
+    if _NAME.fullmatch(name):
+        return name
+    return f"_{re.sub('[^A-Za-z0-9_]', '_', name)}"[:64]
 
 
 def _stored_name(dtype: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
+from kcg.nouns import printable
 from kcg.optimize.ends import values_of
 from kcg.optimize.next_steps import NextStep, next_steps
 from kcg.optimize.result import OUTCOMES
@@ -211,7 +212,7 @@ class Progress:
         if self._quiet and not important:
             return
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(_fit(text, self._stream.encoding), markup=False, highlight=False, soft_wrap=True)
         else:
             with contextlib.suppress(OSError):  # a full disk, or a reader that went away: no reason to end the work
                 self._stream.write(_fit(text, self._stream.encoding) + "\n")
@@ -280,7 +281,7 @@ def _kernel_parts(result: Result, console: Console, width: int, *, lines: int) -
 
 
 def _kernel_table(rows: Sequence[RegionResult], console: Console, width: int) -> Table:
-    names = [origin_of(row) or row.chosen.name or row.region.id[:12] for row in rows]
+    names = [_fit(origin_of(row) or row.chosen.name or row.region.id[:12], None) for row in rows]
     cells = [
         [
             values_of(row),
@@ -690,9 +691,12 @@ def _clock(seconds: float) -> str:
 
 
 def _fit(content: str, encoding: str | None) -> str:
-    """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
+    """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError,
+    nor may the name of a layer steer the terminal."""
+    content = content.encode("utf-8", "replace").decode()  # half a character, as JSON can spell one, is no text
+    content = "\n".join(map(printable, content.split("\n")))
     if _is_unicode(encoding):
-        return content.encode("utf-8", "replace").decode()  # half a character, as JSON can spell one, is no text
+        return content
     return content.translate(_ASCII).encode("ascii", "replace").decode()
 
 

@@ -332,6 +332,25 @@ def test_a_sequence_goes_into_text_and_back(stored: str) -> None:
     assert sequence_from_json(sequence_json(copied[0])) == copied[0]
 
 
+def test_whatever_a_program_calls_things_goes_into_text_and_back() -> None:
+    """Texts as keys of a dictionary, a file's name with a line break, a variable that is no plain word."""
+    keys = ("two\nlines", "long" * 2_000, "half of a character \ud800")
+    weights = {key: Tensor.ones(ROWS, WIDTH).contiguous().realize() for key in keys}
+    n = Variable("start " + "n" * 64, 1, ROWS)
+
+    def run() -> None:
+        for weight in weights.values():
+            (weight.shrink(((0, n.bind(2)), None)) + 1).contiguous().realize()
+
+    with recording_sequences() as recorder:
+        recorder.parameters.name(weights.items())
+        exec(compile("run()", "generated\nby a program", "exec"), {"run": run})
+    found = sequences_of_captured(recorder.sequences())
+    assert [sequence_from_json(sequence_json(one)) for one in found] == list(found)
+    layers = [path for one in found for call in one.calls for path, _ in call.layers]
+    assert len(layers) == len(set(layers)) == len(keys) and layers[0] == "two lines"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -503,6 +503,9 @@ def test_an_export_with_checksums_to_match_is_still_not_trusted(path: Path, tmp_
             replaced("workloads.json", text).workloads()
     with pytest.raises(DataError, match=r"runs\.json"):
         replaced("runs.json", b'{"r": {"name": 1}}').runs()
+    run = b'{"r": {"run_id": "r", "started": "", "command": "", "description": {"clock_mhz": Infinity}}}'
+    with pytest.raises(DataError, match=r"runs\.json: row r cannot be trusted"):
+        replaced("runs.json", run).runs()
 
 
 @pytest.mark.parametrize("most", [16, pytest.param(160, marks=pytest.mark.slow)])

@@ -139,6 +139,19 @@ def test_a_row_of_what_no_file_can_hold_is_one_line(path: Path, column: str, val
             export(journal, path.parent / "out")
 
 
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("workload_calls", name) for name in ("workload", "preset", "origin")] + [("kernels", "first_seen_workload")],
+)
+def test_bytes_in_the_place_of_a_name_are_one_line(path: Path, table: str, column: str) -> None:
+    """SQLite keeps any type in any column."""
+    with Journal.open(path) as journal:
+        fill(journal)
+        journal._connection.execute(f"UPDATE {table} SET {column}=x'ff' WHERE rowid=1")
+        with pytest.raises(JournalError, match=f"of {table} cannot be trusted .* no text"):
+            export(journal, path.parent / "out")
+
+
 def test_everything_comes_back_as_it_went_in(path: Path) -> None:
     with Journal.open(path) as journal:
         rows = fill(journal)

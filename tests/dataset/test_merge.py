@@ -39,6 +39,8 @@ def test_merge_keeps_each_row_once(tmp_path: Path) -> None:
     (tmp_path / "bad.sqlite").write_bytes(b"x" * 200)
     with pytest.raises(JournalError):
         merge([a, tmp_path / "bad.sqlite"], tmp_path / "none.sqlite")
+    with pytest.raises(UsageError, match="no journal can be created in"):
+        merge([a], tmp_path / "bad.sqlite" / "none.sqlite")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.sqlite", "all.sqlite", "b.sqlite", "bad.sqlite"]
 
 

@@ -312,6 +312,13 @@ def printed(result: Result, *, files: tuple[Path, Path] | None = None, **options
     return stream.getvalue()
 
 
+def test_no_name_of_a_layer_steers_the_terminal() -> None:
+    result = sample_result()
+    rows = tuple(replace(row, origins=(("layer\x1b[31m", row.calls),)) for row in result.regions)
+    text = printed(replace(result, regions=rows, warnings=("\x1b]0;title\x07",)), width=200)
+    assert "\x1b" not in text and r"layer\x1b[31m" in text and r"\x1b]0;title\x07" in text
+
+
 def test_a_kernel_that_was_not_timed_has_no_time() -> None:
     """As in a run that was interrupted while tinygrad's own schedules were timed."""
     timed, *others = sample_result().regions
