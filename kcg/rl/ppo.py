@@ -24,6 +24,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 from torch import Tensor, nn
 
+from kcg.predictor.features import Array
 from kcg.predictor.network import Batch, all_edges, owners
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Task
 from kcg.rl.policy import PolicyBatch, PolicyNet, placed
@@ -173,9 +174,18 @@ def environments(makers: Sequence[Callable[[], Sequence[Task]]], settings: PpoSe
     return VecMonitor(made, info_keywords=("log_speedup",))
 
 
+class _EndedByFaults(KernelScheduleEnv):
+    """A fault ends an episode as stopping does: to the reward of a truncated one stable-baselines3 adds what the value
+    hopes for from there, and nothing comes after a fault."""
+
+    def step(self, action: int) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, info
+
+
 def _environment(maker: Callable[[], Sequence[Task]], start: str, most_steps: int) -> KernelScheduleEnv:
     torch.set_num_threads(1)
-    return KernelScheduleEnv(maker(), start=start, max_steps=most_steps)
+    return _EndedByFaults(maker(), start=start, max_steps=most_steps)
 
 
 def train(
