@@ -274,6 +274,8 @@ def _padded(values: Array, there: Array | None) -> Tensor:
 ROWS = 512  # schedules that are predicted at once
 KERNELS_KEPT = 64
 IMPOSSIBLE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
+MOST_LOG_S = 100.0
+"""What is expected to take longer, in log-seconds, or as much less than a second, is no time: exp overflows at 710."""
 NEVER_SEEN = 1.0
 """Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
 never showed."""
@@ -375,7 +377,7 @@ class LearnedPredictor:
         found = averaged(outputs, self.checkpoint.about.spread_scale)
         mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
-        broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
+        broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
         return (
             np.where(broken, 0.0, mean),
             np.where(broken, IMPOSSIBLE.uncertainty, sigma),

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,13 +172,15 @@ def test_too_long_code_is_expected_to_fail(predictor: LearnedPredictor) -> None:
     assert predictor.predict(space, [schedule])[0].failure_probability > 0.9
 
 
-def test_not_a_number_never_leaves(predictor: LearnedPredictor) -> None:
+@pytest.mark.parametrize("says", [math.nan, 1000.0, -1000.0])
+def test_what_is_no_time_never_leaves(predictor: LearnedPredictor, says: float) -> None:
+    """Not a number, and log-seconds whose exponential is no number either."""
     net = Net(NetSettings(hidden=8, layers=1)).eval()
     with torch.no_grad():
-        net.heads.bias.fill_(math.nan)
+        net.heads.bias.fill_(says)
     broken = LearnedPredictor(replace(predictor.checkpoint, nets=(net,)))
     (found,) = broken.predict(space_of(empty(8, 8).sum(1)), [RAW])
-    assert math.isfinite(found.log_runtime) and found.failure_probability == 1.0 and found.uncertainty == 10.0
+    assert found == IMPOSSIBLE and 0 < found.runtime_s < math.inf
 
 
 # ---- the loss ----
@@ -277,6 +280,39 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save_file(load_file(path), tmp_path / "more", {"kcg": json.dumps(about)})
     with pytest.raises(DataError, match="does not hold what it says"):
         read(tmp_path / "more")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        [],
+        None,
+        {"spread_scale": 0.0},
+        {"spread_scale": math.nan},
+        {"spread_scale": "1"},
+        {"targets": ["sm_90"]},
+        {"targets": [{"model": "H200"}]},
+        {"targets": [{"fingerprint": []}]},
+        {"operations": [["ADD"]]},
+        {"datasets": [["kernels.parquet", 1]]},
+        {"name": 5},
+        {"metrics": [0.9]},
+        {"dirty": "no"},
+    ],
+)
+def test_what_a_checkpoint_says_of_itself_is_checked_when_it_is_read(about: Any, tmp_path: Path) -> None:
+    net = Net(NetSettings(hidden=4, layers=0))
+    save(Checkpoint(About("tiny", ({"fingerprint": "f"},), (), "workload", ("ADD",)), (net,)), path := tmp_path / "p")
+    with safe_open(path, "pt") as file:
+        given = json.loads(file.metadata()["kcg"])
+    given["about"] = {**given["about"], **about} if isinstance(about, dict) else about
+    save_file(load_file(path), path, {"kcg": json.dumps(given)})
+    with pytest.raises(DataError, match="does not hold what it says") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    save_file(load_file(path), path, {"kcg": "[" * 100_000})
+    with pytest.raises(DataError, match="cannot be read"):
+        read(path)
 
 
 def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_path: Path) -> None:
