@@ -128,6 +128,15 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: TrainingData, tm
         Fit(data, replace(settings, seed=1), tmp_path / "cut", floors=FLOORS).run()
 
 
+def test_patience_begins_with_the_first_look_at_the_validation_part(data: TrainingData, tmp_path: Path) -> None:
+    net = NetSettings(hidden=4, layers=0)
+    fit = Fit(
+        data, replace(SETTINGS, epochs=9, validate_every=3, patience=0, net=net), tmp_path / "impatient", floors=FLOORS
+    )
+    fit.run()
+    assert fit.progress.epoch == 3 and fit.progress.best_epoch == 2
+
+
 def test_a_split_without_training_kernels_is_one_line(data: TrainingData, tmp_path: Path) -> None:
     only_test = data.take(data.part("workload", "test"))
     with pytest.raises(DataError, match="leaves no kernel"):
