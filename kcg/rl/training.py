@@ -419,7 +419,7 @@ def train_policy(
         run = functools.partial(_ppo, path, about, state, tracker, device=device, deadline=deadline)
         run(makers, settings.ppo, "ppo")
         if settings.table_steps > 0:
-            recorded = [k.region.id for k in recorded_kernels(export, TRAIN)]
+            recorded = [k.region.id for k in recorded_kernels(export, TRAIN, split=guide.split)]
             shares = divided(len(recorded), workers)
             tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
             run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
@@ -515,7 +515,7 @@ def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
     """A task for each recorded kernel: the steps of its table, paid by what measuring showed."""
     return [
         Task(kernel.region.id[:12], kernel.table, _observer(kernel), recorded(kernel.table))
-        for kernel in recorded_kernels(read_export(data), TRAIN)
+        for kernel in recorded_kernels(read_export(data), "all")
         if kernel.region.id in region_ids
     ]
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import nn
 
-from kcg.dataset.reading import read_export
+from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.kernel.opts.schedule import opts_of
-from kcg.predictor.checkpoint import read
+from kcg.predictor.checkpoint import read, save
 from kcg.predictor.training import changed
 from kcg.provenance import provenance
 from kcg.rl import training
@@ -39,9 +39,12 @@ from kcg.rl.training import (
     self_play,
     train_policy,
 )
+from kcg.search import replay
+from kcg.search.replay import NamedTable, RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
 from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
+from tests.replay_table import synthetic_table
 
 ROOT = Path(__file__).parents[2]
 DATASET = ROOT / "datasets" / "h200"
@@ -243,6 +246,31 @@ def test_kernels_of_a_part_are_of_that_part_and_none_is_of_flux() -> None:
         assert not {k.region.id for k in found} & flux
     few = kernels_of(export, SHIPPED, part, 5, 0)
     assert few == found[:5] and few != kernels_of(export, SHIPPED, part, 5, 1)
+
+
+def test_recorded_kernels_are_of_the_split_of_the_predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A predictor whose split is by kernel never saw other kernels than one whose split is by workload."""
+    export, table = read_export(DATASET), synthetic_table()
+    (target,) = export.targets()
+    named = [NamedTable(region, target, "", (), table) for region in list(export.regions())[:400]]
+    monkeypatch.setattr(replay, "read_tables", lambda folder: named)
+    rows = {row["id"]: row["split_kernel"] for row in export.kernels_table(["id", "split_kernel"]).to_pylist()}
+    found = recorded_kernels(export, TRAIN, split="kernel")
+    assert found and {rows[k.region.kernel.id] for k in found} == {TRAIN} == {k.part for k in found}
+
+    class Asked(Exception):
+        pass
+
+    def kernels(export: Export, part: str, *, split: str) -> list[RecordedKernel]:
+        raise Asked(part, split)
+
+    monkeypatch.setattr(training, "recorded_kernels", kernels)
+    checkpoint = read(SHIPPED)
+    by_kernel = replace(checkpoint, about=replace(checkpoint.about, split="kernel"))
+    save(by_kernel, tmp_path / "by-kernel.safetensors")
+    settings = changed(SETTINGS, {"ppo.steps": 0, "table_steps": 8})
+    with pytest.raises(Asked, match="'train', 'kernel'"):
+        train_policy(DATASET, tmp_path / "by-kernel.safetensors", tmp_path / "out", settings, from_mcts=False)
 
 
 # With processes, and as a user starts it
