@@ -203,12 +203,15 @@ def train(
     for module in net.modules():  # the same network has to say the same before and after: no dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    rows = settings.rollout * envs.num_envs
+    # sb3-contrib divides advantages by their spread, and the spread of one is no number: no batch has one row
+    batch = next((size for size in range(settings.batch, 1, -1) if rows % size != 1), rows)
     model = MaskablePPO(
         SchedulePolicy,
         envs,
         learning_rate=settings.learning_rate,
         n_steps=settings.rollout,
-        batch_size=settings.batch,
+        batch_size=batch,
         n_epochs=settings.epochs,
         gamma=settings.discount,
         clip_range=settings.clip,

@@ -170,6 +170,13 @@ def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_w
     assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
 
 
+def test_no_batch_has_one_row() -> None:
+    """Of 4 steps in batches of 3 one would be left, whose advantage has no spread: the network would be no number."""
+    settings = replace(QUICK, steps=4, rollout=4, batch=3)
+    net = train(scaled(), envs_of(settings, "sum"), settings)
+    assert all(bool(parameter.isfinite().all()) for parameter in net.parameters())
+
+
 def test_nothing_is_hoped_for_after_a_fault() -> None:
     """stable-baselines3 adds the value of where a truncated episode ended to its last reward."""
     envs = environments([lambda: [replace(task("matmul"), cost=fails_but_raw)]], replace(QUICK, start="raw"), here=True)
