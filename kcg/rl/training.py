@@ -182,6 +182,7 @@ def learn(
 
 POLICY: Final = "policy.safetensors"
 PROGRESS: Final = "progress.json"
+SELF_PLAY: Final = "self-play"
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -277,6 +278,11 @@ class _Game:
     seed: int
 
 
+def _games_of(kernel: TrainingKernel, folder: Path) -> Path:
+    """The file of what a kernel taught."""
+    return folder / f"{kernel.region.id[:24]}.npz"
+
+
 def _played(game: _Game) -> Examples | None:
     try:
         observer, predictor = game.kernel.opened()
@@ -297,7 +303,7 @@ def self_play(
     deadline: float = math.inf,
 ) -> Examples:
     """Plays every kernel and keeps what it taught, a file each; those that are there already are not played again."""
-    files = {kernel.region.id: folder / f"{kernel.region.id[:24]}.npz" for kernel in kernels}
+    files = {kernel.region.id: _games_of(kernel, folder) for kernel in kernels}
     waiting = [k for k in kernels if not files[k.region.id].exists()]
     if waiting and time.monotonic() < deadline:
         jobs = [_Game(kernel, settings, seed) for kernel in waiting]
@@ -390,11 +396,12 @@ def train_policy(
         if not path.exists():
             net = read_policy(start).net if start is not None else PolicyNet(trunk=read(predictor).nets[0])
             save_policy(Policy(net, about), path)
+            state.done.clear()  # of a policy that is not there any more
         if from_mcts and not state.done.get("self_play", 0):
             examples = [
                 self_play(
                     some,
-                    out / "self-play",
+                    out / SELF_PLAY,
                     settings.self_play,
                     workers=workers,
                     seed=settings.seed,
@@ -411,7 +418,8 @@ def train_policy(
             net = read_policy(path).net
             learn(net, examples[1], examples[0], settings.learning, device=device, report=heard)
             save_policy(Policy(net.cpu(), about), path)
-            state.write(self_play=1)
+            if all(_games_of(kernel, out / SELF_PLAY).exists() for kernel in (*others, *ours)):
+                state.write(self_play=1)
             tracker.log({"stage": "learned", **against_search(others, path, workers=workers)})
         parallel = divided(len(ours), workers)
         # one network: each step is a batch of one
@@ -445,6 +453,15 @@ _LEAST: Final = {
     "ppo.epochs": 1,
     "ppo.most_steps": 1,
 }
+_MOST: Final = {
+    "self_play.noise": 1,
+    "self_play.uniform": 1,
+    "learning.learning_rate": 1,
+    "learning.weight_decay": 10,
+    "ppo.learning_rate": 1,
+    "ppo.discount": 1,
+    "ppo.curriculum": 1,
+}
 
 
 def _check(settings: PolicyTrainingSettings) -> None:
@@ -454,8 +471,9 @@ def _check(settings: PolicyTrainingSettings) -> None:
             raise UsageError(f"{name}={value}: it has to be at least {least:g}")
     if settings.ppo.start not in STARTS:
         raise UnknownName("ppo.start", settings.ppo.start, list(STARTS))
-    if settings.self_play.noise > 1:
-        raise UsageError(f"self_play.noise={settings.self_play.noise}: it is a share, at most 1")
+    for name, most in _MOST.items():
+        if (value := operator.attrgetter(name)(settings)) > most:
+            raise UsageError(f"{name}={value}: it has to be at most {most:g}")
 
 
 def _ppo(
@@ -536,11 +554,14 @@ class _Progress:
         self.path, self.settings = path, json.loads(json.dumps(settings))
         self.done: dict[str, int] = {}
         if path.exists():
-            batch = json.loads(path.read_text())
-            if batch.get("settings") != self.settings:
+            try:
+                batch = json.loads(path.read_text())
+                found, self.done = batch["settings"], {str(name): int(n) for name, n in batch["done"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DataError(f"{path} cannot be read ({error}): choose another folder") from error
+            if found != self.settings:
                 others = "with other settings, or of another predictor"
                 raise DataError(f"{path.parent} holds a training {others}: choose another folder")
-            self.done = batch["done"]
         else:
             self.write()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -192,6 +193,26 @@ def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.
     assert "cannot be read" in caplog.text
 
 
+def test_self_play_that_the_budget_cut_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = changed(SETTINGS, {"ppo.steps": 0, "learning.epochs": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_each", lambda *args, **rest: itertools.islice(_each(*args, **rest), 1))
+        trained(tmp_path, settings)
+    assert "self_play" not in json.loads((tmp_path / PROGRESS).read_text())["done"]
+    trained(tmp_path, settings)
+    assert json.loads((tmp_path / PROGRESS).read_text())["done"]["self_play"] == 1
+    some, every = (line["examples"] for line in lines_of(tmp_path, "self-play"))
+    assert some < every
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"settings": {}}', '{"settings": {}, "done": [1]}'])
+def test_progress_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / PROGRESS).write_text(text)
+    with pytest.raises(DataError, match=r"progress\.json cannot be read") as caught:
+        trained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
     net = PolicyNet(trunk=read(SHIPPED).nets[0])
     nn.init.normal_(net.score[-1].weight)  # type: ignore[arg-type]
@@ -213,7 +234,9 @@ def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
         ({"self_play.simulations": 0}, "self_play.simulations=0"),
         ({"self_play.games": 0}, "self_play.games=0"),
         ({"self_play.alpha": 0.0}, r"self_play.alpha=0\.0"),
-        ({"self_play.noise": 2.0}, r"self_play.noise=2\.0: it is a share"),
+        ({"self_play.noise": 2.0}, r"self_play.noise=2\.0: it has to be at most 1"),
+        ({"self_play.uniform": 5.0}, r"self_play.uniform=5\.0"),
+        ({"ppo.learning_rate": 1e9}, r"ppo.learning_rate=1000000000\.0"),  # nothing is a number after one step
         ({"learning.batch": 0}, "learning.batch=0"),
         ({"ppo.rollout": 1}, "ppo.rollout=1: it has to be at least 2"),
         ({"ppo.most_steps": 0}, "ppo.most_steps=0"),
