@@ -354,9 +354,9 @@ class LearnedPredictor:
         """`predict` of schedules of any kernels whose features are there already."""
         if not features:
             return []
-        kernels = {one.space.region.id: i for i, one in enumerate(features)}
+        kernels = {(one.space.region.id, one.space.target): i for i, one in enumerate(features)}
         made, kernel_x, target_x = side_by_side(features)
-        kernel = np.array([kernels[one.space.region.id] for one in features])
+        kernel = np.array([kernels[one.space.region.id, one.space.target] for one in features])
         mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
         found = []
         for one, *outputs in zip(features, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):

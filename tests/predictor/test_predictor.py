@@ -31,6 +31,7 @@ from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.training_data import TrainingData, load
+from kcg.rl.observation import Observer
 from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -161,6 +162,14 @@ def test_predictions_are_finite_ordered_and_the_same_in_any_batch(predictor: Lea
         assert alone.log_runtime == pytest.approx(one.log_runtime, abs=1e-4)
         assert math.isfinite(one.log_runtime) and 0 < one.uncertainty < 10 and 0 <= one.failure_probability <= 1
     assert predictor.predict(space, []) == []
+
+
+def test_features_of_one_kernel_on_several_targets_are_judged_as_on_each(predictor: LearnedPredictor) -> None:
+    observers = [Observer(space_of(empty(64, 96) @ empty(96, 80), name)) for name in ("sm_90", "sm_80")]
+    features = [observer.observe(RAW) for observer in observers]
+    each = [predictor.predict_features([one])[0].log_runtime for one in features]
+    assert [p.log_runtime for p in predictor.predict_features(features)] == pytest.approx(each, abs=1e-5)
+    assert each[0] != pytest.approx(each[1], abs=1e-3)
 
 
 def test_what_training_never_showed_is_uncertain_and_no_crash(predictor: LearnedPredictor, data: TrainingData) -> None:
