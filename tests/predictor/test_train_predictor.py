@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +395,19 @@ def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
         file.write("{half a li\n")
     with pytest.raises(DataError, match=r"study\.jsonl cannot be read as a study"):
         tuning.tune(folder, tmp_path, settings, trials=3)
+
+
+def test_a_validation_part_that_ranks_nothing_is_nothing_to_tune_by(
+    folder: Path, data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its rows failed: the score of a trial would be the number of its last epoch."""
+    failed = np.where(data.part("workload", "validation"), np.nan, data.log_s)
+    equal, none = np.full_like(data.log_s, -9.0), data.take(data.part("workload", "train"))
+    for rows in (replace(data, log_s=failed), replace(data, log_s=equal), none):
+        monkeypatch.setattr(tuning, "load", lambda *_, rows=rows, **__: rows)
+        with pytest.raises(DataError, match="nothing to tune by"):
+            tuning.tune(folder, tmp_path, SETTINGS, trials=1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # two processes import torch
