@@ -217,7 +217,7 @@ def train(
         clip_range=settings.clip,
         ent_coef=settings.entropy,
         target_kl=settings.target_divergence,
-        seed=settings.seed,
+        seed=settings.seed + done,  # else what goes on would draw the episodes that it began with
         device=device,
         policy_kwargs={"features_extractor_class": ScheduleExtractor, "features_extractor_kwargs": {"net": net}},
     )

@@ -1,8 +1,10 @@
 """A policy's whole training: self-play over the predictor, learning from its visits, then PPO; resumable throughout.
 
 The folder of a training holds `metrics.jsonl`, what self-play found (one file of arrays a kernel), `policy.safetensors`
-as it is now, and `progress.json`. The same call goes on where it was cut. No device is needed, and no measurement is
-made: the predictor stands for both, and neither it nor the policy sees a kernel of Flux.
+as it is now, and `progress.json`. The same call goes on where it was cut: PPO with the network as the last rollout
+found it and the steps done, but with a new optimizer and other draws, so that its figures are not those of one that was
+not cut. No device is needed, and no measurement is made: the predictor stands for both, and neither it nor the policy
+sees a kernel of Flux.
 """
 
 from __future__ import annotations

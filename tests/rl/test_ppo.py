@@ -170,6 +170,15 @@ def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_w
     assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
 
 
+def test_what_goes_on_draws_other_episodes_than_it_began_with() -> None:
+    seeds = []
+    for done in (0, 16):
+        envs = envs_of(QUICK, "sum")
+        train(scaled(), envs, QUICK, done=done, keep=lambda steps: False)
+        seeds += envs.get_attr("np_random_seed")
+    assert seeds[0] == QUICK.seed and seeds[0] != seeds[1]
+
+
 def test_no_batch_has_one_row() -> None:
     """Of 4 steps in batches of 3 one would be left, whose advantage has no spread: the network would be no number."""
     settings = replace(QUICK, steps=4, rollout=4, batch=3)
