@@ -6,7 +6,9 @@ Files of before may hold gradient-boosted trees beside the networks, which were 
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,11 +73,7 @@ def read(path: Path) -> Checkpoint:
     check_header(path, header)
     try:
         nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
-        about = {name: value for name, value in header["about"].items() if name != TREE_SHARE}
-        for name in ("targets", "operations"):
-            about[name] = tuple(about[name])
-        about["datasets"] = tuple((name, value) for name, value in about["datasets"])
-        found = Checkpoint(About(**about), nets)
+        found = Checkpoint(_about(dict(header["about"])), nets)
     except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
     if not nets:
@@ -84,6 +82,25 @@ def read(path: Path) -> Checkpoint:
     if TREES in tensors:
         log.warning("%s holds gradient-boosted trees, which this kcg leaves out: its networks predict alone", path)
     return found
+
+
+def _about(given: dict[str, Any]) -> About:
+    """What the header of a file tells. Raises TypeError and ValueError where it is not what `About` says."""
+    given.pop(TREE_SHARE, None)
+    for name in ("targets", "operations"):
+        given[name] = tuple(given[name])
+    given["datasets"] = tuple((name, value) for name, value in given["datasets"])
+    about = About(**given)
+    words = [about.name, about.split, about.revision, about.since, *about.operations, *itertools.chain(*about.datasets)]
+    if not all(isinstance(word, str) for word in words + [target["fingerprint"] for target in about.targets]):
+        raise ValueError("a name that is no word")
+    if not (isinstance(about.spread_scale, int | float) and 0 < about.spread_scale < math.inf):
+        raise ValueError(f"errors that are multiplied by {about.spread_scale!r}")
+    if not (isinstance(about.metrics, dict) and isinstance(about.settings, dict)):
+        raise ValueError("metrics or settings without names")
+    if not isinstance(about.dirty, bool | None):
+        raise ValueError(f"code that is {about.dirty!r}")
+    return about
 
 
 def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:

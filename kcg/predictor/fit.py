@@ -152,7 +152,9 @@ class Fit:
         """Train to the end, or until nothing gets better; the network of the best epoch."""
         self._resume()
         settings, progress = self.settings, self.progress
-        while progress.epoch < settings.epochs and progress.epoch - progress.best_epoch <= settings.patience:
+        while progress.epoch < settings.epochs and (
+            progress.best_epoch < 0 or progress.epoch - progress.best_epoch <= settings.patience
+        ):
             began = time.monotonic()
             parts = self._epoch(progress.epoch)
             values: dict[str, Any] = {"epoch": progress.epoch, **{f"train/{k}": v for k, v in parts.items()}}

@@ -60,7 +60,7 @@ def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[A
             return header, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"there is no {noun} {path}") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): train or download it again") from error
 
 

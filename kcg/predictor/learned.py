@@ -274,6 +274,8 @@ def _padded(values: Array, there: Array | None) -> Tensor:
 ROWS = 512  # schedules that are predicted at once
 KERNELS_KEPT = 64
 IMPOSSIBLE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
+MOST_LOG_S = 100.0
+"""What is expected to take longer, in log-seconds, or as much less than a second, is no time: exp overflows at 710."""
 NEVER_SEEN = 1.0
 """Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
 never showed."""
@@ -352,9 +354,9 @@ class LearnedPredictor:
         """`predict` of schedules of any kernels whose features are there already."""
         if not features:
             return []
-        kernels = {one.space.region.id: i for i, one in enumerate(features)}
+        kernels = {(one.space.region.id, one.space.target): i for i, one in enumerate(features)}
         made, kernel_x, target_x = side_by_side(features)
-        kernel = np.array([kernels[one.space.region.id] for one in features])
+        kernel = np.array([kernels[one.space.region.id, one.space.target] for one in features])
         mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
         found = []
         for one, *outputs in zip(features, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
@@ -375,7 +377,7 @@ class LearnedPredictor:
         found = averaged(outputs, self.checkpoint.about.spread_scale)
         mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
-        broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
+        broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
         return (
             np.where(broken, 0.0, mean),
             np.where(broken, IMPOSSIBLE.uncertainty, sigma),

@@ -29,7 +29,7 @@ from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import write_whole
 from kcg.measure.device_info import usable_cores
-from kcg.predictor.checkpoint import About, Checkpoint, save
+from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, About, Checkpoint, save
 from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
 from kcg.predictor.features import FEATURES_VERSION, operations_of
 from kcg.predictor.fit import Fit, FitSettings, judge
@@ -57,7 +57,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "members": (1, 32), "seed": (0, 2**31), "epochs": (1, 1e6), "kernels_a_step": (1, 1e6),
     "schedules_a_kernel": (1, 4096), "learning_rate": (1e-7, 1), "weight_decay": (0, 10), "warm_up": (0, 1),
     "average": (0, 0.999999), "patience": (0, 1e6), "validate_every": (1, 1e6), "share": (1e-9, 1),
-    "net.hidden": (4, 4096), "net.layers": (0, 64), "net.dropout": (0, 0.95),
+    "net.hidden": (4, MOST_HIDDEN), "net.layers": (0, MOST_LAYERS), "net.dropout": (0, 0.95),
 }  # fmt: skip
 
 
@@ -76,6 +76,8 @@ def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> Traini
         settings = _replaced(settings, path.split("."), _checked(name, value, known[name]))
     if settings.fit.net.compare and settings.fit.net.hidden % 4:
         raise UsageError(f"net.hidden={settings.fit.net.hidden}: with net.compare it has to be a multiple of 4")
+    if not any(asdict(settings.fit.weights).values()):
+        raise UsageError("no part of the loss has a weight: one of weights.pairs, weights.time, … has to be above 0")
     return settings
 
 

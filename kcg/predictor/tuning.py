@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kcg.cli import pip_install
@@ -25,10 +26,10 @@ from kcg.files import write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.fit import STATE, Fit
-from kcg.predictor.metrics import Floors, floors_of, score_of
+from kcg.predictor.metrics import Floors, floors_of, score_of, scores
 from kcg.predictor.tracking import Tracker
 from kcg.predictor.training import TrainingSettings, dataset_of, names_of, with_values, workers
-from kcg.predictor.training_data import load
+from kcg.predictor.training_data import TrainingData, load
 from kcg.types import canonical_json, content_id
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,14 @@ def tune(
         raise UsageError(f"tuning needs optuna, which is not installed: {pip_install('train')}") from error
     end = time.time() + (math.inf if budget_s is None else budget_s)
     export, rows = read_export(data), load(data, log=log.info)
-    if not len(validation_rows(rows, settings.fit.split)):
-        raise DataError(f"{data} has no validation part under the split by {settings.fit.split}: nothing to tune by")
+    floors = floors_of(export)
+    if not _ranks_something(rows, settings.fit.split, floors):
+        where = f"{data} has no validation part under the split by {settings.fit.split}"
+        raise DataError(f"{where} that ranks anything: nothing to tune by")
     study = _study(out, settings, dict(rows.checksums))
     ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     known = len(study.get_trials(deepcopy=False))
-    threads, floors = max(1, usable_cores() // jobs), floors_of(export)
+    threads = max(1, usable_cores() // jobs)
     wanted = [
         _Trial(
             data, out, settings, floors, devices[i % len(devices)], threads, settings.fit.seed + 1000 * known + i, end
@@ -120,6 +123,14 @@ def tune(
     best = study.best_trial
     write_whole(out / BEST, json.dumps(best.params, indent=1, sort_keys=True) + "\n")
     return Tuned(out / BEST, dict(best.params), float(best.value), len(study.get_trials(deepcopy=False, states=ended)))
+
+
+def _ranks_something(data: TrainingData, split: str, floors: Floors) -> bool:
+    """Whether the validation part has two schedules of a kernel whose times differ by more than noise: without, `Fit`
+    takes the last epoch for the best, and its score says nothing."""
+    index = validation_rows(data, split)
+    found = scores(np.zeros(len(index)), data.log_s[index], data.kernel[index], data.run[index], floors)
+    return any(kernel.pairs for kernel in found)
 
 
 @dataclass(frozen=True)
@@ -166,8 +177,6 @@ def _try(one: _Trial) -> None:
             fit = Fit(rows, settings, folder, floors=one.floors, device=one.device, log=report)
             fit.run()
         (folder / STATE).unlink(missing_ok=True)  # the metrics stay
-        if not math.isfinite(fit.progress.best_score):
-            raise optuna.TrialPruned
         log.info("trial %d: %.4f %s", trial.number, fit.progress.best_score, canonical_json(values))
         return fit.progress.best_score
 

@@ -251,11 +251,10 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
             reading = (self.task.guide or self.task.cost)(child)
         except ScheduleError as error:
             return self._faulted(str(error))
+        before, self._observed, self._now = self._now, observation, reading
         if reading.fault:
-            self._observed = observation
             return self._faulted(reading.fault)
-        reward = self._now.log_s - reading.log_s
-        self._observed, self._now = observation, reading
+        reward = before.log_s - reading.log_s
         self._depth += 1
         self._paid += reward
         return self._observation(), float(reward), False, False, self._info()
@@ -265,6 +264,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         if self.task.guide is None:
             end = self._now
         elif (end := self.task.cost(self._observed.schedule)).fault:
+            self._now = end
             return self._faulted(end.fault)
         speedup = self._first.log_s - end.log_s
         reward = speedup - self._paid
@@ -290,5 +290,5 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         """The kernel, its schedule, and what it costs, in one line."""
         if self.task is None:
             return "no kernel"
-        cost = self._fault or f"{math.exp(self._now.log_s) * 1e6:.3g} µs"
+        cost = self._fault or self._now.fault or f"{math.exp(self._now.log_s) * 1e6:.3g} µs"
         return f"{self.task.name}: {describe(self._observed.schedule)} ({cost})"

@@ -24,6 +24,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 from torch import Tensor, nn
 
+from kcg.predictor.features import Array
 from kcg.predictor.network import Batch, all_edges, owners
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Task
 from kcg.rl.policy import PolicyBatch, PolicyNet, placed
@@ -173,9 +174,18 @@ def environments(makers: Sequence[Callable[[], Sequence[Task]]], settings: PpoSe
     return VecMonitor(made, info_keywords=("log_speedup",))
 
 
+class _EndedByFaults(KernelScheduleEnv):
+    """A fault ends an episode as stopping does: to the reward of a truncated one stable-baselines3 adds what the value
+    hopes for from there, and nothing comes after a fault."""
+
+    def step(self, action: int) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, info
+
+
 def _environment(maker: Callable[[], Sequence[Task]], start: str, most_steps: int) -> KernelScheduleEnv:
     torch.set_num_threads(1)
-    return KernelScheduleEnv(maker(), start=start, max_steps=most_steps)
+    return _EndedByFaults(maker(), start=start, max_steps=most_steps)
 
 
 def train(
@@ -193,18 +203,21 @@ def train(
     for module in net.modules():  # the same network has to say the same before and after: no dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    rows = settings.rollout * envs.num_envs
+    # sb3-contrib divides advantages by their spread, and the spread of one is no number: no batch has one row
+    batch = next((size for size in range(settings.batch, 1, -1) if rows % size != 1), rows)
     model = MaskablePPO(
         SchedulePolicy,
         envs,
         learning_rate=settings.learning_rate,
         n_steps=settings.rollout,
-        batch_size=settings.batch,
+        batch_size=batch,
         n_epochs=settings.epochs,
         gamma=settings.discount,
         clip_range=settings.clip,
         ent_coef=settings.entropy,
         target_kl=settings.target_divergence,
-        seed=settings.seed,
+        seed=settings.seed + done,  # else what goes on would draw the episodes that it began with
         device=device,
         policy_kwargs={"features_extractor_class": ScheduleExtractor, "features_extractor_kwargs": {"net": net}},
     )

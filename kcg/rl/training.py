@@ -1,8 +1,10 @@
 """A policy's whole training: self-play over the predictor, learning from its visits, then PPO; resumable throughout.
 
 The folder of a training holds `metrics.jsonl`, what self-play found (one file of arrays a kernel), `policy.safetensors`
-as it is now, and `progress.json`. The same call goes on where it was cut. No device is needed, and no measurement is
-made: the predictor stands for both, and neither it nor the policy sees a kernel of Flux.
+as it is now, and `progress.json`. The same call goes on where it was cut: PPO with the network as the last rollout
+found it and the steps done, but with a new optimizer and other draws, so that its figures are not those of one that was
+not cut. No device is needed, and no measurement is made: the predictor stands for both, and neither it nor the policy
+sees a kernel of Flux.
 """
 
 from __future__ import annotations
@@ -182,6 +184,7 @@ def learn(
 
 POLICY: Final = "policy.safetensors"
 PROGRESS: Final = "progress.json"
+SELF_PLAY: Final = "self-play"
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -277,6 +280,11 @@ class _Game:
     seed: int
 
 
+def _games_of(kernel: TrainingKernel, folder: Path) -> Path:
+    """The file of what a kernel taught."""
+    return folder / f"{kernel.region.id[:24]}.npz"
+
+
 def _played(game: _Game) -> Examples | None:
     try:
         observer, predictor = game.kernel.opened()
@@ -297,7 +305,7 @@ def self_play(
     deadline: float = math.inf,
 ) -> Examples:
     """Plays every kernel and keeps what it taught, a file each; those that are there already are not played again."""
-    files = {kernel.region.id: folder / f"{kernel.region.id[:24]}.npz" for kernel in kernels}
+    files = {kernel.region.id: _games_of(kernel, folder) for kernel in kernels}
     waiting = [k for k in kernels if not files[k.region.id].exists()]
     if waiting and time.monotonic() < deadline:
         jobs = [_Game(kernel, settings, seed) for kernel in waiting]
@@ -390,11 +398,12 @@ def train_policy(
         if not path.exists():
             net = read_policy(start).net if start is not None else PolicyNet(trunk=read(predictor).nets[0])
             save_policy(Policy(net, about), path)
+            state.done.clear()  # of a policy that is not there any more
         if from_mcts and not state.done.get("self_play", 0):
             examples = [
                 self_play(
                     some,
-                    out / "self-play",
+                    out / SELF_PLAY,
                     settings.self_play,
                     workers=workers,
                     seed=settings.seed,
@@ -411,7 +420,8 @@ def train_policy(
             net = read_policy(path).net
             learn(net, examples[1], examples[0], settings.learning, device=device, report=heard)
             save_policy(Policy(net.cpu(), about), path)
-            state.write(self_play=1)
+            if all(_games_of(kernel, out / SELF_PLAY).exists() for kernel in (*others, *ours)):
+                state.write(self_play=1)
             tracker.log({"stage": "learned", **against_search(others, path, workers=workers)})
         parallel = divided(len(ours), workers)
         # one network: each step is a batch of one
@@ -419,7 +429,7 @@ def train_policy(
         run = functools.partial(_ppo, path, about, state, tracker, device=device, deadline=deadline)
         run(makers, settings.ppo, "ppo")
         if settings.table_steps > 0:
-            recorded = [k.region.id for k in recorded_kernels(export, TRAIN)]
+            recorded = [k.region.id for k in recorded_kernels(export, TRAIN, split=guide.split)]
             shares = divided(len(recorded), workers)
             tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
             run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
@@ -445,6 +455,15 @@ _LEAST: Final = {
     "ppo.epochs": 1,
     "ppo.most_steps": 1,
 }
+_MOST: Final = {
+    "self_play.noise": 1,
+    "self_play.uniform": 1,
+    "learning.learning_rate": 1,
+    "learning.weight_decay": 10,
+    "ppo.learning_rate": 1,
+    "ppo.discount": 1,
+    "ppo.curriculum": 1,
+}
 
 
 def _check(settings: PolicyTrainingSettings) -> None:
@@ -454,8 +473,9 @@ def _check(settings: PolicyTrainingSettings) -> None:
             raise UsageError(f"{name}={value}: it has to be at least {least:g}")
     if settings.ppo.start not in STARTS:
         raise UnknownName("ppo.start", settings.ppo.start, list(STARTS))
-    if settings.self_play.noise > 1:
-        raise UsageError(f"self_play.noise={settings.self_play.noise}: it is a share, at most 1")
+    for name, most in _MOST.items():
+        if (value := operator.attrgetter(name)(settings)) > most:
+            raise UsageError(f"{name}={value}: it has to be at most {most:g}")
 
 
 def _ppo(
@@ -515,7 +535,7 @@ def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
     """A task for each recorded kernel: the steps of its table, paid by what measuring showed."""
     return [
         Task(kernel.region.id[:12], kernel.table, _observer(kernel), recorded(kernel.table))
-        for kernel in recorded_kernels(read_export(data), TRAIN)
+        for kernel in recorded_kernels(read_export(data), "all")
         if kernel.region.id in region_ids
     ]
 
@@ -536,11 +556,14 @@ class _Progress:
         self.path, self.settings = path, json.loads(json.dumps(settings))
         self.done: dict[str, int] = {}
         if path.exists():
-            batch = json.loads(path.read_text())
-            if batch.get("settings") != self.settings:
+            try:
+                batch = json.loads(path.read_text())
+                found, self.done = batch["settings"], {str(name): int(n) for name, n in batch["done"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DataError(f"{path} cannot be read ({error}): choose another folder") from error
+            if found != self.settings:
                 others = "with other settings, or of another predictor"
                 raise DataError(f"{path.parent} holds a training {others}: choose another folder")
-            self.done = batch["done"]
         else:
             self.write()
 

@@ -115,7 +115,7 @@ class RecordedKernel:
     region: Region
     target: Target
     family: str = ""
-    part: str = TEST  # of the split by workload
+    part: str = TEST  # of the split that was asked for
     calls: int = 1
 
     @property
@@ -132,16 +132,17 @@ class RecordedKernel:
         return max(t for r in self.table.records.values() if math.isfinite(t := r.observation.time_s))
 
 
-def kernels_of(export: Export, part: str) -> list[RecordedKernel]:
-    """The kernels of a dataset that have replay tables, of one part of the split by workload; `other` is all but the
-    test, `all` is all. Calls are those of the workload that runs a kernel most.
+def kernels_of(export: Export, part: str, *, split: str = "workload") -> list[RecordedKernel]:
+    """The kernels of a dataset that have replay tables, of one part of a split; `other` is all but the test, `all` is
+    all. Calls are those of the workload that runs a kernel most.
 
     Raises UnknownName for a part, DataError where the dataset has no tables of it.
     """
     if part not in (*PARTS, "other", "all"):
         raise UnknownName("part", part, [*PARTS, "other", "all"])
     tables = read_tables(export.folder)
-    parts = {r["id"]: r["split_workload"] for r in export.kernels_table(["id", "split_workload"]).to_pylist()}
+    column = f"split_{split}"
+    parts = {r["id"]: r[column] for r in export.kernels_table(["id", column]).to_pylist()}
     families: dict[str, str] = {}
     calls: dict[str, int] = {}
     for workload in export.workloads():

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.training_data import TrainingData, load
+from kcg.rl.observation import Observer
 from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -127,6 +129,15 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: TrainingData, tm
         Fit(data, replace(settings, seed=1), tmp_path / "cut", floors=FLOORS).run()
 
 
+def test_patience_begins_with_the_first_look_at_the_validation_part(data: TrainingData, tmp_path: Path) -> None:
+    net = NetSettings(hidden=4, layers=0)
+    fit = Fit(
+        data, replace(SETTINGS, epochs=9, validate_every=3, patience=0, net=net), tmp_path / "impatient", floors=FLOORS
+    )
+    fit.run()
+    assert fit.progress.epoch == 3 and fit.progress.best_epoch == 2
+
+
 def test_a_split_without_training_kernels_is_one_line(data: TrainingData, tmp_path: Path) -> None:
     only_test = data.take(data.part("workload", "test"))
     with pytest.raises(DataError, match="leaves no kernel"):
@@ -153,6 +164,14 @@ def test_predictions_are_finite_ordered_and_the_same_in_any_batch(predictor: Lea
     assert predictor.predict(space, []) == []
 
 
+def test_features_of_one_kernel_on_several_targets_are_judged_as_on_each(predictor: LearnedPredictor) -> None:
+    observers = [Observer(space_of(empty(64, 96) @ empty(96, 80), name)) for name in ("sm_90", "sm_80")]
+    features = [observer.observe(RAW) for observer in observers]
+    each = [predictor.predict_features([one])[0].log_runtime for one in features]
+    assert [p.log_runtime for p in predictor.predict_features(features)] == pytest.approx(each, abs=1e-5)
+    assert each[0] != pytest.approx(each[1], abs=1e-3)
+
+
 def test_what_training_never_showed_is_uncertain_and_no_crash(predictor: LearnedPredictor, data: TrainingData) -> None:
     strange = space_of(empty(64, 64).sin().sum(1))
     assert not operations_of(strange.region) <= set(predictor.checkpoint.about.operations)
@@ -171,13 +190,15 @@ def test_too_long_code_is_expected_to_fail(predictor: LearnedPredictor) -> None:
     assert predictor.predict(space, [schedule])[0].failure_probability > 0.9
 
 
-def test_not_a_number_never_leaves(predictor: LearnedPredictor) -> None:
+@pytest.mark.parametrize("says", [math.nan, 1000.0, -1000.0])
+def test_what_is_no_time_never_leaves(predictor: LearnedPredictor, says: float) -> None:
+    """Not a number, and log-seconds whose exponential is no number either."""
     net = Net(NetSettings(hidden=8, layers=1)).eval()
     with torch.no_grad():
-        net.heads.bias.fill_(math.nan)
+        net.heads.bias.fill_(says)
     broken = LearnedPredictor(replace(predictor.checkpoint, nets=(net,)))
     (found,) = broken.predict(space_of(empty(8, 8).sum(1)), [RAW])
-    assert math.isfinite(found.log_runtime) and found.failure_probability == 1.0 and found.uncertainty == 10.0
+    assert found == IMPOSSIBLE and 0 < found.runtime_s < math.inf
 
 
 # ---- the loss ----
@@ -277,6 +298,39 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save_file(load_file(path), tmp_path / "more", {"kcg": json.dumps(about)})
     with pytest.raises(DataError, match="does not hold what it says"):
         read(tmp_path / "more")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        [],
+        None,
+        {"spread_scale": 0.0},
+        {"spread_scale": math.nan},
+        {"spread_scale": "1"},
+        {"targets": ["sm_90"]},
+        {"targets": [{"model": "H200"}]},
+        {"targets": [{"fingerprint": []}]},
+        {"operations": [["ADD"]]},
+        {"datasets": [["kernels.parquet", 1]]},
+        {"name": 5},
+        {"metrics": [0.9]},
+        {"dirty": "no"},
+    ],
+)
+def test_what_a_checkpoint_says_of_itself_is_checked_when_it_is_read(about: Any, tmp_path: Path) -> None:
+    net = Net(NetSettings(hidden=4, layers=0))
+    save(Checkpoint(About("tiny", ({"fingerprint": "f"},), (), "workload", ("ADD",)), (net,)), path := tmp_path / "p")
+    with safe_open(path, "pt") as file:
+        given = json.loads(file.metadata()["kcg"])
+    given["about"] = {**given["about"], **about} if isinstance(about, dict) else about
+    save_file(load_file(path), path, {"kcg": json.dumps(given)})
+    with pytest.raises(DataError, match="does not hold what it says") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    save_file(load_file(path), path, {"kcg": "[" * 100_000})
+    with pytest.raises(DataError, match="cannot be read"):
+        read(path)
 
 
 def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_path: Path) -> None:

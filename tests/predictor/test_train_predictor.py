@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validatio
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
-from kcg.predictor.network import Net
+from kcg.predictor.network import Net, Weights
 from kcg.predictor.tracking import METRICS, Tracker
 from kcg.predictor.training import (
     CHECKPOINT,
@@ -242,6 +243,8 @@ def test_every_setting_can_be_named_and_reaches_where_it_is_used() -> None:
         ("average=1", "to 0.999999"),
         ("members=0", "from 1 to"),
         ("trees.rounds=0", "unknown setting 'trees.rounds'"),
+        ("net.layers=17", "from 0 to 16"),  # no checkpoint of more is read
+        ("net.hidden=1025", "from 4 to 1024"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_one_line(text: str, line: str) -> None:
@@ -253,6 +256,8 @@ def test_a_setting_that_cannot_be_meant_is_one_line(text: str, line: str) -> Non
 def test_settings_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(UsageError, match="multiple of 4"):
         with_values(TrainingSettings(), {"net.hidden": 30, "net.compare": True})
+    with pytest.raises(UsageError, match="no part of the loss has a weight"):
+        with_values(TrainingSettings(), {f"weights.{f.name}": 0 for f in fields(Weights)})
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])
@@ -390,6 +395,19 @@ def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
         file.write("{half a li\n")
     with pytest.raises(DataError, match=r"study\.jsonl cannot be read as a study"):
         tuning.tune(folder, tmp_path, settings, trials=3)
+
+
+def test_a_validation_part_that_ranks_nothing_is_nothing_to_tune_by(
+    folder: Path, data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its rows failed: the score of a trial would be the number of its last epoch."""
+    failed = np.where(data.part("workload", "validation"), np.nan, data.log_s)
+    equal, none = np.full_like(data.log_s, -9.0), data.take(data.part("workload", "train"))
+    for rows in (replace(data, log_s=failed), replace(data, log_s=equal), none):
+        monkeypatch.setattr(tuning, "load", lambda *_, rows=rows, **__: rows)
+        with pytest.raises(DataError, match="nothing to tune by"):
+            tuning.tune(folder, tmp_path, SETTINGS, trials=1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # two processes import torch

@@ -120,6 +120,8 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     paid, (observation, _, terminated, truncated, info) = episode(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
     assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == describe(bad)
+    assert math.isnan(info["log_s"]), "what failed has no time, that of the schedule before least of all"
+    assert env.render() == f"recorded: {describe(bad)} ({info['fault']})"
     assert observation in env.observation_space
     assert env._depth == len(labels) - (not guided)
     with pytest.raises(UsageError, match=r"^the episode is over: reset comes before the next step$"):

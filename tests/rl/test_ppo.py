@@ -15,10 +15,11 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from kcg.kernel.opts.schedule import RAW
-from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_space, padded
+from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, KernelScheduleEnv, Reading, observation_space, padded
 from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
+from kcg.types import Schedule
 from tests.env_tasks import observer_of, task
 from tests.policies import ABOUT, SMALL, opinionated
 
@@ -167,6 +168,35 @@ def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_w
     before = [p.clone() for p in net.parameters()]
     train(net, envs_of(QUICK, "sum"), QUICK, done=32, keep=lambda steps: pytest.fail("nothing is left to do"))
     assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+
+
+def test_what_goes_on_draws_other_episodes_than_it_began_with() -> None:
+    seeds = []
+    for done in (0, 16):
+        envs = envs_of(QUICK, "sum")
+        train(scaled(), envs, QUICK, done=done, keep=lambda steps: False)
+        seeds += envs.get_attr("np_random_seed")
+    assert seeds[0] == QUICK.seed and seeds[0] != seeds[1]
+
+
+def test_no_batch_has_one_row() -> None:
+    """Of 4 steps in batches of 3 one would be left, whose advantage has no spread: the network would be no number."""
+    settings = replace(QUICK, steps=4, rollout=4, batch=3)
+    net = train(scaled(), envs_of(settings, "sum"), settings)
+    assert all(bool(parameter.isfinite().all()) for parameter in net.parameters())
+
+
+def test_nothing_is_hoped_for_after_a_fault() -> None:
+    """stable-baselines3 adds the value of where a truncated episode ended to its last reward."""
+    envs = environments([lambda: [replace(task("matmul"), cost=fails_but_raw)]], replace(QUICK, start="raw"), here=True)
+    envs.reset()
+    _, rewards, dones, (info,) = envs.step(np.array([0]))
+    assert dones.all() and rewards.tolist() == [FAULT_VALUE] and info["fault"] == "it does not compile"
+    assert not info["TimeLimit.truncated"]
+
+
+def fails_but_raw(schedule: Schedule) -> Reading:
+    return Reading(-10.0) if schedule == RAW else Reading(math.nan, "it does not compile")
 
 
 def test_episodes_grow_with_the_curriculum() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -18,11 +19,11 @@ import pytest
 import torch
 from torch import nn
 
-from kcg.dataset.reading import read_export
+from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.kernel.opts.schedule import opts_of
-from kcg.predictor.checkpoint import read
+from kcg.predictor.checkpoint import read, save
 from kcg.predictor.training import changed
 from kcg.provenance import provenance
 from kcg.rl import training
@@ -39,9 +40,12 @@ from kcg.rl.training import (
     self_play,
     train_policy,
 )
+from kcg.search import replay
+from kcg.search.replay import NamedTable, RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
 from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
+from tests.replay_table import synthetic_table
 
 ROOT = Path(__file__).parents[2]
 DATASET = ROOT / "datasets" / "h200"
@@ -189,6 +193,26 @@ def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.
     assert "cannot be read" in caplog.text
 
 
+def test_self_play_that_the_budget_cut_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = changed(SETTINGS, {"ppo.steps": 0, "learning.epochs": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_each", lambda *args, **rest: itertools.islice(_each(*args, **rest), 1))
+        trained(tmp_path, settings)
+    assert "self_play" not in json.loads((tmp_path / PROGRESS).read_text())["done"]
+    trained(tmp_path, settings)
+    assert json.loads((tmp_path / PROGRESS).read_text())["done"]["self_play"] == 1
+    some, every = (line["examples"] for line in lines_of(tmp_path, "self-play"))
+    assert some < every
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"settings": {}}', '{"settings": {}, "done": [1]}'])
+def test_progress_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / PROGRESS).write_text(text)
+    with pytest.raises(DataError, match=r"progress\.json cannot be read") as caught:
+        trained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
     net = PolicyNet(trunk=read(SHIPPED).nets[0])
     nn.init.normal_(net.score[-1].weight)  # type: ignore[arg-type]
@@ -210,7 +234,9 @@ def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
         ({"self_play.simulations": 0}, "self_play.simulations=0"),
         ({"self_play.games": 0}, "self_play.games=0"),
         ({"self_play.alpha": 0.0}, r"self_play.alpha=0\.0"),
-        ({"self_play.noise": 2.0}, r"self_play.noise=2\.0: it is a share"),
+        ({"self_play.noise": 2.0}, r"self_play.noise=2\.0: it has to be at most 1"),
+        ({"self_play.uniform": 5.0}, r"self_play.uniform=5\.0"),
+        ({"ppo.learning_rate": 1e9}, r"ppo.learning_rate=1000000000\.0"),  # nothing is a number after one step
         ({"learning.batch": 0}, "learning.batch=0"),
         ({"ppo.rollout": 1}, "ppo.rollout=1: it has to be at least 2"),
         ({"ppo.most_steps": 0}, "ppo.most_steps=0"),
@@ -243,6 +269,31 @@ def test_kernels_of_a_part_are_of_that_part_and_none_is_of_flux() -> None:
         assert not {k.region.id for k in found} & flux
     few = kernels_of(export, SHIPPED, part, 5, 0)
     assert few == found[:5] and few != kernels_of(export, SHIPPED, part, 5, 1)
+
+
+def test_recorded_kernels_are_of_the_split_of_the_predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A predictor whose split is by kernel never saw other kernels than one whose split is by workload."""
+    export, table = read_export(DATASET), synthetic_table()
+    (target,) = export.targets()
+    named = [NamedTable(region, target, "", (), table) for region in list(export.regions())[:400]]
+    monkeypatch.setattr(replay, "read_tables", lambda folder: named)
+    rows = {row["id"]: row["split_kernel"] for row in export.kernels_table(["id", "split_kernel"]).to_pylist()}
+    found = recorded_kernels(export, TRAIN, split="kernel")
+    assert found and {rows[k.region.kernel.id] for k in found} == {TRAIN} == {k.part for k in found}
+
+    class Asked(Exception):
+        pass
+
+    def kernels(export: Export, part: str, *, split: str) -> list[RecordedKernel]:
+        raise Asked(part, split)
+
+    monkeypatch.setattr(training, "recorded_kernels", kernels)
+    checkpoint = read(SHIPPED)
+    by_kernel = replace(checkpoint, about=replace(checkpoint.about, split="kernel"))
+    save(by_kernel, tmp_path / "by-kernel.safetensors")
+    settings = changed(SETTINGS, {"ppo.steps": 0, "table_steps": 8})
+    with pytest.raises(Asked, match="'train', 'kernel'"):
+        train_policy(DATASET, tmp_path / "by-kernel.safetensors", tmp_path / "out", settings, from_mcts=False)
 
 
 # With processes, and as a user starts it
