@@ -20,6 +20,7 @@ from kcg.kernel.arithmetic import CONFIDENT, products_of_tf32
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
+from kcg.measure import float_state
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
@@ -507,7 +508,7 @@ class CheckedBench(Workbench, Referee):
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
         self.lap: Callable[[str], None] = lambda phase: None  # told when a part of a check is done
         self.fastest_s = math.inf  # of what was timed here and is right
-        self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
+        self.tainted = False  # whether a binary changed what is not its own, so perhaps anything of this process
         self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
 
     # ---- inputs and references, of which `Referee` has the rest ----
@@ -649,22 +650,27 @@ class CheckedBench(Workbench, Referee):
 
     def _run(self, launch: Launch, poison: int, around: int = GUARD_BYTE) -> tuple[str, float]:
         """One run on poisoned outputs, with `around` before and after every buffer: what it wrote outside its buffers,
-        if it did, and its seconds."""
+        if it did, or else changed, and its seconds."""
         self.guard(around)
         self.poison(poison)
         self.lap("check: poison")
         seconds = launch()
         self.lap("check: run")
-        if not (reason := self._wrote_outside()):
+        if not (reason := self._spoiled()):
             self.lap("check: guards")
         return reason, seconds
 
-    def _wrote_outside(self) -> str:
-        """Where a run wrote outside its buffers, if it did: nothing in this process is trusted from then on."""
-        if (slot := self.guards_intact()) is None:
-            return ""
-        self.tainted = True
-        return f"wrote outside buffer {slot}"
+    def _spoiled(self) -> str:
+        """What a run changed that is not its own, around its buffers or of how its process computes: nothing in this
+        process is trusted from then on."""
+        if (slot := self.guards_intact()) is not None:
+            self.tainted = True
+            return f"wrote outside buffer {slot}"
+        if self.device == "CPU" and (how := float_state.changed()):
+            self.tainted = True
+            float_state.restore()  # what is judged beside it is not to blame
+            return f"left the floating-point settings of its process changed: {how}"
+        return ""
 
     def poisoned_run(self, launch: Launch) -> float:
         """One run on poisoned outputs, with the usual bytes around all buffers: its seconds."""
@@ -674,7 +680,7 @@ class CheckedBench(Workbench, Referee):
 
     def left_behind(self) -> str:
         """What runs changed besides their outputs; empty if nothing."""
-        return self._wrote_outside() or self._inputs_changed(_Result(), thorough=not self.is_large)
+        return self._spoiled() or self._inputs_changed(_Result(), thorough=not self.is_large)
 
     def compare(self, stores: Iterable[StoreValues], result: _Result | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
@@ -743,7 +749,7 @@ class CheckedBench(Workbench, Referee):
                     self.disturb(slot, count, rng, among=np.unique(np.concatenate(written)))
         self.restore_inputs(only_outputs=True)
         launch()
-        return self._wrote_outside()
+        return self._spoiled()
 
     # ---- timed runs ----
 
