@@ -424,6 +424,8 @@ def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) 
     scale: float | None = None
     scores: list[NDArray[np.float64]] = []
     places: list[NDArray[np.int64]] = []
+    if dtype == "bool":  # which NumPy takes for equal where both are not 0
+        first, other = first.view(np.uint8), other.view(np.uint8)
     for begin in range(0, len(first), CHUNK):
         a, b = first[begin : begin + CHUNK], other[begin : begin + CHUNK]
         at = np.flatnonzero(a != b)

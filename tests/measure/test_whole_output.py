@@ -87,6 +87,22 @@ def test_one_wrong_element_that_is_not_sampled(case: Case) -> None:
     assert f"element {element} of buffer 0 is" in second.reason and "(seed 1)" in second.reason
 
 
+def test_one_boolean_that_is_no_truth_and_is_not_sampled() -> None:
+    (ast,) = kernels_of(empty(64, 64, dtype="bool") ^ empty(64, 64, dtype="bool"))
+    case = Case(ast)
+    element = case.unsampled()
+    where = case.bench._views[0].view(1, dtypes.uint8, element).ensure_allocated()
+
+    def spoiled() -> float:
+        seconds = case.right()
+        case.bench._write(where, 2 * case.bench.read(0)[element : element + 1].view(np.uint8))
+        return seconds
+
+    assert case.bench.check(spoiled, (), seeds=(1, 2, 3)).passed, "samples alone do not see it"
+    first, second = case.judge(case.right, spoiled)
+    assert first.passed and second.reason.startswith(f"element {element} of buffer 0 is 2, no truth")
+
+
 def test_another_order_of_a_sum_passes(case: Case) -> None:
     other = case.launcher(schedule_of([Opt("UPCAST", 1, 4), Opt("UNROLL", 0, 4)]))
     first, second = case.judge(case.right, other)
