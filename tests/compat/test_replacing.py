@@ -532,9 +532,10 @@ def test_buffers_that_share_memory_are_not_two() -> None:
         assert (report.counts.total(), list(report.left)) == (not reason, [(kernel[0].id, reason)] if reason else [])
 
 
-def test_a_program_that_loads_sixteen_bytes_gets_no_buffer_at_another_address() -> None:
-    kernel, base = compiled_region((empty(8) + 1).contiguous()), Tensor(np.arange(20, dtype=np.float32)).realize()
-    for begin, reason in ((4, ""), (1, replacing.UNALIGNED)):
+def test_a_program_that_loads_whole_vectors_gets_no_buffer_at_another_address() -> None:
+    kernel, base = compiled_region((empty(8) + 1).contiguous()), Tensor(np.arange(30, dtype=np.float32)).realize()
+    assert (replacing.alignment("CPU"), replacing.alignment("CUDA:1")) == (64, 16)
+    for begin, reason in ((16, ""), (4, replacing.UNALIGNED), (1, replacing.UNALIGNED)):
         view = base[begin : begin + 8].contiguous()
         with install(dict([kernel]), X86, aligned=True) as report:
             np.testing.assert_array_equal((view + 1).contiguous().numpy(), np.arange(begin + 1, begin + 9))
