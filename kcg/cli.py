@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from kcg.commands import COMMANDS, SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import locked, write_whole
+from kcg.nouns import plain
 from kcg.provenance import provenance
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _leave(code: ExitCode) -> NoReturn:
 
 def _complain(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
-        sys.stderr.write(f"kcg: {line}\n")
+        sys.stderr.write(f"kcg: {plain(line, None)}\n")
 
 
 # ---- standard streams ----

@@ -19,6 +19,7 @@ import typer
 from kcg.cli import command_app, counted, examples, guarded, run_app, showing
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
+from kcg.nouns import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -221,11 +222,14 @@ def print_comparison(found: Comparison, console: Console) -> None:
 
     from kcg.optimize.console import MAX_WIDTH, format_seconds
 
+    def text(content: str, style: str = "") -> Text:
+        return Text(plain(content, None), style=style)  # names and tools are somebody else's words
+
     width = min(console.width, MAX_WIDTH)
-    console.print(Text(f"A: {found.a_name}, {_when(found.a)}"), soft_wrap=True)
-    console.print(Text(f"B: {found.b_name}, {_when(found.b)}"), soft_wrap=True)
+    console.print(text(f"A: {found.a_name}, {_when(found.a)}"), soft_wrap=True)
+    console.print(text(f"B: {found.b_name}, {_when(found.b)}"), soft_wrap=True)
     for sentence in found.differences:
-        console.print(Text(sentence, style="" if console.no_color else "yellow"), width=width)
+        console.print(text(sentence, "" if console.no_color else "yellow"), width=width)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
     table.add_column(Text("kernel", "bold"), no_wrap=True, overflow="ellipsis", ratio=1)
@@ -236,14 +240,14 @@ def print_comparison(found: Comparison, console: Console) -> None:
         style = "" if console.no_color else {FASTER: "green", SLOWER: "red"}.get(found.change(pair), "")
         cells = [_calls(pair), format_seconds(pair.a.after_s or None), format_seconds(pair.b.after_s or None)]
         ratio = [Text(_against(pair), style=style)] if found.comparable else []
-        table.add_row(Text(_name(pair.b)), *map(Text, cells), *ratio, Text("other" if pair.rescheduled else "same"))
+        table.add_row(text(_name(pair.b)), *map(Text, cells), *ratio, Text("other" if pair.rescheduled else "same"))
     console.print(table)
     if rest := found.pairs[MOST_ROWS:]:
         a_s, b_s = _sums(rest)
         console.print(f"... and {counted(len(rest), 'more kernel')}: {format_seconds(a_s)} and {format_seconds(b_s)}")
     console.print()
     for line in summary(found):
-        console.print(Text(line), width=width)
+        console.print(text(line), width=width)
 
 
 def summary(found: Comparison) -> Iterator[str]:

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -185,9 +185,14 @@ def no_constant(name: str) -> Any:
     raise Malformed("", f"{name} is not JSON")
 
 
-def plain(text: str, most: int = 120) -> str:
+def plain(text: str, most: int | None = 120) -> str:
     """A foreign text on one line of so many characters at most, without what could steer a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)[:most]
+
+
+def plain_lines(lines: Iterable[str]) -> str:
+    """Lines of any length, some with foreign text in them, as one text without what could steer a terminal."""
+    return "\n".join(plain(line, None) for line in lines)
 
 
 def shown(value: Any) -> str:

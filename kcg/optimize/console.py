@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
+from kcg.nouns import plain_lines
 from kcg.optimize.ends import values_of
 from kcg.optimize.next_steps import NextStep, next_steps
 from kcg.optimize.result import OUTCOMES
@@ -690,7 +691,9 @@ def _clock(seconds: float) -> str:
 
 
 def _fit(content: str, encoding: str | None) -> str:
-    """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
+    """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError.
+    None of them steers a terminal: names and reasons may come from somebody else's file."""
+    content = plain_lines(content.split("\n"))
     if _is_unicode(encoding):
         return content.encode("utf-8", "replace").decode()  # half a character, as JSON can spell one, is no text
     return content.translate(_ASCII).encode("ascii", "replace").decode()
