@@ -420,9 +420,14 @@ class Projected:
 
 
 def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) -> NDArray[np.int64]:
-    """The elements in which two outputs differ most, relative to their size; none where they agree bit for bit."""
+    """The elements in which two outputs differ most; none where they agree bit for bit.
+
+    Small elements are compared with what is typical, since where terms cancel out they hold rounding only. But where
+    some elements are much larger than the others, nothing that is wrong in those shows so: the last quarter is of
+    those that differ most relative to their own size.
+    """
     scale: float | None = None
-    scores: list[NDArray[np.float64]] = []
+    scores: list[NDArray[np.float64]] = []  # (2, elements): beside what is typical, and to their own size
     places: list[NDArray[np.int64]] = []
     if dtype == "bool":  # which NumPy takes for equal where both are not 0
         first, other = first.view(np.uint8), other.view(np.uint8)
@@ -433,25 +438,30 @@ def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) 
             continue
         x, y = (np.asarray(to_values(side[at], dtype), np.float64) for side in (a, b))
         with np.errstate(all="ignore"):
-            if scale is None:  # small elements are compared with what is typical
+            if scale is None:
                 part = np.asarray(to_values(a[:: max(1, len(a) // 4096)], dtype), np.float64)
                 finite = part[np.isfinite(part)]
                 scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
-            score = np.abs(x - y) / (np.abs(x) + 0.1 * scale)
+            difference = np.abs(x - y)
+            score = np.stack([difference / (np.abs(x) + 0.1 * scale), difference / np.maximum(np.abs(x), np.abs(y))])
         same = (x == y) | (np.isnan(x) & np.isnan(y))
         if (
             a.dtype.kind in "iu" and dtype != "__bf16"
         ):  # float64 cannot tell large integers apart: any difference counts
             same, score = np.zeros(len(x), bool), score + 1.0
         score = np.where(same, 0.0, np.where(np.isnan(score), np.inf, score))
-        best = np.argpartition(score, -count)[-count:] if len(score) > count else np.arange(len(score))
-        best = best[score[best] > 0]
-        scores.append(score[best])
+        best = np.arange(len(x))
+        if len(x) > count:
+            best = np.unique(np.argpartition(score, -count, axis=1)[:, -count:])
+        best = best[score[0, best] > 0]
+        scores.append(score[:, best])
         places.append(at[best] + begin)
     if not scores:
         return np.zeros(0, np.int64)
-    order = np.argsort(-np.concatenate(scores), kind="stable")[:count]
-    found: NDArray[np.int64] = np.concatenate(places)[order].astype(np.int64)
+    beside, own = (np.argsort(-score, kind="stable") for score in np.concatenate(scores, axis=1))
+    order = np.concatenate([beside[: count - count // 4], own, beside])
+    _, at_first = np.unique(order, return_index=True)
+    found: NDArray[np.int64] = np.concatenate(places)[order[np.sort(at_first)][:count]].astype(np.int64)
     return found
 
 

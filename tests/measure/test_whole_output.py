@@ -148,6 +148,13 @@ def test_elements_that_differ_most() -> None:
     assert most_different(np.array([1, 2, 3]), np.array([1, 5, 3]), "int").tolist() == [1]
 
 
+def test_a_small_element_is_not_hidden_by_huge_ones() -> None:
+    a = np.exp(np.linspace(-40, 80, 5000, dtype=np.float32))
+    b = a * np.float32(1 + 1e-6)
+    b[100] = 0
+    assert 100 in most_different(a, b, "float")
+
+
 def test_payloads_of_nan_hide_nothing() -> None:
     a = np.ones(500, np.float32)
     a[:100] = np.nan
