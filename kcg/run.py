@@ -15,6 +15,7 @@ import typer
 from kcg.cli import command_app, counted, examples, guarded, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import KcgError, UsageError
+from kcg.nouns import printable
 
 if TYPE_CHECKING:
     from kcg.optimize.deploy import InPlace
@@ -78,7 +79,7 @@ class ProgramRun:
             return
         with contextlib.suppress(OSError, ValueError):  # nobody can be told
             for line in self._lines():
-                sys.stderr.write(f"kcg: {line}\n")
+                sys.stderr.write(f"kcg: {printable(line)}\n")
 
     def _lines(self) -> list[str]:
         place = self._place

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, KcgError, UsageError
+from kcg.nouns import printable
 from kcg.types import Result
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ class Tuned:
             lines.append(f"{_short(kernel):{width}}  {figures}  {kernel.outcome}")
         if (rest := len(kernels) - ROWS) > 0:
             lines.append(f"... and {counted(rest, 'kernel')} more")
-        return "\n".join([*lines, f"result: {self.path}", f"report: {self.path.with_name('report.html')}"])
+        return "\n".join(
+            map(printable, [*lines, f"result: {self.path}", f"report: {self.path.with_name('report.html')}"])
+        )
 
     __repr__ = __str__
 

@@ -13,7 +13,9 @@ from rich.console import Console
 from kcg.compare import FASTER, SAME, SLOWER, Comparison, app, match, print_comparison, render, to_dict
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.kernel.kinds import describe
+from kcg.optimize.console import print_result
 from kcg.optimize.result import SCHEMA, write_result
+from kcg.tuning import Tuned
 from kcg.types import RegionResult, Result
 from tests.browser import CHROMIUM, Browser
 from tests.commands import python
@@ -59,6 +61,20 @@ def printed(found: Comparison, width: int = 80) -> str:
     stream = io.StringIO()
     print_comparison(found, Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def test_what_is_printed_of_anothers_file_steers_no_terminal(a: Result) -> None:
+    """A name or a tool may hold what clears the screen, sets its title, or looks like a line of kcg's own."""
+    hostile = "\x1b]0;title\x07\x1b[2J\rall is fine\x9b2J\u202e"
+    first, *others = a.regions
+    first = replace(first, chosen=replace(first.chosen, name=hostile), origins=())
+    toolchain = replace(a.toolchain, compiler=hostile)
+    other = replace(a, workload=hostile, predictor=hostile, toolchain=toolchain, regions=(first, *others))
+    summary = io.StringIO()
+    print_result(other, Console(file=summary, width=100))
+    for text in (printed(match(a, other, names=NAMES)), summary.getvalue(), str(Tuned(other, Path("RESULT.json")))):
+        assert "all is fine" in text
+        assert all(line.isprintable() for line in text.split("\n")), ascii(text)
 
 
 def test_kernels_are_matched_and_judged(found: Comparison, a: Result, b: Result) -> None:

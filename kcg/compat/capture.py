@@ -343,6 +343,41 @@ def is_hooked() -> bool:
     return bool(realize.lower_and_compile.__module__ != realize.__name__)
 
 
+class Standing:
+    """Stands before a function of a module until it is taken out: `module.name(linear, ...)` gets `change(linear)`.
+
+    Others that stand before it by then stay. Blocks of several threads may end in any order: those that are taken out
+    are passed by, and nothing of them is kept once what stands before them runs or is taken out.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, module: Any, name: str, change: Callable[[UOp], UOp]) -> None:
+        self._module, self._name = module, name
+        self._change: Callable[[UOp], UOp] | None = change  # None once it is taken out
+        with self._lock:
+            self._behind = getattr(module, name)
+            setattr(module, name, self)
+
+    def __call__(self, linear: UOp, *rest: Any, **named: Any) -> Any:
+        change, self._behind = self._change, self._past(self._behind)
+        return self._behind(linear if change is None else change(linear), *rest, **named)
+
+    def take_out(self) -> None:
+        """From now on the function gets what it is given."""
+        with self._lock:
+            self._change = None
+            self._behind = self._past(self._behind)
+            setattr(self._module, self._name, self._past(getattr(self._module, self._name)))
+
+    @staticmethod
+    def _past(one: Any) -> Any:
+        """What is behind all that were taken out, beginning at this one."""
+        while isinstance(one, Standing) and one._change is None:
+            one = one._behind
+        return one
+
+
 @contextlib.contextmanager
 def choosing_opts(
     choose: Callable[[UOp], tuple[Any, ...] | None], program: Callable[[UOp], UOp | None] = lambda call: None
@@ -356,11 +391,9 @@ def choosing_opts(
 
     from kcg.compat.tiny import Ops
 
-    before, ended = realize.lower_and_compile, threading.Event()
-
-    def lower_and_compile(linear: UOp) -> UOp:
+    def chosen_for(linear: UOp) -> UOp:
         chosen: dict[UOp, UOp] = {}
-        for call in () if ended.is_set() else linear.toposort():
+        for call in linear.toposort():
             if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or call.src[0].tag is not None:
                 continue
             ast = call.src[0]
@@ -369,12 +402,10 @@ def choosing_opts(
             elif ast.arg.opts_to_apply is None and (opts := choose(ast)) is not None:
                 info = replace(ast.arg, opts_to_apply=opts, beam=0)
                 chosen[call] = call.replace(src=(ast.replace(arg=info), *call.src[1:]))
-        return before(linear.substitute(chosen, walk=True) if chosen else linear)
+        return linear.substitute(chosen, walk=True) if chosen else linear
 
-    realize.lower_and_compile = lower_and_compile
+    standing = Standing(realize, "lower_and_compile", chosen_for)
     try:
         yield
     finally:
-        ended.set()
-        if realize.lower_and_compile is lower_and_compile:
-            realize.lower_and_compile = before
+        standing.take_out()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kcg.compat.capture import when_imported
+from kcg.compat.capture import Standing, when_imported
 
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
@@ -27,30 +27,17 @@ EAGER, JIT = "tinygrad.schedule", "tinygrad.engine.jit"
 def before_planning(rewrite: Callable[[UOp, str], UOp]) -> Iterator[None]:
     """Inside the block, whatever tinygrad plans the memory of goes through `rewrite(linear, module)` first, where
     `module` is `EAGER` or `JIT`. What others put in front of it inside the block stays after it."""
-    ended = threading.Event()
-    undo: list[Callable[[], None]] = []
+    standing: list[Standing] = []
 
     def put_into(module: Any) -> None:
-        before = module.memory_plan_rewrite
-
-        def memory_plan_rewrite(linear: UOp, held_bufs: set[UOp] | None = None) -> UOp:
-            planned: UOp = before(linear if ended.is_set() else rewrite(linear, module.__name__), held_bufs)
-            return planned
-
-        def back() -> None:
-            if module.memory_plan_rewrite is memory_plan_rewrite:
-                module.memory_plan_rewrite = before
-
-        module.memory_plan_rewrite = memory_plan_rewrite
-        undo.append(back)
+        standing.append(Standing(module, "memory_plan_rewrite", lambda linear: rewrite(linear, module.__name__)))
 
     with when_imported(EAGER, put_into), when_imported(JIT, put_into):
         try:
             yield
         finally:
-            ended.set()
-            for one in reversed(undo):
-                one()
+            for one in reversed(standing):
+                one.take_out()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from tinygrad import TinyJit
 
-from kcg.compat.replacing import ALIGNMENT
+from kcg.compat.replacing import alignment
 from kcg.compat.standalone import CORE_ID, integer
 from kcg.compat.tiny import CompileError, Device, Ops, TinyELF, TinyTarget, UOp, dtypes
 
@@ -31,12 +31,14 @@ def single_device(call: UOp) -> str | None:
 
 
 def is_aligned(call: UOp) -> bool:
-    """Whether each buffer of a call begins at a multiple of `ALIGNMENT` bytes, as far as can be told before it runs."""
+    """Whether each buffer of a call on one device begins at a multiple of its `alignment`, as far as can be told before
+    it runs."""
+    most = alignment(single_device(call) or "")
     for buffer in call.src[1:]:
         if buffer.is_bound_var or buffer.op in (Ops.BUFFER, Ops.PARAM):
             continue
         view = buffer.contiguous_view()
-        if view is None or not isinstance(view[1], int) or view[1] * view[0].dtype.itemsize % ALIGNMENT:
+        if view is None or not isinstance(view[1], int) or view[1] * view[0].dtype.itemsize % most:
             return False
     return True
 

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from tinygrad.uop.ops import UOp
 
 TAG = "kcg-region:"  # begins the tag of a call that was put in the place of others; the region's id follows
-ALIGNMENT = 16  # bytes; what vector loads of a program may rely on
+ALIGNMENT, CPU_ALIGNMENT = 16, 64  # bytes; what vector loads of a program may rely on
 
 DEVICES = "its calls are on several devices, or on one that the program is not for"
-UNALIGNED = f"one of its buffers does not begin at a multiple of {ALIGNMENT} bytes"
+UNALIGNED = f"one of its buffers does not begin at a multiple of {ALIGNMENT} bytes, {CPU_ALIGNMENT} on a CPU"
 """Why calls are left as they were, beside the reasons of `kcg.compat.partition`."""
+
+
+def alignment(device: str) -> int:
+    """The bytes that an aligned program's buffers begin at a multiple of; a CPU's vectors are wider than a GPU's."""
+    return CPU_ALIGNMENT if device.split(":")[0] == "CPU" else ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Placed:
 
     launches: tuple[PlacedLaunch, ...]
     scratch: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # number -> elements and dtype
-    aligned: bool = False  # whether every buffer has to begin at a multiple of `ALIGNMENT`
+    aligned: bool = False  # whether every buffer has to begin at a multiple of `alignment`
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def _replaced(partition: Partition, replacement: Replacement) -> dict[int, list[
         placed[devices] = here = replacement.place(devices[0])
         if here is None:
             return DEVICES
-        return UNALIGNED if here.aligned and not _aligned(bound) else ""
+        return UNALIGNED if here.aligned and not _aligned(bound, devices[0]) else ""
 
     new = {}
     for places, bound in partition.claim(replacement.region, refuse):
@@ -164,8 +169,8 @@ def _in_order(linear: UOp, partition: Partition, new: dict[int, list[UOp]]) -> I
         yield from new.get(group[0]) or [linear.src[place] for place in group]
 
 
-def _aligned(bound: dict[int, Slot]) -> bool:
-    return all(slot.offset is not None and slot.offset % ALIGNMENT == 0 for slot in bound.values())
+def _aligned(bound: dict[int, Slot], device: str) -> bool:
+    return all(slot.offset is not None and slot.offset % alignment(device) == 0 for slot in bound.values())
 
 
 def _new_buffer(device: str, elements: int, dtype: str) -> UOp:

@@ -105,7 +105,7 @@ class Program:
     launches: tuple[Launch, ...]
     buffers: dict[int, tuple[int, str]]  # by number
     workspaces: tuple[int, ...]  # the numbers of those that each set of calls is given anew
-    aligned: bool = True  # whether each of the others has to begin at a multiple of `ALIGNMENT` bytes
+    aligned: bool = True  # whether each of the others has to begin at a multiple of `alignment`
 
 
 Opts = tuple[tuple[str, int | None, Any], ...]

@@ -816,6 +816,7 @@ class Identities(NamedTuple):
     zero: dict[UOp, UOp]  # x - x: the x of each, which tinygrad folds to 0 whatever x is
     related: frozenset[UOp]  # sums whose operands share a term, so that inf - inf may come out as anything
     positive: frozenset[UOp]  # arguments of roots and logarithms that no rounding makes negative
+    padded: frozenset[UOp]  # products with a factor that is 0 in some places, whatever the data are
 
 
 def identities(ast: UOp) -> Identities:
@@ -824,6 +825,7 @@ def identities(ast: UOp) -> Identities:
     zero: dict[UOp, UOp] = {}
     related: set[UOp] = set()
     positive: set[UOp] = set()
+    padded: set[UOp] = set()
     terms: dict[UOp, frozenset[UOp]] = {}
     known: dict[UOp, bool] = {}
     for node in ast.toposort():
@@ -841,7 +843,27 @@ def identities(ast: UOp) -> Identities:
                 zero[node] = x
         elif node.op in (Ops.SQRT, Ops.LOG2) and _not_negative(node.src[0], known):
             positive.add(node)
-    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive))
+        elif node.op is Ops.MUL and dtypes.is_float(node.dtype) and any(map(_is_padded, node.src)):
+            padded.add(node)
+    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive), frozenset(padded))
+
+
+def _is_padded(node: UOp) -> bool:
+    """Whether a factor is 0 where a condition of places alone, and not of data, has it so."""
+    while node.op is Ops.CAST:
+        node = node.src[0]
+    if node.op is not Ops.WHERE or not any(_constant(side) == 0 for side in node.src[1:]):
+        return False
+    return not any(one.op is Ops.INDEX for one in node.src[0].toposort())
+
+
+def beside_padding(product: Value, factors: Sequence[Value]) -> Value:
+    """A product of `Identities.padded`: where padding is multiplied by what is no number, it may be 0. So
+    tinygrad folds it, where loops are unrolled and it sees that the factor is 0 there."""
+    open_ = np.isnan(product.data) & functools.reduce(np.logical_or, (factor.data == 0 for factor in factors))
+    if not open_.any():
+        return product
+    return product._replace(error=np.where(open_, np.inf, _some(product.error)))
 
 
 def _constant(node: UOp) -> float | None:

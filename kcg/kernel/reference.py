@@ -50,6 +50,7 @@ from kcg.kernel.arithmetic import (
     alu,
     as_complement,
     as_tf32,
+    beside_padding,
     bit_cast,
     cast,
     complements,
@@ -762,6 +763,8 @@ class Run:
                     unrelated=node not in known.related,
                     positive=node in known.positive,
                 )
+                if node in known.padded:
+                    result = beside_padding(result, [values[s] for s in node.src])
                 if node in self._rounded:
                     result = as_tf32(result, [values[s] for s in node.src])
                 x = self._complements.get(node)

@@ -33,15 +33,15 @@ RECIPE = "normal-v2"  # signed, of mixed scale: what is timed, and what a candid
 POSITIVE_RECIPE = "positive-v2"
 UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
-FEW_SPECIAL_RECIPE = "few-special-v1"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
+FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
 NEGATIVE_RECIPE = "negative-v2"  # all below 0, some rows hold huge ones only, some a -inf: a maximum that starts from 0
 BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge and the infinite ones
-SPECIAL_RECIPE = "special-v2"  # wide, and some infinities and NaN
-WIDE_RECIPE = "wide-v2"  # magnitudes over the whole type, subnormal ones too; integers of all bits
-WIDE_POSITIVE_RECIPE = "wide-positive-v2"
+SPECIAL_RECIPE = "special-v3"  # wide, and some infinities and NaN
+WIDE_RECIPE = "wide-v3"  # magnitudes over the whole type, subnormal ones too; integers of all bits
+WIDE_POSITIVE_RECIPE = "wide-positive-v3"
 SPIKY_RECIPE = "spiky-v1"  # some elements much larger than the others, rows of other sizes: of several kernels
 MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 1000
 
@@ -51,6 +51,7 @@ FEW_SPECIAL = (-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, np.inf, np.nan)
 TIES = tuple(half / 2 for half in range(-8, 9))  # where rounding and many a case decide
 MOST_CONSTANTS = 16
 WITH_ENDS = 16  # elements from which a buffer's first and last one are the largest and the smallest of all
+MEETING_SHARE = 16  # the part of a small buffer, before its middle, in which extreme numbers meet those of others
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
 SMALL = 1 << 16  # elements up to which a buffer is drawn itself
 SEGMENT_BITS = 12
@@ -92,6 +93,9 @@ _SEGMENTED = frozenset(
         MODEST_RECIPE,
     }
 )
+_MEETING = frozenset({SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE})
+"""Of small buffers extreme numbers are at one place in all of them too: what adds or compares two of them shows what it
+makes of two subnormal numbers, or of two large integers that differ in their last bits."""
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_,
     "signed char": np.int8,
@@ -520,6 +524,8 @@ def _small(asked: _Asked, size: int, rng: np.random.Generator) -> Array:
         length = min(SEGMENT, -(-size // KINDS))
         kinds = _kinds(asked, -(-size // length), rng)
         drawn = np.concatenate([_drawn(asked, kind, length, rng) for kind in kinds])[:size]
+        if asked.recipe in _MEETING and (count := size // MEETING_SHARE):
+            drawn[size // 2 - count : size // 2] = _drawn(asked, _EXTREME, count, rng)
     else:
         drawn = _drawn(asked, 0, size, rng)
     if size >= WITH_ENDS and len(ends := _ends(asked, drawn.dtype)):
@@ -776,10 +782,12 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
         if recipe in _SEGMENTED and kind == _EXTREME:
             return rng.choice(np.array([0, last]), count).astype(held)
         return rng.integers(0, last, count, dtype=held, endpoint=True)
+    if recipe == FEW_SPECIAL_RECIPE:  # some agree in their lower half, others in all but the last bits
+        few = [-1, 0, 1, 2, limits.min, limits.min + 1, limits.max, limits.max - 1, 1 + (1 << 4 * held.itemsize)]
+        return rng.choice(np.array([one for one in few if limits.min <= one <= limits.max], held), count)
     low, high = {
         UNIT_RECIPE: (1, SMALL_INTEGERS),
         FEW_RECIPE: (0, len(FEW) - 1),
-        FEW_SPECIAL_RECIPE: (-1, 2),
         MODEST_RECIPE: (-1000, 1000),
         NEGATIVE_RECIPE: (-64, -2),
         BELOW_ZERO_RECIPE: (-64, -2),

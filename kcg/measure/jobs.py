@@ -58,7 +58,7 @@ class TimeOutcome:
     noisy: str = ""  # why no samples can be trusted, if none can
     checked: bool = False
     clocks: tuple[tuple[str, float], ...] = ()
-    tainted: bool = False  # the kernel wrote outside its buffers: nothing more of this child is to be trusted
+    tainted: bool = False  # the kernel changed what is not its own: nothing more of this child is to be trusted
     spent_s: tuple[tuple[str, float], ...] = ()  # where the child's time went: load, check, sample
 
 

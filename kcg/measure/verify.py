@@ -20,6 +20,7 @@ from kcg.kernel.arithmetic import CONFIDENT, products_of_tf32
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
+from kcg.measure import float_state
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
@@ -419,10 +420,17 @@ class Projected:
 
 
 def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) -> NDArray[np.int64]:
-    """The elements in which two outputs differ most, relative to their size; none where they agree bit for bit."""
+    """The elements in which two outputs differ most; none where they agree bit for bit.
+
+    Small elements are compared with what is typical, since where terms cancel out they hold rounding only. But where
+    some elements are much larger than the others, nothing that is wrong in those shows so: the last quarter is of
+    those that differ most relative to their own size.
+    """
     scale: float | None = None
-    scores: list[NDArray[np.float64]] = []
+    scores: list[NDArray[np.float64]] = []  # (2, elements): beside what is typical, and to their own size
     places: list[NDArray[np.int64]] = []
+    if dtype == "bool":  # which NumPy takes for equal where both are not 0
+        first, other = first.view(np.uint8), other.view(np.uint8)
     for begin in range(0, len(first), CHUNK):
         a, b = first[begin : begin + CHUNK], other[begin : begin + CHUNK]
         at = np.flatnonzero(a != b)
@@ -430,25 +438,30 @@ def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) 
             continue
         x, y = (np.asarray(to_values(side[at], dtype), np.float64) for side in (a, b))
         with np.errstate(all="ignore"):
-            if scale is None:  # small elements are compared with what is typical
+            if scale is None:
                 part = np.asarray(to_values(a[:: max(1, len(a) // 4096)], dtype), np.float64)
                 finite = part[np.isfinite(part)]
                 scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
-            score = np.abs(x - y) / (np.abs(x) + 0.1 * scale)
+            difference = np.abs(x - y)
+            score = np.stack([difference / (np.abs(x) + 0.1 * scale), difference / np.maximum(np.abs(x), np.abs(y))])
         same = (x == y) | (np.isnan(x) & np.isnan(y))
         if (
             a.dtype.kind in "iu" and dtype != "__bf16"
         ):  # float64 cannot tell large integers apart: any difference counts
             same, score = np.zeros(len(x), bool), score + 1.0
         score = np.where(same, 0.0, np.where(np.isnan(score), np.inf, score))
-        best = np.argpartition(score, -count)[-count:] if len(score) > count else np.arange(len(score))
-        best = best[score[best] > 0]
-        scores.append(score[best])
+        best = np.arange(len(x))
+        if len(x) > count:
+            best = np.unique(np.argpartition(score, -count, axis=1)[:, -count:])
+        best = best[score[0, best] > 0]
+        scores.append(score[:, best])
         places.append(at[best] + begin)
     if not scores:
         return np.zeros(0, np.int64)
-    order = np.argsort(-np.concatenate(scores), kind="stable")[:count]
-    found: NDArray[np.int64] = np.concatenate(places)[order].astype(np.int64)
+    beside, own = (np.argsort(-score, kind="stable") for score in np.concatenate(scores, axis=1))
+    order = np.concatenate([beside[: count - count // 4], own, beside])
+    _, at_first = np.unique(order, return_index=True)
+    found: NDArray[np.int64] = np.concatenate(places)[order[np.sort(at_first)][:count]].astype(np.int64)
     return found
 
 
@@ -507,7 +520,7 @@ class CheckedBench(Workbench, Referee):
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
         self.lap: Callable[[str], None] = lambda phase: None  # told when a part of a check is done
         self.fastest_s = math.inf  # of what was timed here and is right
-        self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
+        self.tainted = False  # whether a binary changed what is not its own, so perhaps anything of this process
         self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
 
     # ---- inputs and references, of which `Referee` has the rest ----
@@ -649,22 +662,27 @@ class CheckedBench(Workbench, Referee):
 
     def _run(self, launch: Launch, poison: int, around: int = GUARD_BYTE) -> tuple[str, float]:
         """One run on poisoned outputs, with `around` before and after every buffer: what it wrote outside its buffers,
-        if it did, and its seconds."""
+        if it did, or else changed, and its seconds."""
         self.guard(around)
         self.poison(poison)
         self.lap("check: poison")
         seconds = launch()
         self.lap("check: run")
-        if not (reason := self._wrote_outside()):
+        if not (reason := self._spoiled()):
             self.lap("check: guards")
         return reason, seconds
 
-    def _wrote_outside(self) -> str:
-        """Where a run wrote outside its buffers, if it did: nothing in this process is trusted from then on."""
-        if (slot := self.guards_intact()) is None:
-            return ""
-        self.tainted = True
-        return f"wrote outside buffer {slot}"
+    def _spoiled(self) -> str:
+        """What a run changed that is not its own, around its buffers or of how its process computes: nothing in this
+        process is trusted from then on."""
+        if (slot := self.guards_intact()) is not None:
+            self.tainted = True
+            return f"wrote outside buffer {slot}"
+        if self.device == "CPU" and (how := float_state.changed()):
+            self.tainted = True
+            float_state.restore()  # what is judged beside it is not to blame
+            return f"left the floating-point settings of its process changed: {how}"
+        return ""
 
     def poisoned_run(self, launch: Launch) -> float:
         """One run on poisoned outputs, with the usual bytes around all buffers: its seconds."""
@@ -674,7 +692,7 @@ class CheckedBench(Workbench, Referee):
 
     def left_behind(self) -> str:
         """What runs changed besides their outputs; empty if nothing."""
-        return self._wrote_outside() or self._inputs_changed(_Result(), thorough=not self.is_large)
+        return self._spoiled() or self._inputs_changed(_Result(), thorough=not self.is_large)
 
     def compare(self, stores: Iterable[StoreValues], result: _Result | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
@@ -743,7 +761,7 @@ class CheckedBench(Workbench, Referee):
                     self.disturb(slot, count, rng, among=np.unique(np.concatenate(written)))
         self.restore_inputs(only_outputs=True)
         launch()
-        return self._wrote_outside()
+        return self._spoiled()
 
     # ---- timed runs ----
 

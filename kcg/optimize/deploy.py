@@ -23,6 +23,7 @@ from kcg.cli import counted
 from kcg.commands import command_name
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
 from kcg.kernel.opts.schedule import opts_of
+from kcg.nouns import printable
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
 
@@ -86,7 +87,7 @@ class Applied:
             f"use:  {self.use_command}",
             f"undo: {self.undo_command}",
         ]
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def beam_command(dev: str, clang: str, *, width: int, program: Sequence[str] = ("your_program.py",)) -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
+from kcg.nouns import printable
 from kcg.optimize import deploy
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule
@@ -69,7 +70,7 @@ class Exported:
                 f"{counted(self.regions, 'region')} of several kernels, where they fit: {self.fused} as machine code"
             )
             lines.insert(1, f"{regions}, {self.regions - self.fused} with Opts for their kernels")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Exported:

@@ -205,6 +205,8 @@ def _read(document: Any) -> Result:
     counts = () if check is None else (*(n for _, n in check.replaced), *(n for _, _, n in check.left))
     if any(count < 0 for count in counts):
         raise Malformed("model_check", "a count is negative")
+    if check is not None and check.passed and None in (check.error, check.tolerance):
+        raise Malformed("model_check", "it passed without an error, or without one that is tolerated")
     if result.steps < 0:
         raise Malformed("steps", "the count is negative")
     if any(seconds < 0 for _, seconds in result.phases):

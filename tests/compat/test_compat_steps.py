@@ -170,12 +170,21 @@ def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "offset", "aligned"),
-    [("uint8", 4, False), ("uint8", 48, True), ("float32", 1, False), ("float32", 8, True)],
+    ("device", "dtype", "offset", "aligned"),
+    [
+        ("CUDA", "uint8", 4, False),
+        ("CUDA", "uint8", 48, True),
+        ("CUDA", "float32", 1, False),
+        ("CUDA", "float32", 8, True),
+        ("CPU", "uint8", 48, False),
+        ("CPU", "float32", 16, True),
+    ],
 )
-def test_whether_a_calls_buffers_are_aligned_is_reported_before_it_runs(dtype: str, offset: int, aligned: bool) -> None:
+def test_whether_a_calls_buffers_are_aligned_is_reported_before_it_runs(
+    device: str, dtype: str, offset: int, aligned: bool
+) -> None:
     """Views as tinygrad's memory planner makes them: a part of one buffer, taken for another dtype."""
-    base, whole = (UOp.new_buffer("CPU", 4096, getattr(dtypes, dtype)) for _ in range(2))
+    base, whole = (UOp.new_buffer(device, 4096, getattr(dtypes, dtype)) for _ in range(2))
     call = UOp.sink().call(whole, base.shrink(((offset, offset + 256),)).bitcast(dtypes.float32))
     assert programs.is_aligned(call) is aligned
-    assert programs.single_device(call) == "CPU"
+    assert programs.single_device(call) == device

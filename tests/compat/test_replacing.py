@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
-from tinygrad import Tensor, TinyJit, Variable
+from tinygrad import Tensor, TinyJit, Variable, schedule
+from tinygrad.engine import realize
 
 from kcg.compat import planning, replacing
+from kcg.compat.capture import choosing_opts
 from kcg.compat.device import prepare
 from kcg.compat.partition import BETWEEN, LIVE, OVERLAP, USED
 from kcg.compat.sequences import recording_sequences
@@ -532,9 +537,10 @@ def test_buffers_that_share_memory_are_not_two() -> None:
         assert (report.counts.total(), list(report.left)) == (not reason, [(kernel[0].id, reason)] if reason else [])
 
 
-def test_a_program_that_loads_sixteen_bytes_gets_no_buffer_at_another_address() -> None:
-    kernel, base = compiled_region((empty(8) + 1).contiguous()), Tensor(np.arange(20, dtype=np.float32)).realize()
-    for begin, reason in ((4, ""), (1, replacing.UNALIGNED)):
+def test_a_program_that_loads_whole_vectors_gets_no_buffer_at_another_address() -> None:
+    kernel, base = compiled_region((empty(8) + 1).contiguous()), Tensor(np.arange(30, dtype=np.float32)).realize()
+    assert (replacing.alignment("CPU"), replacing.alignment("CUDA:1")) == (64, 16)
+    for begin, reason in ((16, ""), (4, replacing.UNALIGNED), (1, replacing.UNALIGNED)):
         view = base[begin : begin + 8].contiguous()
         with install(dict([kernel]), X86, aligned=True) as report:
             np.testing.assert_array_equal((view + 1).contiguous().numpy(), np.arange(begin + 1, begin + 9))
@@ -593,6 +599,30 @@ def test_programs_that_cannot_be_are_refused_before_they_run(whole: tuple[Region
         pass
     with pytest.raises(ValueError, match="buffers of its own"):
         Program(program.launches, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "places"),
+    [
+        (lambda: planning.before_planning(lambda linear, _: linear), [(schedule, "memory_plan_rewrite")]),
+        (lambda: choosing_opts(lambda ast: None), [(realize, "lower_and_compile")]),
+    ],
+)
+def test_blocks_that_end_in_another_order_pile_nothing_up(
+    block: Callable[[], AbstractContextManager[None]], places: list[tuple[ModuleType, str]]
+) -> None:
+    """As blocks of several threads do, each of which begins before another one's end."""
+    plain = [getattr(module, name) for module, name in places]
+    last = ExitStack()
+    last.enter_context(block())
+    for _ in range(2 * sys.getrecursionlimit()):
+        following = ExitStack()
+        following.enter_context(block())
+        last.close()
+        last = following
+    np.testing.assert_array_equal(values().numpy() + 1, (values() + 1).numpy())
+    last.close()
+    assert [getattr(module, name) for module, name in places] == plain
 
 
 # ---- random programs ----

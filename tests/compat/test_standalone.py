@@ -278,20 +278,20 @@ def test_a_module_that_is_loaded_again_takes_out_all_that_it_put_in_place() -> N
 
 def test_buffers_that_share_memory_are_not_two() -> None:
     """A kernel from one part of a buffer into another: as far apart as it is long, and half of that."""
-    region = region_of((empty(8) * 2).contiguous())
+    region = region_of((empty(32) * 2).contiguous())
     compiled = compiled_of(ast_of(region.kernel))
     found = found_for((region, Program((ProgramLaunch(compiled, compiled.slots),), 2)))
-    base, x = Tensor(np.arange(20, dtype=np.float32)).contiguous().realize(), empty(8).realize()
+    base, x = Tensor(np.arange(80, dtype=np.float32)).contiguous().realize(), empty(32).realize()
 
     def rebound(begin: int) -> Callable[[UOp, str], UOp]:
         def rewrite(linear: UOp, _: str) -> UOp:
             (call,) = linear.src
-            given = (base.uop.buf_uop[i : i + 8] for i in (0, begin))
+            given = (base.uop.buf_uop[i : i + 32] for i in (0, begin))
             return linear.replace(src=(call.replace(src=(call.src[0], *given)),))
 
         return rewrite
 
-    for begin, reason in ((8, "replaced"), (12, "replaced"), (4, f"left: {OVERLAP}")):
+    for begin, reason in ((32, "replaced"), (48, "replaced"), (16, f"left: {OVERLAP}")):
         install(found)
         with before_planning(rebound(begin)):
             (x * 2).contiguous().realize()

@@ -216,3 +216,9 @@ def test_why_an_opt_is_not_legal_has_no_colours() -> None:
     with pytest.raises(ScheduleError) as refused:
         scheduling.apply(Colourful(), (Opt("UPCAST", 0, 2),))
     assert str(refused.value).endswith("is not legal here: no 8 here")
+
+
+def test_a_file_may_claim_an_extent_that_no_device_holds() -> None:
+    (ast,) = kernels_of((empty(2**61 - 1) + 1).contiguous())  # a prime: to try all up to its root takes minutes
+    plan = planner(Region((kernel_of(ast),)))
+    assert plan.start().axes[0].extent == 2**61 - 1

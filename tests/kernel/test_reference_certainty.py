@@ -402,6 +402,18 @@ def test_a_reduction_that_padding_selects_away_is_judged(name: str, dtype: str) 
             assert infinities or judged(store) > 0.9
 
 
+def test_padding_times_what_is_no_number_may_be_0() -> None:
+    """tinygrad folds what it multiplies by 0 to 0, where a loop over places is unrolled."""
+    padded = empty(6).pad((2, 0))
+    (ast,) = kernels_of(padded * empty(8))
+    slots = {use.size: use.slot for use in buffers(ast) if use.is_input}
+    factors = np.array([math.nan, INF, 1, INF, math.nan, 1, 1, 1], np.float32)
+    store = reference(ast, {slots[6]: np.ones(6, np.float32), slots[8]: factors})
+    order = np.argsort(store.indices)
+    assert np.isinf(store.error[order]).tolist() == [True, True, *[False] * 6]
+    assert np.isnan(store.values[order][4]), "which is certain"
+
+
 # -- integers over their whole range
 
 WRAPPING: dict[str, Callable[[], Tensor]] = {

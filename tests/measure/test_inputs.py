@@ -22,6 +22,7 @@ from kcg.measure.inputs import (
     BLOCK,
     FEW,
     FEW_RECIPE,
+    FEW_SPECIAL_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
     PIECES,
@@ -253,6 +254,27 @@ def test_recipes_are_what_they_say(dtype: str, rows: int) -> None:
         assert (values(NEGATIVE_RECIPE) < (-30 if dtype == "half" else -1e12)).any()
     if dtype == "int":
         assert (wide == 2**31 - 1).any() and (wide == -(2**31)).any() and (np.abs(wide) > 2**24).mean() > 0.1
+
+
+@pytest.mark.parametrize("recipe", [WIDE_RECIPE, SPECIAL_RECIPE])
+def test_extreme_numbers_meet_each_other(recipe: str) -> None:
+    """What adds or compares two inputs is seen to flush both, and to compare large integers as floats."""
+    ast = kernels_of(empty(4099) < empty(4099))[0]
+    for seed in (1, 2, 3):
+        first, second = (np.abs(bits) for bits in make_inputs(ast, seed, recipe=recipe).values())
+        assert ((first < 2.0**-126) & (second < 2.0**-126) & (first != second)).sum() > 50
+    for dtype, as_float in (("int32", np.float32), ("int64", np.float64)):
+        ast = kernels_of(empty(4099, dtype=dtype) < empty(4099, dtype=dtype))[0]
+        first, second = make_inputs(ast, 3, recipe=recipe).values()
+        assert ((first != second) & (first.astype(as_float) == second.astype(as_float))).any()
+
+
+def test_few_integers_differ_in_one_half_only_too() -> None:
+    for dtype, half in (("int32", np.int16), ("int64", np.int32)):
+        ast = kernels_of(empty(4099, dtype=dtype) == empty(4099, dtype=dtype))[0]
+        first, second = make_inputs(ast, 3, recipe=FEW_SPECIAL_RECIPE).values()
+        assert ((first != second) & (first.astype(half) == second.astype(half))).any()
+        assert (first == second).any()
 
 
 def test_some_rows_hold_huge_negative_numbers_only() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import pickle
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,7 @@ from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.kernel.reference import StoreValues
-from kcg.measure import child
+from kcg.measure import child, float_state
 from kcg.measure import verify as verify_module
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import (
@@ -54,6 +56,7 @@ DEV = "CPU:X86"
 TARGET: Target = detect(DEV, 1)[0]
 VARIABLES = (("length", 20),)
 SEEDS = (1, 2, 3)
+_TOWARDS_0 = 0xC00 if platform.machine().lower() in ("x86_64", "amd64") else 0xC00000  # FE_TOWARDZERO of fenv.h
 
 
 def bench_of(ast: UOp) -> tuple[CheckedBench, Region]:
@@ -377,6 +380,24 @@ def test_guards_of_all_buffers_are_repaired() -> None:
     first = bench.check(launch, (), seeds=SEEDS)
     assert spoiled == [0, 1, 2] and first.reason == "wrote outside buffer 0 (seed 1)" and bench.tainted
     assert bench.check(run, (), seeds=SEEDS).passed, "the next binary is not blamed for it"
+
+
+def test_what_changes_how_its_process_rounds_is_refused_and_nothing_else_is_blamed() -> None:
+    library = ctypes.CDLL(None)
+    bench, region = bench_of(example_ast("matmul_f32"))
+    run = bench.launcher(compile_schedule(region, RAW, TARGET))
+
+    def launch() -> float:
+        seconds = run()
+        assert not library.fesetround(_TOWARDS_0)
+        return seconds
+
+    try:
+        own, other = bench.check_all([run, launch], (), seeds=SEEDS, thorough=True)
+        assert own.passed and not float_state.changed()
+    finally:
+        float_state.restore()
+    assert other.reason.startswith("left the floating-point settings of its process changed") and bench.tainted
 
 
 def test_changed_input_is_found_and_put_back() -> None:

@@ -87,6 +87,22 @@ def test_one_wrong_element_that_is_not_sampled(case: Case) -> None:
     assert f"element {element} of buffer 0 is" in second.reason and "(seed 1)" in second.reason
 
 
+def test_one_boolean_that_is_no_truth_and_is_not_sampled() -> None:
+    (ast,) = kernels_of(empty(64, 64, dtype="bool") ^ empty(64, 64, dtype="bool"))
+    case = Case(ast)
+    element = case.unsampled()
+    where = case.bench._views[0].view(1, dtypes.uint8, element).ensure_allocated()
+
+    def spoiled() -> float:
+        seconds = case.right()
+        case.bench._write(where, 2 * case.bench.read(0)[element : element + 1].view(np.uint8))
+        return seconds
+
+    assert case.bench.check(spoiled, (), seeds=(1, 2, 3)).passed, "samples alone do not see it"
+    first, second = case.judge(case.right, spoiled)
+    assert first.passed and second.reason.startswith(f"element {element} of buffer 0 is 2, no truth")
+
+
 def test_another_order_of_a_sum_passes(case: Case) -> None:
     other = case.launcher(schedule_of([Opt("UPCAST", 1, 4), Opt("UNROLL", 0, 4)]))
     first, second = case.judge(case.right, other)
@@ -130,6 +146,13 @@ def test_elements_that_differ_most() -> None:
     assert most_different(np.zeros(9, np.float32), -np.zeros(9, np.float32), "float").size == 0, "0 and -0 are equal"
     assert len(most_different(a, a + 1, "float")) == SUSPECTS
     assert most_different(np.array([1, 2, 3]), np.array([1, 5, 3]), "int").tolist() == [1]
+
+
+def test_a_small_element_is_not_hidden_by_huge_ones() -> None:
+    a = np.exp(np.linspace(-40, 80, 5000, dtype=np.float32))
+    b = a * np.float32(1 + 1e-6)
+    b[100] = 0
+    assert 100 in most_different(a, b, "float")
 
 
 def test_payloads_of_nan_hide_nothing() -> None:

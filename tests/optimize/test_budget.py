@@ -192,7 +192,7 @@ def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
     written, tries = run_of_kcg.write, []
 
     def checked(results: list[Result], *steps: Any, **rest: Any) -> tuple[Result, ModelCheck]:
-        return replace(results[-1], seed=17), ModelCheck(True, seed=17)
+        return replace(results[-1], seed=17), ModelCheck(True, "", 0.0, 1e-4, seed=17)
 
     def interrupted(*steps: Any, **rest: Any) -> object:
         tries.append(steps)

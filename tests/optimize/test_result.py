@@ -317,7 +317,11 @@ def test_files_of_the_third_version_have_no_expectations() -> None:
         ),
         ModelCheck(False, "the output is not finite", math.inf, None),
         ModelCheck(
-            True, clocks_before=(("sm_mhz_min", 1590.0),), clocks_after=(("power_w", 640.5), ("sm_mhz_max", 1980.0))
+            True,
+            error=0.0,
+            tolerance=1e-4,
+            clocks_before=(("sm_mhz_min", 1590.0),),
+            clocks_after=(("power_w", 640.5), ("sm_mhz_max", 1980.0)),
         ),
         ModelCheck(None, "not run: the workload is a script"),
     ],
@@ -360,6 +364,8 @@ def test_missing_and_unknown_fields_are_refused() -> None:
         (("regions", 1, "ends", 0, "share"), 0.5, "ends: they are not two whose shares sum to 1"),
         (("regions", 1, "ends", 0, "variables"), [["pos", 1]], "ends: they name different variables"),
         (("created",), "yesterday", "not an ISO date"),
+        (("model_check", "error"), None, "it passed without an error"),
+        (("model_check", "tolerance"), None, "it passed without an error"),
         (("phases", 0, 1), -0.5, "negative"),
         (("expectations", 0, "region"), 16, "lacks"),
         (("expectations", 0, "region"), -1, "lacks"),

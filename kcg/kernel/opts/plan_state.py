@@ -37,6 +37,7 @@ from kcg.kernel.loop_nest import (
 )
 
 UOPS_PER_SPLIT = 2  # the product and the sum that take the place of a split range
+MOST_TRIED = 1 << 20  # as divisors of an extent: no device holds one of 2^40, but a file's kernel may have it
 
 
 class Axis(NamedTuple):
@@ -675,5 +676,5 @@ class _NestReader:
 
 
 def _divisors(extent: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
+    small = [d for d in range(1, min(math.isqrt(extent), MOST_TRIED) + 1) if extent % d == 0]
     return sorted({*small, *(extent // d for d in small)})
