@@ -195,6 +195,7 @@ def test_flux_has_the_names_of_its_published_weights(flux: Workload) -> None:
     assert {label.partition(":")[0] for label, _ in named if ":" in label} == {"flux.py"}
 
 
+@pytest.mark.slow
 def test_origins_are_no_part_of_what_tells_kernels_and_sequences_apart(flux: Workload) -> None:
     (sequence,) = flux.sequences
     bare = replace(sequence, calls=tuple(replace(call, layers=(), origin="") for call in sequence.calls))

@@ -555,6 +555,7 @@ def test_bfloat16_in_between_is_right_and_what_is_wrong_is_beyond_it(name: str) 
     assert {what for what, share in found.wrong.items() if share <= 1} <= UNDERFLOWS | BELOW_ROUNDING
 
 
+@pytest.mark.slow
 def test_random_roundings_tighten_the_error_where_it_is_that_of_a_value_used_twice() -> None:
     """The maximum of a softmax is subtracted from every score, and cancels."""
     tight = in_numpy("attention of more rows", "bfloat16", DROPPED[:1], recipes=((RECIPE, 1),))

@@ -382,6 +382,7 @@ def test_tuned_gives_the_schedules_to_plain_and_jitted_programs_and_ends_with_it
     assert report["error"] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dev", ["", pytest.param("CPU", marks=pytest.mark.slow)])
 def test_tuned_opens_the_cpu_without_clang_and_goes_before_beam(
     dev: str, stored: Path, tmp_path: Path, run: Any

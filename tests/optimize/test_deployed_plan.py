@@ -281,6 +281,7 @@ def test_a_program_is_told_why_a_region_is_not_put_in(stored: Path, result: Resu
     assert all(json.loads(schedule.body) in opts for schedule in inside(result).values())
 
 
+@pytest.mark.slow
 def test_a_program_that_changed_since_is_told_that_it_does_not_ask_for_a_region(
     stored: Path, result: Result, tmp_path: Path
 ) -> None:
@@ -381,6 +382,7 @@ def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, no
     assert dict(check.replaced) == {norm.id: 2} and not check.left, "eagerly, and captured"
 
 
+@pytest.mark.slow
 def test_the_check_of_a_script_in_which_nothing_but_a_region_changed(result: Result, norm: Region) -> None:
     """What comes out of it is compared, though no kernel has another schedule."""
     rows = tuple(r if r.region == norm else replace(r, chosen=r.baseline, outcome="kept") for r in result.regions)

@@ -258,6 +258,7 @@ def alone_s(results: RegionResults, judged: Judged) -> float:
     return sum(calls[row.region.id] * row.chosen.cold_s for row in results.rows if not row.region.args)
 
 
+@pytest.mark.slow
 def test_an_interrupt_meanwhile_leaves_every_kernel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt

@@ -467,6 +467,7 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
 
 
+@pytest.mark.slow
 def test_what_is_worth_nothing_is_not_searched(tmp_path: Path) -> None:
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=9, folder=tmp_path / "out")
     with begun(settings) as run:
@@ -542,6 +543,7 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     assert usable(first) and not any(map(usable, others))
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no region has a program of its own: every kernel stays alone, and it is said why."""
     monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service, until: lambda region: True)

@@ -75,6 +75,7 @@ def test_what_occurs_nowhere_is_one_line(workload: Workload, norm: Region) -> No
         planned(workload, [other])
 
 
+@pytest.mark.slow
 def test_it_is_measured_as_its_parts_and_stored(finished: Finished, norm: Region) -> None:
     journal = Journal.open(finished.result_path.parent / "journal.sqlite", read_only=True)
     try:

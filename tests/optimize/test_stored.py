@@ -236,6 +236,7 @@ def _results(works: list[RegionWork]) -> Any:
     return as_searched(works, {}, why="a test")
 
 
+@pytest.mark.slow
 def test_a_search_has_the_share_of_what_is_missing(opened: Begun, works: list[RegionWork], tmp_path: Path) -> None:
     assert missing_share(works) == 1.0
     verified(opened, works, store_of(tmp_path, *(entry_of(opened, work) for work in works)))

@@ -78,6 +78,7 @@ def last_call(workload: Workload, region: Region) -> WorkloadCall:
 # ---- planned
 
 
+@pytest.mark.slow
 def test_its_variables_are_those_of_its_kernels_with_the_values_of_its_sequences(
     workload: Workload, attention: Region
 ) -> None:
@@ -154,7 +155,9 @@ def opened(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-@pytest.mark.parametrize("wrong", [None, *ENDS])
+@pytest.mark.parametrize(
+    "wrong", [None, *(pytest.param(end, marks=pytest.mark.slow if n else ()) for n, end in enumerate(ENDS))]
+)
 def test_a_program_that_is_wrong_at_one_end_is_refused(
     opened: Begun, attention: Region, wrong: End | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +264,7 @@ def test_a_decoding_llama_has_its_attention_replaced_at_every_position(
     assert counted == 2 * (2 if jitted else len(wanted)), place.sets_left
 
 
+@pytest.mark.slow
 def test_the_check_of_a_decoding_model_has_its_attention_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = captured("llama", "mini-decode")
     region = attention_of(workload)

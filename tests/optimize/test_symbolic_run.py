@@ -111,6 +111,7 @@ def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(opened
     )
 
 
+@pytest.mark.slow
 def test_a_schedule_is_measured_at_both_ends_and_counts_as_one(
     opened: Begun, work: RegionWork, other: Schedule
 ) -> None:

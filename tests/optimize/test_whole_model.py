@@ -201,6 +201,7 @@ def test_where_memory_is_short_one_is_released_before_the_other_begins(
     assert stages == [Stage(whole_model.CHOSEN)] * (1 + REPLAYS) + [Stage(whole_model.OWN)] * (1 + REPLAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_where_memory_is_short_a_plan_does_not_find_what_another_left(
     make: Make, monkeypatch: pytest.MonkeyPatch, dtype: str
@@ -369,6 +370,7 @@ def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     assert len(looks) == 1, "no other process was started"
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
     begin = time.monotonic()
     (check,) = check_models([make("hangs")], timeout_s=2.5, module=CHILD)

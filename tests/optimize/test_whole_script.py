@@ -143,6 +143,7 @@ def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted:
         check_model_result(failed)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong: Result) -> None:
     result = check(wrong, "checks-itself")
     assert result.passed is False and result.runs == 3, result
@@ -152,6 +153,7 @@ def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong:
     assert result.reason.startswith(report) and "(line " in result.reason
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result) -> None:
     result = check(right, "random")
     assert result.passed is None and result.runs == 3, result

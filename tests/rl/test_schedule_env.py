@@ -142,6 +142,7 @@ def test_a_measured_reward_is_the_devices_own_and_measured_once() -> None:
         env.close()
 
 
+@pytest.mark.slow
 def test_a_module_before_the_id_is_all_that_is_imported_and_no_device_is_needed(tmp_path: Path) -> None:
     """Gymnasium 1.0 has no plugins: this is its own way to make what it does not know yet. Here as a user has it who
     has no compiler: plain tinygrad would find no device."""

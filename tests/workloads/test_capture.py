@@ -83,6 +83,7 @@ def test_captures_accumulate_under_names_of_their_own(
     }
 
 
+@pytest.mark.slow
 def test_a_training_loop_has_every_execution_that_tinygrad_prints(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_kernel_of_a_decode_loop_is_one_call_that_knows_every_position_and_rep
     assert "values of their variables" not in captured[2]["decode_loop"], "nothing is left out"
 
 
+@pytest.mark.slow
 def test_replays_of_a_graph_are_counted_by_its_kernels(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
@@ -201,7 +203,9 @@ def test_arguments_input_output_and_neighbours_are_the_scripts_own(tmp_path: Pat
     assert done.stderr.count("much to say") == 20_000 and "much to say" not in done.stdout
 
 
-@pytest.mark.parametrize(("how", "kernels"), [("exit", 2), ("leave", 2), ("later", 4)])
+@pytest.mark.parametrize(
+    ("how", "kernels"), [pytest.param("exit", 2, marks=pytest.mark.slow), ("leave", 2), ("later", 4)]
+)
 def test_nothing_is_lost_however_a_script_ends_well(how: str, kernels: int) -> None:
     captured = capture_of(SCRIPTS / "any_ending.py", how)
     assert len(captured.workload.calls) == kernels and captured.lines == ()

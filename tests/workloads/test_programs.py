@@ -47,6 +47,7 @@ WAYS = (["folder/../script.py", "a", "--b"], ["-m", "folder", "-m"], ["-c", "TEX
 MORE_WAYS = (["script.py", "a"], ["FOLDER/folder/script.py"], ["-m", "script", "a"], ["-m", "folder.script"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [WAYS, pytest.param(MORE_WAYS, marks=pytest.mark.slow)], ids=["some", "more"])
 def test_a_program_sees_of_itself_what_plain_python_shows(
     ways: tuple[list[str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +70,14 @@ def test_a_program_sees_of_itself_what_plain_python_shows(
         assert ours == json.loads(out.read_text()), words
 
 
-@pytest.mark.parametrize(("how", "method"), [("pool", "spawn"), ("pool", "forkserver"), ("executor", "spawn")])
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [
+        ("pool", "spawn"),
+        pytest.param("pool", "forkserver", marks=pytest.mark.slow),
+        pytest.param("executor", "spawn", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_return_objects_of_the_scripts_own_classes(
     how: str, method: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +101,7 @@ def test_modules_and_packages_run_with_their_relative_imports_and_their_workers(
     assert [c.region for c in package.workload.calls] == [c.region for c in module.workload.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--", "-c"), ("-c",)])
 def test_code_is_captured_under_a_name_of_its_own(words: tuple[str, ...], tmp_path: Path) -> None:
     code = (

@@ -360,6 +360,7 @@ def test_keys_are_split(split: int, tmp_path: Path) -> None:
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("split", [1, pytest.param(3, marks=SLOW), 16])
 def test_few_queries(split: int, tmp_path: Path) -> None:

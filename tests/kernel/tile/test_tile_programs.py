@@ -359,6 +359,7 @@ def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) ->
     check(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_programs_that_take_tiles_in_turn_share_those_of_the_last_wave(tmp_path: Path) -> None:
     """Whole tiles in turn, then parts: as many as programs or more, of one step or of several, the last one empty."""

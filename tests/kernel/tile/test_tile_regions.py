@@ -226,6 +226,7 @@ def joined(dtype: str, rows: int, columns: int, terms: tuple[int, int]) -> tuple
     return (empty(rows, columns, dtype=dtype) + empty(columns, dtype=dtype) * made,)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("stages", [4, pytest.param(3, marks=pytest.mark.slow)])
 def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
@@ -318,6 +319,7 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {
 }
 
 
+@pytest.mark.slow
 @interpreted
 def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> None:
     """With a head in a block, two heads, or two of which each is finished alone; rows are no multiple of the tile's."""

@@ -588,6 +588,7 @@ def test_shared_memory_of_halves_that_groups_of_warps_put_together(
 # ---- in a workload
 
 
+@pytest.mark.slow
 @with_triton
 def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
     """So are query, key and value; both in every layer. Expected is what the parts move more than the region."""
