@@ -349,6 +349,7 @@ def test_an_empty_journal_has_numbers_and_a_page_too(tmp_path: Path) -> None:
         assert json.loads(Page(render_page(empty_one, title="x")).scripts["figures"]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text: str) -> None:

@@ -104,6 +104,7 @@ def lose(
     return run(settings, dry_run=False, json_mode=False, quiet=True)
 
 
+@pytest.mark.slow
 def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,14 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("mode", ["busy", "busy afresh", "native", "native afresh", "beam"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "busy",
+        "native",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("busy afresh", "native afresh", "beam")),
+    ],
+)
 def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
@@ -58,7 +65,7 @@ def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize("mode", ["busy", "busy afresh"])
+@pytest.mark.parametrize("mode", ["busy", pytest.param("busy afresh", marks=pytest.mark.slow)])
 def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
@@ -68,7 +75,7 @@ def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
     assert wait_until(lambda: not alive(children)), "a guardian sees the end of its child a moment later"
 
 
-@pytest.mark.parametrize("mode", ["starting", "starting afresh"])
+@pytest.mark.parametrize("mode", ["starting", pytest.param("starting afresh", marks=pytest.mark.slow)])
 def test_interrupt_while_children_start_prints_nothing(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     _, printed = process.communicate(timeout=60)
@@ -129,6 +136,7 @@ def compilers_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLEL", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilers_of_beam")
 def test_beam_ends_in_time_with_all_its_processes() -> None:
     with MeasureService(DEV, run_id="beam", compile_workers=1) as service:

@@ -404,6 +404,7 @@ def test_a_host_that_is_slow_is_refused_at_joining(trusted: LocalFleet) -> None:
     assert ("has a canary of" in line or "times as long as" in line) and line.endswith("leave it out")
 
 
+@pytest.mark.slow
 def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
     trusted: LocalFleet, kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +428,7 @@ def test_a_host_that_drifts_is_drained_and_others_measure_what_it_did(
         assert all(journal.runs()[row.run_id].description["report"]["kernels"] for row in good)
 
 
+@pytest.mark.slow
 def test_a_host_is_checked_while_it_measures_and_measures_on(
     trusted: LocalFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -586,6 +588,7 @@ def mixed(trusted: LocalFleet) -> LocalFleet:
     return trusted
 
 
+@pytest.mark.slow
 def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: Path, tmp_path: Path) -> None:
     out = tmp_path / "j.sqlite"
     done = generated(kernels, out, "--fleet", mixed.address)

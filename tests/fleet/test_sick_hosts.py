@@ -74,6 +74,7 @@ def drawn(service: FleetService, *sizes: int) -> list[int]:
     return [len(future.result(LONG_S).batch) for future in futures]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -118,6 +119,7 @@ def test_several_sick_hosts_do_not_end_a_driver_that_has_a_sound_one(sound: Loca
         assert service.device_error is None
 
 
+@pytest.mark.slow
 def test_where_no_host_can_measure_the_driver_ends_and_names_it(scheduler: str) -> None:
     with slow_host(scheduler, CPU, slow_hosts.cannot_measure), Fleet(scheduler, measure=tasks.echo) as fleet:
         (service,) = fleet.services()

@@ -97,6 +97,7 @@ def test_each_exit_code_has_its_line() -> None:
 # ---- whole runs ----
 
 
+@pytest.mark.slow
 def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_optimised(tmp_path: Path) -> None:
     done = optimized(SCRIPTS / "half_unjudged.py", "--measurements", "8", "--report", tmp_path)
     result = read_result(tmp_path / "RESULT.json")

@@ -228,7 +228,9 @@ print(json.dumps(report))
 """
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["Opts", "machine code"])
+@pytest.mark.parametrize(
+    "is_compiled", [pytest.param(False, marks=pytest.mark.slow, id="Opts"), pytest.param(True, id="machine code")]
+)
 def test_an_exported_module_does_what_kcg_does_in_a_process_without_it(
     is_compiled: bool, result: Result, norm: Region, stored: Path, tmp_path: Path
 ) -> None:

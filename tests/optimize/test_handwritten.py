@@ -221,6 +221,7 @@ def test_the_kernel_runs_inside_of_a_captured_program(
     assert other != names and own == pytest.approx(tuned, rel=1e-4, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
     optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:

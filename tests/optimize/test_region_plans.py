@@ -105,6 +105,7 @@ def row(region: Region, seconds: float, *, calls: int = 1, tile: bool = False, b
     return replace(made, region=region, calls=calls, baseline=base, chosen=chosen, outcome=outcome, opts=None, ends=())
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_step_is_the_one_that_a_block_is_known_to_want(plans: list[WorkloadPlan]) -> None:
     assert len(plans) == 6 and not plans[-1].programs, "five, and every call alone"
     assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)

@@ -87,6 +87,7 @@ def test_it_is_measured_as_its_parts_and_stored(finished: Finished, norm: Region
     assert any(row.status == Status.OK and row.checked for row in rows)
 
 
+@pytest.mark.slow
 def test_it_is_in_the_result_and_shown(finished: Finished, norm: Region, workload: Workload) -> None:
     result = read_result(finished.result_path)
     (row,) = [row for row in result.regions if row.region.id == norm.id]

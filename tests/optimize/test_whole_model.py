@@ -172,6 +172,7 @@ def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -
     assert stages == turn * (1 + REPLAYS)
 
 
+@pytest.mark.slow
 def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def check(result: Result, *arguments: str, timeout_s: float = TIMEOUT_S, **setti
 # ---- real runs ----
 
 
+@pytest.mark.slow
 def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Result, tmp_path: Path) -> None:
     file = tmp_path / "runs.txt"
     result = check(right, "alive", str(file), seed=7)

@@ -98,6 +98,7 @@ def test_a_training_loop_has_every_execution_that_tinygrad_prints(
     assert sum(c.calls for c in generators) >= 2 * STEPS, "the random numbers of batches and dropout"
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_decode_loop_is_one_call_that_knows_every_position_and_replay(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
