@@ -184,6 +184,7 @@ def asked(service: FleetService, size: int, count: int = 4) -> list[Request]:
     return [Request(region, schedule, in_search=True) for schedule in (*near, NOT_LEGAL)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("neighbours")
 def test_a_host_without_a_device_compiles_for_those_that_take_it(local: LocalFleet) -> None:
     waited(lambda: sum(host["ready"] for host in read_status(local.address, None)["hosts"]) == 3)

@@ -342,6 +342,7 @@ def test_hosts_agree_with_the_one_that_a_journal_began_with(
     assert "as long as the host that j.sqlite began with" in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, alone: Path, tmp_path: Path) -> None:
     """By each host once: what a host's run timed is no other occasion for it."""
     out = shutil.copy(alone, tmp_path / "j.sqlite")
@@ -367,6 +368,7 @@ def test_what_is_timed_again_by_who_drifts_is_doubtful(
         assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
 
 
+@pytest.mark.slow
 def test_hosts_do_not_time_again_what_they_timed(local: LocalFleet, campaign: Path, tmp_path: Path) -> None:
     out = shutil.copy(campaign, tmp_path / "j.sqlite")
     none = ended(dataset, "retime", out, "--share", "1", "--device", CPU, "--fleet", local.address)
@@ -392,6 +394,7 @@ def trusted() -> Iterator[LocalFleet]:
         yield fleet
 
 
+@pytest.mark.slow
 def test_a_host_that_is_slow_is_refused_at_joining(trusted: LocalFleet) -> None:
     lines: list[str] = []
     with Fleet(trusted.address, log=lines.append) as fleet:

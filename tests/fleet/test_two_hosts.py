@@ -78,6 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield one
 
 
+@pytest.mark.slow
 def test_certificates_of_another_authority_are_refused(site: Site) -> None:
     for role, *words in (
         ("worker", "kcg.fleet", "worker", site.address),

@@ -237,6 +237,7 @@ def test_what_is_updated_is_left_alone() -> None:
     assert all(len(places) < 3 for places in proposed(before, update))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "preset"), [("flux", "mini"), ("llama", "mini"), ("cross_entropy", "mini")])
 def test_every_candidate_can_take_the_place_of_its_calls(name: str, preset: str) -> None:
     """By the rules by which calls of a running program are replaced."""

@@ -144,6 +144,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path, monkeypa
     assert set(remade(result_of(row), tmp_path)["made"]) == {linear(256).id}
 
 
+@pytest.mark.slow
 def test_a_compiler_that_aborts_costs_its_own_program_only(tmp_path: Path) -> None:
     toolchain = replace(sample_result().toolchain, driver="", triton="9.9.9", assembler="ptxas 13.9.1")
     rows = [tile_row(linear(256), SM_90), tile_row(linear(512), SM_90)]

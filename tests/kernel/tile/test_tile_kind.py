@@ -697,6 +697,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.Monke
         assert compiled(of).id == first.id and path.read_bytes() == kept
 
 
+@pytest.mark.slow
 @triton
 def test_a_program_is_read_from_the_cache_without_triton(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
