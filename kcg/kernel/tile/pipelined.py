@@ -7,7 +7,6 @@ rows, the loading group fills the ring for the next tile. (As CUTLASS's cooperat
 matmul do it.) Finished blocks go to memory through shared memory and TMA.
 
 With three groups a tile has 192 rows: 192 × 192 fills the last wave of a grid where 128 × 256 leaves most of it empty.
-So do columns that are the sum of two powers of two: 128 × 288 makes one wave of 512 × 9216.
 
 What is made of the sums is written as for every contraction (`epilogue.py`), on blocks that lie as the tensor core
 leaves them: a thread has both columns of a pair, four threads have a row.
@@ -58,6 +57,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
+    is_power_of_two,
     launched_with,
     open_frame,
     rest_of,
@@ -65,11 +65,10 @@ from kcg.kernel.tile.tiles import (
 )
 from kcg.types import Target
 
-TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128), (128, 288), (128, 144), (128, 384), (128, 96))
+TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
 STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
 LEAVING = 2  # blocks of a group that are on their way to memory
-MOST_BESIDE = 288  # columns of a tile with sums that something is read beside
 FULL, EMPTY = "full", "empty"
 
 
@@ -95,21 +94,13 @@ def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters)
 
 def parts_of(tile: tuple[int, ...]) -> int:
     """The parts in which a tile's columns are finished: a thread holds little more than the sums of all of them."""
-    return 2 if pieces_of(tile[1])[0][1] > 2 * GROUP_ROWS else 1
+    return 2 if tile[1] > 2 * GROUP_ROWS and is_power_of_two(tile[1]) else 1
 
 
 def leaving_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
     """Shared memory of the blocks that leave it."""
     types = {one.store.buffer.dtype for one in kernel.written}
-    most = pieces_of(parameters.tile[1])[0][1] // parameters.epilogue_parts
-    columns = [min(width, most) for _, width in pieces_of(parameters.tile[1])]
-    blocks = {(dtype, stored_columns(width, dtype, parameters.tile)) for width in columns for dtype in types}
-    return LEAVING * parameters.tile[0] * sum(width * int(dtype.itemsize) for dtype, width in blocks)
-
-
-def stored_columns(columns: int, dtype: DType, tile: tuple[int, ...]) -> int:
-    """Columns of a block that is stored at once, of a part of a tile with so many."""
-    return min(columns, stored_bytes(tile) // max(2, int(dtype.itemsize)))
+    return len(types) * LEAVING * parameters.tile[0] * stored_bytes(parameters.tile)
 
 
 def stored_bytes(tile: tuple[int, ...]) -> int:
@@ -154,7 +145,7 @@ class _Pipelined:
         self.in_memory: dict[str, str] = {}  # what makes a descriptor -> its name
         self.leaving: dict[str, str] = {}  # what allocates a buffer for results -> its name
         self.sent: Counter[str] = Counter()  # blocks by way of each of these
-        self.tile = parameters.tile
+        self.stored_bytes = stored_bytes(parameters.tile)
         launched = launched_with(kernel, parameters)
         tiles = [math.prod(counts_of(*one)) for one in launched]
         self.programs = min(sum(tiles), target.cores)
@@ -200,8 +191,6 @@ class _Pipelined:
         contractions = tuple(turned(each, parameters) for each in (*kernel.before, contraction))
         products = tuple(self._product(each, (one, other)) for each in contractions)
         beside = tuple(self._beside(kernel, (one, other), contraction.sides[0].dtype))
-        if beside and other.size > MOST_BESIDE:  # spilled 336 bytes
-            raise TileRefusal("tile", "sums of so many columns leave no registers for what is read beside each")
         return _Tiled(kernel, parameters, (one, other), contractions, products, beside, turns)
 
     def _beside(self, kernel: TileKernel, axes: tuple[Axis, Axis], dtype: DType) -> Iterator[tuple[UOp, Boxes, str]]:
@@ -350,11 +339,6 @@ class _Pipelined:
             lambda size: sums_layout(self.writer, size),
         )
         guarded = self._reach_past_the_end(one)
-        if 2 * pieces[-1].size == stored_bytes(
-            self.tile
-        ):  # of one block: the next tile's first has the last one's place
-            lines.add("tma.store_wait(0)")
-            self.sent.clear()
         for block in blocks:
             block.frame.bound |= in_the_sum(one.kernel)
             self._read_beside(block.frame, one)
@@ -415,7 +399,7 @@ class _Pipelined:
         dtype, columns = stored.store.buffer.dtype, frame.sizes[1]
         if value.axes != BOTH or stored.gates or set(frame.flattened) != {0, 1}:
             raise TileRefusal("form", "specialised warps store whole blocks")
-        width = stored_columns(columns, dtype, self.tile)  # of bytes an even number of blocks too
+        width = min(columns, self.stored_bytes // max(2, dtype.itemsize))  # of bytes an even number of blocks too
         rows, along = (Axis(frame.flattened[axis].ranges, frame.sizes[axis]) for axis in (0, 1))
         boxes = boxes_of(stored.store, (rows, replace(along, size=width)), self.main)
         if boxes is None or boxes.transposed or any(step % boxes.wide for _, step in boxes.leading):
