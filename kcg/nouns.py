@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -24,6 +25,7 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1
 """Of an integer: what is beyond is no count, no size and no seed."""
 
+_COLOR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -188,6 +190,11 @@ def no_constant(name: str) -> Any:
 def plain(text: str, most: int = 120) -> str:
     """A foreign text on one line of so many characters at most, without what could steer a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)[:most]
+
+
+def uncoloured(text: str) -> str:
+    """A text without the colours that tinygrad and compilers give their words."""
+    return _COLOR.sub("", text)
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kcg.errors import DeviceError
+from kcg.nouns import uncoloured
 from kcg.types import Target, Toolchain
 
 # NVML's clocks event reasons; a power cap (4), a sync boost (16) and idling (1) disqualify nothing
@@ -263,15 +263,12 @@ def toolchain_for(target: Target, driver: str, action_space: int) -> Toolchain:
     )
 
 
-_COLOR = re.compile(r"\x1b\[[0-9;]*[mK]")
-
-
 def first_line(error: BaseException) -> str:
     """The line of an error's text that says what is wrong, without tinygrad's colours, or its type where it has none.
 
     That is the first one; of a CUDA compiler that only says that it failed, the first error in its log.
     """
-    lines = _COLOR.sub("", str(error)).strip().splitlines() or [type(error).__name__]
+    lines = uncoloured(str(error)).strip().splitlines() or [type(error).__name__]
     if lines[0].endswith("NVRTC_ERROR_COMPILATION"):
         return next((line.strip() for line in lines[1:] if "error" in line), lines[0])[:300]
     return lines[0][:300]

@@ -29,6 +29,7 @@ from kcg.kernel.analysis import arithmetic, contractions, least_bytes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.source.body import MACHINE, PTX, SourceBody, source_schedule
 from kcg.kernels import BufferView, HandwrittenKernel, KernelView, Launch, collecting
+from kcg.nouns import uncoloured
 from kcg.types import Region, Schedule, Target
 
 # ---- Triton kernels as PTX that tinygrad's runtime can launch: compiled ahead of time, for a GPU that need not be
@@ -194,7 +195,7 @@ def raised(error: BaseException, path: Path | str) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     if isinstance(error, SyntaxError) and error.lineno:
         lines.append(error.lineno)
-    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:300]  # tinygrad's words have colours
+    words = " ".join(uncoloured(str(error)).split())[:300]
     if isinstance(error, KcgError):
         return words
     return f"{type(error).__name__}{': ' if words else ''}{words}" + (f" (line {lines[-1]})" if lines else "")
