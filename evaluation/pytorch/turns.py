@@ -186,8 +186,8 @@ class Turns:
         keep_values: bool = False,
     ) -> dict[str, Any]:
         """Time all contenders on one case: name -> what was found, or why not. The first whose output the others must
-        have stands in where there is no `reference`; `keep_values` keeps it for a later row. What profilers say is put
-        into `profiles`."""
+        have stands in where there is no `reference`: it has no `error` of its own, since nothing says how far it is
+        from what is right. `keep_values` keeps its output for a later row; `profiles` takes what profilers say."""
         found: dict[str, Any] = {}
         ready: list[Contender] = []
         for contender in contenders:
@@ -195,11 +195,14 @@ class Turns:
                 order = {"do": "prepare", **case, **contender.settings}
                 facts = self.pool.ask(contender, order, self.pool.prepare_s)
                 values = facts.pop("values")
-                reference = values if reference is None else reference
-                error = distance(values, reference)
+                error = distance(values, values if reference is None else reference)
                 if not error <= case.get("far", FAR[case["dtype"]]):
                     raise Lost(f"wrong: its output is {error:.2g} of its size from the reference")
-                found[contender.name] = {**facts, "error": error, "canary_s": [self.pool.canary(contender)]}
+                if reference is None:
+                    reference = values
+                else:
+                    facts["error"] = error
+                found[contender.name] = {**facts, "canary_s": [self.pool.canary(contender)]}
                 if keep_values:
                     found[contender.name]["values"] = [rounded(v) for v in values]
                 ready.append(contender)

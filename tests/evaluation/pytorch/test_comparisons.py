@@ -145,6 +145,15 @@ def test_contenders_of_both_libraries_are_timed_in_turns(pool: Pool) -> None:
             assert 0 < low <= found[f"{state}_s"] <= high
 
 
+def test_what_stands_in_for_a_reference_has_no_error_of_its_own(pool: Pool) -> None:
+    alone = Turns(pool).row([TORCH], CASES[3], keep_values=True)["torch"]
+    assert alone["status"] == "ok" and "error" not in alone
+    first, second = Turns(pool).row([TORCH, TINY], CASES[3]).values()
+    assert "error" not in first and 0 <= second["error"] < 1e-6
+    later = Turns(pool).row([TINY], CASES[3], alone["values"])["tinygrad"]  # of which five digits are kept
+    assert 0 <= later["error"] < 1e-4
+
+
 @pytest.mark.slow
 def test_what_fails_is_a_contender_with_a_reason_and_the_others_go_on(pool: Pool) -> None:
     lost = [
