@@ -44,10 +44,10 @@ class OnFlux:
         prepare(choice.dev)
         return cls(choice.dev, preset, spec.capture(preset), module, device, out)
 
-    def keep(self, tinygrad_device: str, rows: list[dict[str, Any]], headline: dict[str, Any]) -> None:
-        """Writes the rows, and the headline under the name of this run."""
+    def keep(self, tinygrad_device: str, rows: list[dict[str, Any]], headline: dict[str, Any], **more: Any) -> None:
+        """Writes the rows with what more there is to say of them, and the headline under the name of this run."""
         name = run_of(self.preset, tinygrad_device)
-        entry = {"kernels": rows, "command": f"python -m {self.module} {self.asked} --preset {self.preset}"}
+        entry = {"kernels": rows, "command": f"python -m {self.module} {self.asked} --preset {self.preset}", **more}
         record_results(self.out, name, entry, {f"{key}_{name}": value for key, value in headline.items()})
 
 
