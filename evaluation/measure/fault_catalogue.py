@@ -1,9 +1,11 @@
-"""Judge the fault catalogue: C kernels, right and wrong, each as an optimisation judges a user's.
+"""Judge the fault catalogue: C kernels, right and wrong, each as an optimisation judges a user's; and generated
+programs that one edit made wrong, which Triton's interpreter runs.
 
     python -m evaluation.measure.fault_catalogue
 
-Runs tests/faults/test_fault_catalogue.py, which needs clang (`pip install ziglang`), and writes what became of each
-kernel to evaluation/results/fault_catalogue.json. Ends with the test's exit code.
+Runs tests/faults/test_fault_catalogue.py, which needs clang (`pip install ziglang`), and test_generated_faults.py,
+which needs Triton, and writes what became of each kernel to evaluation/results/fault_catalogue.json. Ends with the
+tests' exit code.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from kcg.cli import record_results, run_script
 from kcg.errors import DeviceError
 
 OUT = ROOT / "evaluation" / "results" / "fault_catalogue.json"
-TEST = "tests/faults/test_fault_catalogue.py"
+TESTS = ("tests/faults/test_fault_catalogue.py", "tests/faults/test_generated_faults.py")
 COMMAND = "python -m evaluation.measure.fault_catalogue"
 
 
 def judged() -> tuple[int, dict[str, list[str]]]:
-    """The test's exit code, and of each kernel: verdict of the catalogue, kind of fault, where refused, and why."""
-    ran = run_tests(TEST)
+    """The tests' exit code, and of each kernel: verdict of the catalogue, kind of fault, where refused, and why."""
+    ran = run_tests(*TESTS)
     return ran.code, {p.attrib["name"]: json.loads(p.attrib["value"]) for p in ran.report.iter("property")}
 
 
@@ -39,6 +41,7 @@ def summary(kernels: dict[str, list[str]]) -> dict[str, Any]:
     return {
         "faulty": len(wrong),
         "refused": refused.total(),
+        "generated": sum(name.startswith("tile/") for name in wrong),
         "right": len(right),
         "right_refused": sum(bool(refused_in) for _, _, refused_in, _ in right.values()),
         "kinds": {kind: {"faulty": count, "refused": refused[kind]} for kind, count in sorted(total.items())},
@@ -54,7 +57,7 @@ def main(out: Annotated[Path, typer.Option(help="the results file")] = OUT) -> N
     if not kernels:
         raise DeviceError("no kernel was judged, so nothing is written: is there a clang? pip install ziglang")
     found = summary(kernels)
-    headline = {key: found[key] for key in ("faulty", "refused", "right", "right_refused")}
+    headline = {key: found[key] for key in ("faulty", "generated", "refused", "right", "right_refused")}
     reasons = {name: f"{refused_in}: {why}" for name, (_, _, refused_in, why) in sorted(kernels.items()) if refused_in}
     record_results(out, "cpu", {**found, "reasons": reasons, "command": COMMAND}, headline)
     typer.echo(json.dumps(headline))
