@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +74,17 @@ MEASUREMENT_COLUMNS = {
 _TYPES = tuple((name, {_TEXT: str, _INTEGER: int, _REAL: float}[kind]) for name, kind in MEASUREMENT_COLUMNS.items())
 
 T = TypeVar("T")
+
+
+@cache
+def _unix_s_of_monotonic_0() -> float:
+    return time.time() - time.monotonic()
+
+
+def unix_now_s() -> float:
+    """The time as Unix seconds, by the wall clock as it was when this process asked first: it never steps. A doubt is
+    about the rows that were recorded after a check, and a clock that was set back would have put them before it."""
+    return _unix_s_of_monotonic_0() + time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -451,7 +462,7 @@ class Journal:
     # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
     def record(self, measurement: Measurement, *, recorded_unix_s: float | None = None) -> bool:
         """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
-        recorded = time.time() if recorded_unix_s is None else recorded_unix_s
+        recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         return self._insert(
             f"INSERT INTO measurements(identity, recorded_unix_s, {_NAMES}) "
             f"VALUES(?, ?{', ?' * len(MEASUREMENT_COLUMNS)}) ON CONFLICT(identity, run_id, trial) DO NOTHING",

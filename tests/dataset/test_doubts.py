@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from kcg.dataset.check import verify
 from kcg.dataset.export import CHECKSUMS, export, merge, read_export
-from kcg.dataset.journal import FIRST_SCHEMA, SCHEMA_VERSION, Doubt, Journal, Run
+from kcg.dataset.journal import FIRST_SCHEMA, SCHEMA_VERSION, Doubt, Journal, Run, unix_now_s
 from kcg.dataset.publish import write_card
 from kcg.dataset.reading import DOUBTS, sha256_of
 from kcg.dataset.stats import render, stats, to_json
@@ -76,6 +77,16 @@ def test_a_journal_is_of_the_first_schema_until_a_row_is_doubtful(journal: Journ
     journal.close()
     with Journal.open(journal.path, read_only=True) as again:
         assert again.doubts() == [DOUBT]
+
+
+def test_a_clock_that_is_set_back_puts_no_row_before_the_check_that_it_followed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked_unix_s, real = unix_now_s(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 600.0)
+    assert journal.record(measurement(20, run_id="r9"))
+    journal.add_doubt(Doubt("r9", checked_unix_s, WHY))
+    assert 20 not in numbers(journal.measurements(1))
 
 
 @pytest.mark.parametrize("values", ["'r3', -1, 'why'", "'r3', 'now', 'why'", "x'00', 1, 'why'"])
