@@ -30,7 +30,7 @@ from kcg.dataset.columns import (
     stored_schema,
     write_parquet,
 )
-from kcg.dataset.journal import Doubt, Journal, disk_full, values_of, wiring_json
+from kcg.dataset.journal import Doubt, Journal, values_of, wiring_json
 from kcg.dataset.reading import (
     CHECKSUMS,
     DOUBTS,
@@ -42,6 +42,7 @@ from kcg.dataset.reading import (
     read_export,
     sha256_of,
 )
+from kcg.dataset.schema import disk_full
 from kcg.errors import MismatchError, UsageError
 from kcg.files import is_disk_full, sync
 from kcg.kernel.symbolic import seen_by

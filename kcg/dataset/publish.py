@@ -14,9 +14,10 @@ from typing import Any
 
 from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
-from kcg.dataset.journal import Run, disk_full
+from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
 from kcg.dataset.reading import MEASUREMENTS, sha256_of
+from kcg.dataset.schema import disk_full
 from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from kcg.dataset.journal import Glance, glance
+from kcg.dataset.schema import Glance, glance
 from kcg.errors import ExitCode, KcgError
 from kcg.measure.lock import is_locked
 from kcg.optimize import live
