@@ -56,14 +56,24 @@ def write_whole(path: Path, data: bytes | str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
 
 
-def read_foreign(path: Path, *, most_bytes: int) -> bytes | None:
+def read_foreign(path: Path, *, most_bytes: int, follow: bool = True) -> bytes | None:
     """What is in a file that anybody may have put there; None where it is larger, or no regular file: a pipe would be
-    waited for, and a device has no end. Raises OSError where it cannot be read."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    waited for, and a device has no end. Without `follow` a link is no file either. Raises OSError where it cannot be
+    read."""
+    how = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | how)) as file:
+        seen = os.fstat(file.fileno())
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > most_bytes:  # a hole of gigabytes takes no disk
             return None
         data = file.read(most_bytes + 1)
         return data if len(data) <= most_bytes else None
+
+
+def read_limited(path: Path, *, most_bytes: int) -> bytes:
+    """As `read_foreign`. Raises ValueError where there is more, or no regular file."""
+    if (data := read_foreign(path, most_bytes=most_bytes)) is None:
+        raise ValueError(f"it is larger than {most_bytes >> 20} MiB, or no file")
+    return data
 
 
 def is_text(value: str) -> bool:

@@ -37,6 +37,7 @@ from kcg.dataset.reading import (
     FILES,
     KERNELS,
     MEASUREMENTS,
+    MOST_OF_LIST,
     OPTIONAL_FILES,
     Export,
     read_export,
@@ -44,7 +45,7 @@ from kcg.dataset.reading import (
 )
 from kcg.dataset.schema import disk_full
 from kcg.errors import MismatchError, UsageError
-from kcg.files import is_disk_full, sync
+from kcg.files import is_disk_full, read_limited, sync
 from kcg.kernel.symbolic import seen_by
 from kcg.types import canonical_json
 
@@ -224,7 +225,7 @@ def _constants(journal: Journal | Export) -> dict[str, Any]:
 def _listed(folder: Path) -> set[str]:
     """The optional files that belong to an export that is there."""
     try:
-        return set(OPTIONAL_FILES) & set(json.loads((folder / CHECKSUMS).read_text()))
+        return set(OPTIONAL_FILES) & set(json.loads(read_limited(folder / CHECKSUMS, most_bytes=MOST_OF_LIST)))
     except (OSError, ValueError, TypeError):
         return set()
 
