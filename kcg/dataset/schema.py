@@ -202,8 +202,8 @@ def check_version(path: Path, connection: sqlite3.Connection) -> int:
     """The schema of an open journal. Raises JournalError where the file is none, or says two things of itself."""
     ids = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     check_ids(path, *ids)
-    said = dict(connection.execute("SELECT key, value FROM meta"))
-    if said != {**_META, "schema": str(ids[1])}:
+    stated = dict(connection.execute("SELECT key, value FROM meta"))
+    if stated != {**_META, "schema": str(ids[1])}:
         raise damaged(path, "what it says of its schema does not agree")
     return int(ids[1])
 
