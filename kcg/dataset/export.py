@@ -152,7 +152,6 @@ def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:
             targets = read_export(path).targets()
         else:
             with Journal.open(path, read_only=True) as source:
-                source.check()
                 targets = source.targets()
         found = {k: f"{t.model} ({t.renderer})" for k, t in targets.items()}
         if not same_target or not found:

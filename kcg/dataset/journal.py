@@ -371,7 +371,7 @@ class Journal:
             with self._transaction() as connection:
                 if not self._rows(has_tables):  # another process may have been faster
                     create_tables(connection)
-        if self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:
+        if self.read_only or self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:  # who only reads will read all of it
             self.check()
         self._version = check_version(self.path, self._connection)
         if immutable:
