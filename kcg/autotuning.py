@@ -7,6 +7,7 @@ found. The folder holds one folder a result, each with what a run leaves; deleti
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from kcg.errors import MismatchError, ResultError, UsageError, VerificationError
-from kcg.files import locked
+from kcg.files import lock_file
 from kcg.tuning import (
     Installed,
     Tuned,
@@ -118,16 +119,16 @@ class Autotuned(Generic[P, R]):
         settings = settings_of(call, budget=self._budget, search=self._search, folder=folder)
         if (found := _usable(folder, settings)) is not None:
             return found
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            file = folder.with_suffix(".lock").open("a")
-        except OSError as error:
-            raise UsageError(f"cannot write to {folder.parent}: {error.strerror}: choose another cache=") from None
-        with file:
-            if not locked(file):
-                shown.line(f"kcg: another process tunes {call.name}: waiting for its result")
-                locked(file, wait=True)
-                started = time.monotonic()
+        lock = folder.with_suffix(".lock")
+        with contextlib.ExitStack() as held:
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                if not held.enter_context(lock_file(lock)):
+                    shown.line(f"kcg: another process tunes {call.name}: waiting for its result")
+                    held.enter_context(lock_file(lock, wait=True))
+                    started = time.monotonic()
+            except OSError as error:
+                raise UsageError(f"cannot write to {folder.parent}: {error.strerror}: choose another cache=") from None
             if (found := _usable(folder, settings)) is not None:
                 return found
             return optimized(call, captured, settings, shown, dev=dev, started=started)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kcg.commands import COMMANDS, SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
-from kcg.files import locked, write_whole
+from kcg.files import lock_file, write_whole
 from kcg.provenance import provenance
 
 if TYPE_CHECKING:
@@ -358,13 +358,12 @@ def record_results(
 
 @contextlib.contextmanager
 def _lock_journal(path: Path, folder: Path) -> Iterator[None]:
-    """Hold the lock of a hidden file of `path`, which itself is replaced; the hidden file may stay."""
-    try:
-        for needed in (path.parent, folder):
-            needed.mkdir(parents=True, exist_ok=True)
-        file = (folder / f".{path.name}.lock").open("a")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
-    with file:
-        locked(file, wait=True)
+    """Hold the lock of a hidden file of `path`, which itself is replaced."""
+    with contextlib.ExitStack() as held:
+        try:
+            for needed in (path.parent, folder):
+                needed.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock_file(folder / f".{path.name}.lock", wait=True))
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
         yield

@@ -56,14 +56,24 @@ def write_whole(path: Path, data: bytes | str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
 
 
-def read_foreign(path: Path, *, most_bytes: int) -> bytes | None:
+def read_foreign(path: Path, *, most_bytes: int, follow: bool = True) -> bytes | None:
     """What is in a file that anybody may have put there; None where it is larger, or no regular file: a pipe would be
-    waited for, and a device has no end. Raises OSError where it cannot be read."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    waited for, and a device has no end. Without `follow` a link is no file either. Raises OSError where it cannot be
+    read."""
+    how = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | how)) as file:
+        seen = os.fstat(file.fileno())
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > most_bytes:  # a hole of gigabytes takes no disk
             return None
-        data = file.read(most_bytes + 1)
+        data = file.read(min(seen.st_size, most_bytes) + 1)  # as many bytes as are asked for are allocated
         return data if len(data) <= most_bytes else None
+
+
+def read_limited(path: Path, *, most_bytes: int) -> bytes:
+    """As `read_foreign`. Raises ValueError where there is more, or no regular file."""
+    if (data := read_foreign(path, most_bytes=most_bytes)) is None:
+        raise ValueError(f"it is larger than {most_bytes >> 20} MiB, or no file")
+    return data
 
 
 def is_text(value: str) -> bool:
@@ -101,6 +111,37 @@ def locked(file: IO[Any] | int, *, wait: bool = False, shared: bool = False) -> 
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a file that is there for that alone, and is removed at the end. Gives whether it was to be had,
+    always where it is to `wait`. Raises OSError where there can be no such file.
+
+    Only who holds the lock removes the file. So whoever got the lock of a file that its name leads to no more, as who
+    waited for it, takes that of the file which is there now.
+    """
+    while True:
+        with path.open("a") as file:
+            if not locked(file, wait=wait):
+                yield False
+                return
+            if not _leads_to(path, file):
+                continue
+            try:
+                yield True
+            finally:
+                if _leads_to(path, file):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+            return
+
+
+def _leads_to(path: Path, file: IO[Any]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def meant_by(path: Path, otherwise: str) -> str:

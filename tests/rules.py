@@ -253,6 +253,27 @@ def forbidden_calls(source: Source) -> Iterator[str]:
                 yield f"{source.module}:{node.lineno}: allows pickle"
 
 
+WALL_CLOCK = {
+    "kcg.dataset.journal": "recordings, which other machines read; `unix_now_s` never steps within a process",
+    "kcg.fleet.host": "hosts tell each other when they were checked",
+    "kcg.fleet.status": "how long ago that was",
+    "kcg.fleet.tasks": "hosts tell each other when they were checked",
+    "kcg.ui.runs": "since when another process has not written: a file's time",
+}
+"""Modules that may ask for the wall clock, and why: what they tell leaves the process."""
+
+
+def wall_clocks(source: Source) -> Iterator[str]:
+    """Lines that ask for a clock which is set ahead and back while a program runs."""
+    for node in ast.walk(source.tree):
+        named = isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
+        imported = (
+            isinstance(node, ast.ImportFrom) and node.module == "time" and any(n.name == "time" for n in node.names)
+        )
+        if (named or imported) and source.module not in WALL_CLOCK:
+            yield f"{source.module}:{node.lineno} asks for the wall clock: take time.monotonic, or add it to WALL_CLOCK"
+
+
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 

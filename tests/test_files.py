@@ -8,6 +8,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 
 from kcg.cli import record_results
 from kcg.errors import UsageError
-from kcg.files import whole, write_whole
+from kcg.files import lock_file, read_foreign, whole, write_whole
 
 
 @pytest.mark.parametrize("data", ["µs\n", b"\x00\xff"])
@@ -101,3 +104,39 @@ def test_what_an_earlier_run_had_and_this_one_has_not_goes(tmp_path: Path) -> No
     assert json.loads(path.read_text())["headline"] == {"cost": 3, "cost_small": 3, "time_small": 1, "time_large": 9}
     record_results(path, "small", {}, {"time_small": 2}, overall=largest, ending="_small")
     assert json.loads(path.read_text())["headline"] == {"time_small": 2, "time_large": 9}
+
+
+def test_one_at_a_time_has_the_lock_of_a_file_that_is_removed_at_the_end(tmp_path: Path) -> None:
+    """Who waited for a lock has, at first, that of a file that its last holder removed."""
+    path, inside, most = tmp_path / "a.lock", list[int](), list[int]()
+
+    def take(number: int) -> None:
+        for _ in range(40):
+            with lock_file(path, wait=True) as held:
+                assert held
+                inside.append(number)
+                time.sleep(0)
+                most.append(len(inside))
+                inside.remove(number)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(take, range(8)))
+    assert (len(most), max(most)) == (320, 1)
+    assert list(tmp_path.iterdir()) == []
+    with lock_file(path) as held, lock_file(path) as again:
+        assert held and not again and path.exists(), "who does not get it removes nothing"
+    assert not path.exists()
+
+
+def test_what_is_too_large_is_refused_by_its_size(tmp_path: Path) -> None:
+    (tmp_path / "hole").touch()
+    os.truncate(tmp_path / "hole", 3 << 30)
+    tracemalloc.start()
+    try:
+        assert read_foreign(tmp_path / "hole", most_bytes=1 << 29) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    (tmp_path / "link").symlink_to(tmp_path / "hole")
+    with pytest.raises(OSError, match="link"):
+        read_foreign(tmp_path / "link", most_bytes=10, follow=False)

@@ -23,6 +23,7 @@ from tests.rules import (
     private_tinygrad,
     sources,
     upward_imports,
+    wall_clocks,
     words_of_kinds,
 )
 
@@ -52,6 +53,10 @@ def test_names_are_the_fields_words() -> None:
 
 def test_nothing_is_executed_or_unpickled() -> None:
     assert [line for source in (*LIBRARY, *SCRIPTS) for line in forbidden_calls(source)] == []
+
+
+def test_deadlines_and_durations_are_of_a_clock_that_never_steps() -> None:
+    assert [line for source in (*LIBRARY, *SCRIPTS) for line in wall_clocks(source)] == []
 
 
 def test_nothing_imports_scripts() -> None:

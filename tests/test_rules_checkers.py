@@ -19,6 +19,7 @@ from tests.rules import (
     private_tinygrad,
     sources,
     upward_imports,
+    wall_clocks,
     words_of_kinds,
 )
 
@@ -198,3 +199,11 @@ def test_words_of_a_kind_are_found_outside_of_its_package(text: str, tmp_path: P
 def test_prose_and_stored_names_may_say_the_words_of_a_kind(tmp_path: Path) -> None:
     text = '"""tinygrad\'s Opts: UPCAST or LOCAL."""\n# RAW\nrow.opts = "an UPCAST(0,4) before a LOCAL"'
     assert list(words_of_kinds(source(tmp_path, "kcg/search/a.py", text))) == []
+
+
+def test_wall_clocks_are_found(tmp_path: Path) -> None:
+    code = "import time\nfrom time import time\nend = time.time() + 5\nend = time.monotonic()\n"
+    assert [line.split()[0] for line in wall_clocks(source(tmp_path, "kcg/search/a.py", code))] == [
+        "kcg.search.a:2",
+        "kcg.search.a:3",
+    ]

@@ -91,7 +91,7 @@ class _Task:
     dataset: Path
     folder: Path
     floors: Floors
-    ends_unix_s: float
+    ends_s: float
     trees: TreeSettings
     device: str = "cpu"
     threads: int = 1
@@ -121,7 +121,7 @@ def ablate(
     for name in ablation.variants:
         if name not in VARIANTS:
             raise UnknownName("variant", name, list(VARIANTS))
-    ends = time.time() + (math.inf if budget_s is None else budget_s)
+    ends = time.monotonic() + (math.inf if budget_s is None else budget_s)
     export, data = read_export(ablation.dataset), load(ablation.dataset, log=log)
     if not len(validation_rows(data, ablation.base.fit.split)):
         raise DataError(f"{ablation.dataset} has no validation part to judge by")
@@ -185,7 +185,7 @@ def _known(entry: dict[str, Any], task: _Task) -> bool:
     return str(task.seed) in entry["variants"].get(task.name, {}).get("seeds", {})
 
 
-def _tasks(ablation: Ablation, floors: Floors, ends_unix_s: float) -> Iterator[_Task]:
+def _tasks(ablation: Ablation, floors: Floors, ends_s: float) -> Iterator[_Task]:
     """All of one seed before the next, so that what is cut can still be compared."""
     first = ablation.base.fit.seed
     for seed in range(first, first + ablation.seeds):
@@ -196,9 +196,7 @@ def _tasks(ablation: Ablation, floors: Floors, ends_unix_s: float) -> Iterator[_
             settings = with_values(ablation.base, {**variant.changes, "seed": seed})
             described = content_id([names_of(settings), variant.form])
             folder = ablation.work / f"{name}-{seed}-{described[:8]}"
-            yield _Task(
-                name, seed, settings, variant.form, ablation.dataset, folder, floors, ends_unix_s, ablation.trees
-            )
+            yield _Task(name, seed, settings, variant.form, ablation.dataset, folder, floors, ends_s, ablation.trees)
 
 
 def _write(ablation: Ablation, entry: dict[str, Any]) -> None:
@@ -216,7 +214,7 @@ def _outcomes(
     threads = max(1, usable_cores() // max(jobs, 1))
     waiting = [replace(task, device=devices[0], threads=threads) for task in reversed(tasks)]
     if jobs <= 1:
-        while waiting and time.time() < waiting[-1].ends_unix_s:
+        while waiting and time.monotonic() < waiting[-1].ends_s:
             task = waiting.pop()
             yield task, _trained(task)
         return
@@ -225,7 +223,7 @@ def _outcomes(
     with workers(jobs) as pool:
         try:
             while True:
-                while waiting and free and time.time() < waiting[-1].ends_unix_s:
+                while waiting and free and time.monotonic() < waiting[-1].ends_s:
                     task = replace(waiting.pop(), device=free.pop())
                     running[pool.submit(_trained, task)] = task
                 if not running:
@@ -258,7 +256,7 @@ def _of_net(task: _Task) -> dict[str, float]:
 
         def report(values: dict[str, Any]) -> None:
             tracker.log(values)
-            if time.time() > task.ends_unix_s:
+            if time.monotonic() > task.ends_s:
                 raise _OutOfTime
 
         fit = Fit(data, settings, task.folder, floors=task.floors, device=task.device, log=report)

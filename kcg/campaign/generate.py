@@ -19,8 +19,9 @@ from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.tasks import KernelTask, distinct_calls, shard_of, why_not, workloads_of
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import Doubt, Journal, Run, check_header
+from kcg.dataset.journal import Doubt, Journal, Run
 from kcg.dataset.noise import RETIMED
+from kcg.dataset.schema import check_header
 from kcg.errors import JournalError
 from kcg.measure.interface import Measures
 from kcg.measure.protocol import PROTOCOL

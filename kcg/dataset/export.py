@@ -30,20 +30,22 @@ from kcg.dataset.columns import (
     stored_schema,
     write_parquet,
 )
-from kcg.dataset.journal import Doubt, Journal, disk_full, values_of, wiring_json
+from kcg.dataset.journal import Doubt, Journal, values_of, wiring_json
 from kcg.dataset.reading import (
     CHECKSUMS,
     DOUBTS,
     FILES,
     KERNELS,
     MEASUREMENTS,
+    MOST_OF_LIST,
     OPTIONAL_FILES,
     Export,
     read_export,
     sha256_of,
 )
+from kcg.dataset.schema import disk_full
 from kcg.errors import MismatchError, UsageError
-from kcg.files import is_disk_full, sync
+from kcg.files import is_disk_full, read_limited, sync
 from kcg.kernel.symbolic import seen_by
 from kcg.types import canonical_json
 
@@ -150,7 +152,6 @@ def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:
             targets = read_export(path).targets()
         else:
             with Journal.open(path, read_only=True) as source:
-                source.check()
                 targets = source.targets()
         found = {k: f"{t.model} ({t.renderer})" for k, t in targets.items()}
         if not same_target or not found:
@@ -223,7 +224,7 @@ def _constants(journal: Journal | Export) -> dict[str, Any]:
 def _listed(folder: Path) -> set[str]:
     """The optional files that belong to an export that is there."""
     try:
-        return set(OPTIONAL_FILES) & set(json.loads((folder / CHECKSUMS).read_text()))
+        return set(OPTIONAL_FILES) & set(json.loads(read_limited(folder / CHECKSUMS, most_bytes=MOST_OF_LIST)))
     except (OSError, ValueError, TypeError):
         return set()
 

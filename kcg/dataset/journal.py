@@ -17,12 +17,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kcg.dataset.schema import (
+    BUSY_TIMEOUT_S,
+    CHECK_AT_OPEN_BYTES,
+    MEASUREMENT_COLUMNS,
+    MEASUREMENT_TYPES,
+    SCHEMA_VERSION,
+    check,
+    check_header,
+    check_version,
+    insertion,
+    make_folder,
+    migrate,
+    opened,
+    sealed,
+    selection,
+    translated,
+)
+from kcg.dataset.schema import create as create_tables
 from kcg.errors import DataError, JournalError, UsageError
-from kcg.files import is_disk_full, is_text
+from kcg.files import is_text
 from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import (
     CacheState,
@@ -47,33 +65,19 @@ from kcg.types import (
 
 ROW_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)  # of a foreign row
 
-_TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
-MEASUREMENT_COLUMNS = {
-    "region_id": _TEXT,
-    "schedule_kind": _TEXT,
-    "schedule_body": _TEXT,
-    "target": _TEXT,
-    "toolchain": _TEXT,
-    "protocol": _INTEGER,
-    "status": _TEXT,
-    "cache_state": _TEXT,
-    "variables": _TEXT,
-    "input_recipe": _TEXT,
-    "samples_s": _TEXT,
-    "reason": _TEXT,
-    "binary_hash": _TEXT,
-    "checked": _INTEGER,
-    "early_stop": _INTEGER,
-    "sampler": _TEXT,
-    "compile_s": _REAL,
-    "launch": _TEXT,
-    "run_id": _TEXT,
-    "trial": _INTEGER,
-    "clocks": _TEXT,
-}
-_TYPES = tuple((name, {_TEXT: str, _INTEGER: int, _REAL: float}[kind]) for name, kind in MEASUREMENT_COLUMNS.items())
 
 T = TypeVar("T")
+
+
+@cache
+def _unix_s_of_monotonic_0() -> float:
+    return time.time() - time.monotonic()
+
+
+def unix_now_s() -> float:
+    """The time as Unix seconds, by the wall clock as it was when this process asked first: it never steps. A doubt is
+    about the rows that were recorded after a check, and a clock that was set back would have put them before it."""
+    return _unix_s_of_monotonic_0() + time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,6 @@ class Doubt:
             raise ValueError("a doubt has a time from which on it is")
 
 
-def disk_full(path: Path) -> JournalError:
-    """The error for a write to `path` that found no space."""
-    return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
-
-
 def measurement_row(m: Measurement) -> tuple[Any, ...]:
     """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
     if not _has_times(m):
@@ -169,7 +168,7 @@ def status_and_reason(status: str, reason: str) -> tuple[Status, str]:
 
 def measurement_from_row(row: Sequence[Any]) -> Measurement:
     """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
-    for (name, kind), value in zip(_TYPES, row, strict=True):
+    for (name, kind), value in zip(MEASUREMENT_TYPES.items(), row, strict=True):
         if not isinstance(value, kind):  # SQLite keeps any type in any column
             raise TypeError(f"{name} is a {type(value).__name__}")
     (
@@ -295,14 +294,13 @@ def identity_of(key: Sequence[Any]) -> bytes:
     return bytes.fromhex(content_id(list(key)))
 
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Doubt", "Journal", "Record", "Run"]
+__all__ = ["Doubt", "Journal", "Record", "Run"]
 
-CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
 LATEST_UNIX_S = 2.0**40  # of a recording: 36,000 years from now
 BULK_CACHE_KIB = 256 << 10
-
-_NAMES = ", ".join(MEASUREMENT_COLUMNS)
+IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
+"""The condition of SQL that holds for a row of measurements and a doubt about it."""
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
@@ -328,6 +326,7 @@ class Journal:
         self.path = path
         self.read_only = read_only
         self._connection = connection
+        self._version = SCHEMA_VERSION
         self._lock = threading.RLock()
         self._place = path.absolute()
         self._file = _file_at(self._place)
@@ -360,7 +359,7 @@ class Journal:
         journal = cls(path, connection, read_only=read_only)
         try:
             with translated(path):
-                journal._prepare(create=create, immutable="immutable" in mode)
+                journal._prepare(create=create and not exists, immutable="immutable" in mode)
         except BaseException:
             connection.close()
             raise
@@ -371,11 +370,10 @@ class Journal:
         if create and not self._rows(has_tables):
             with self._transaction() as connection:
                 if not self._rows(has_tables):  # another process may have been faster
-                    for statement in SCHEMA.split(";\n"):
-                        connection.execute(statement)
-        check_ids(self.path, *(self._rows(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")))
-        if self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:
+                    create_tables(connection)
+        if self.read_only or self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:  # who only reads will read all of it
             self.check()
+        self._version = check_version(self.path, self._connection)
         if immutable:
             return
         # the schema was written before WAL began, so that the file's own header always tells what it is
@@ -391,13 +389,16 @@ class Journal:
         self._connection.execute("PRAGMA synchronous=FULL")
         if self.read_only:
             self._connection.execute("PRAGMA query_only=ON")
+        elif self._version < SCHEMA_VERSION:
+            with self.bulk():
+                if check_version(self.path, self._connection) < SCHEMA_VERSION:  # another process may have been faster
+                    migrate(self._connection)
+            self._version = SCHEMA_VERSION
 
     def check(self) -> None:
-        """Reads the whole file and raises JournalError where its structure is damaged."""
-        with self._lock, translated(self.path):
-            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise corrupt(self.path, str(found).splitlines()[-1])
+        """Reads the whole file and raises JournalError where its structure or a row of it is damaged."""
+        with self._lock:
+            check(self.path, self._connection)
 
     def moved(self) -> str:
         """What became of the open file, in words, if it is no longer what its path names: SQLite writes on into a file
@@ -451,23 +452,20 @@ class Journal:
     # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
     def record(self, measurement: Measurement, *, recorded_unix_s: float | None = None) -> bool:
         """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
-        recorded = time.time() if recorded_unix_s is None else recorded_unix_s
-        return self._insert(
-            f"INSERT INTO measurements(identity, recorded_unix_s, {_NAMES}) "
-            f"VALUES(?, ?{', ?' * len(MEASUREMENT_COLUMNS)}) ON CONFLICT(identity, run_id, trial) DO NOTHING",
-            (identity_of(measurement.key), recorded, *measurement_row(measurement)),
-        )
+        recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
+        values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
+        return self._insert("measurements", values)
 
     def add_kernel(self, kernel: Kernel, *, workload: str = "") -> bool:
         """`workload` is where it was first seen, as `name/preset`."""
-        return self._insert("INSERT OR IGNORE INTO kernels VALUES(?, ?, ?)", (kernel.id, kernel.ast_json, workload))
+        return self._insert("kernels", (kernel.id, kernel.ast_json, workload))
 
     def add_region(self, region: Region, *, workload: str = "") -> bool:
         with self._transaction():
             for kernel in region.kernels:
                 self.add_kernel(kernel, workload=workload)
             values = (region.id, canonical_json([k.id for k in region.kernels]), canonical_json(wiring_json(region)))
-            return self._insert("INSERT OR IGNORE INTO regions VALUES(?, ?, ?)", values)
+            return self._insert("regions", values)
 
     def add_workload(self, workload: Workload) -> bool:
         """Stores its regions and calls; a changed definition replaces the old calls, and no kernel is ever removed.
@@ -479,15 +477,16 @@ class Journal:
             (workload.name, workload.preset, i, c.region.id, canonical_json(variables), count, c.origin)
             for i, (c, variables, count) in enumerate(seen)
         ]
-        query = "SELECT * FROM workload_calls WHERE workload=? AND preset=? ORDER BY position"
+        of_it = "WHERE workload=? AND preset=? ORDER BY position"
         with self._transaction() as connection:
             for call in workload.calls:
                 self.add_region(call.region, workload=f"{workload.name}/{workload.preset}")
-            if connection.execute(query, (workload.name, workload.preset)).fetchall() == rows:
-                return False
             values = (workload.name, workload.preset)
+            if [tuple(row) for _, *row in self._stored("workload_calls", of_it, values)] == rows:
+                return False
             connection.execute("DELETE FROM workload_calls WHERE workload=? AND preset=?", values)
-            connection.executemany("INSERT INTO workload_calls VALUES(?, ?, ?, ?, ?, ?, ?)", rows)
+            for row in rows:
+                self._insert("workload_calls", row)
             return True
 
     def add_target(self, target: Target, fingerprint: str = "") -> bool:
@@ -499,67 +498,59 @@ class Journal:
 
     def _add_device(self, table: str, record: Target | Toolchain, fingerprint: str) -> bool:
         values = (fingerprint, canonical_json(values_of(record, fingerprint)))
-        return self._insert(f"INSERT OR IGNORE INTO {table} VALUES(?, ?)", values)
+        return self._insert(table, values)
 
     def add_devices_of(self, source: Journal) -> None:
         """The targets and toolchains of another journal, as it stores them: a field that is newer changes no id."""
         with self._transaction():
             for table in ("targets", "toolchains"):
-                for row in source._rows(f"SELECT * FROM {table}"):
-                    self._insert(f"INSERT OR IGNORE INTO {table} VALUES(?, ?)", row)
+                for _, *values in source._stored(table):
+                    self._insert(table, values)
 
     def add_run(self, run: Run) -> bool:
         """The description must not name the host, its user or a device's serial number: journals are published."""
         values = (run.run_id, canonical_json(dict(run.description)), run.started, run.command)
-        return self._insert("INSERT OR IGNORE INTO runs VALUES(?, ?, ?, ?)", values)
+        return self._insert("runs", values)
 
-    def _insert(self, statement: str, values: tuple[Any, ...]) -> bool:
+    def _insert(
+        self, table: str, values: Sequence[Any], *, replacing: bool = False, otherwise: str = "DO NOTHING"
+    ) -> bool:
+        statement = insertion(table, replacing=replacing, otherwise=otherwise)
         with self._transaction() as connection:
-            return connection.execute(statement, values).rowcount == 1
+            return connection.execute(statement, sealed(table, values)).rowcount == 1
 
     def add_lattice(self, region_id: str, target: str, toolchain: str, declaration: str) -> bool:
         """Stores what a replay table is to hold, as `kcg.campaign.tables` declares it. Its schedules are rows."""
-        with self._transaction():
-            self._rows(LATTICES)
-            values = (region_id, target, toolchain, declaration)
-            return self._insert("INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", values)
+        return self._insert("lattices", (region_id, target, toolchain, declaration), replacing=True)
 
     def add_paired_result(self, key: Sequence[Any], text: str) -> bool:
         """Stores what judging showed, as `kcg.optimize.kept` puts it, in the place of an earlier one of its key."""
-        with self._transaction():
-            self._rows(PAIRED_RESULTS)
-            return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
+        return self._insert("verdicts", (identity_of(key), text), replacing=True)
 
     def add_doubt(self, doubt: Doubt) -> bool:
         """Marks what a run recorded as doubtful: no reading gives these rows any more, unless it asks for them. Of two
-        doubts about a run the one that reaches further back stays.
-
-        The journal is then of schema `SCHEMA_VERSION`: a kcg that knows no doubts would take the rows for good ones.
-        """
-        with self._transaction():
-            self._rows(DOUBTS)
-            self._rows("UPDATE meta SET value=? WHERE key='schema'", (str(SCHEMA_VERSION),))
-            self._rows(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            return self._insert(
-                """INSERT INTO doubts VALUES(?, ?, ?) ON CONFLICT(run_id) DO UPDATE
-                SET since_unix_s=excluded.since_unix_s, why=excluded.why WHERE excluded.since_unix_s < since_unix_s""",
-                (doubt.run_id, float(doubt.since_unix_s), doubt.why),
-            )
+        doubts about a run the one that reaches further back stays."""
+        changed = ", ".join(f"{name}=excluded.{name}" for name in ("since_unix_s", "why", "checksum"))
+        return self._insert(
+            "doubts",
+            (doubt.run_id, float(doubt.since_unix_s), doubt.why),
+            otherwise=f"(run_id) DO UPDATE SET {changed} WHERE excluded.since_unix_s < since_unix_s",
+        )
 
     def forget_paired_results(self) -> None:
         """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
-        self._rows("DROP TABLE IF EXISTS verdicts")
+        self._rows("DELETE FROM verdicts")
 
     # -- reading
 
     def paired_results(self) -> dict[bytes, str]:
         """What judging showed, by the `identity_of` its key."""
-        return dict(self._rows("SELECT * FROM verdicts")) if self._has_table("verdicts") else {}
+        return {identity: text for _, identity, text in self._stored("verdicts")}
 
     def lattices(self, target: str, toolchain: str) -> dict[str, str]:
         """The declared lattice of each region that has one."""
-        query = "SELECT region_id, declaration FROM lattices WHERE target=? AND toolchain=? ORDER BY region_id"
-        return dict(self._rows(query, (target, toolchain))) if self._has_table("lattices") else {}
+        rows = self._stored("lattices", "WHERE target=? AND toolchain=? ORDER BY region_id", (target, toolchain))
+        return {region_id: declaration for _, region_id, _, _, declaration in rows}
 
     def doubts(self) -> list[Doubt]:
         """What is marked as doubtful, by run."""
@@ -567,12 +558,11 @@ class Journal:
 
     def doubtful_rows(self) -> dict[Doubt, int]:
         """How many rows each doubt is about."""
-        if not self._has_table("doubts"):
-            return {}
-        counted, found = f"SELECT COUNT(*) FROM measurements WHERE {IN_DOUBT}", {}
-        for *values, rows in self._rows(f"SELECT *, ({counted}) FROM doubts ORDER BY run_id"):
+        counted, found = "SELECT COUNT(*) FROM measurements WHERE run_id=? AND recorded_unix_s>=?", {}
+        for _, *values in self._stored("doubts", "ORDER BY run_id"):
             with self._row("doubts", values[0]):
-                found[Doubt(*values)] = int(rows)
+                doubt = Doubt(*values)
+                found[doubt] = int(self._rows(counted, (doubt.run_id, doubt.since_unix_s))[0][0])
         return found
 
     def _trusted(self) -> str:
@@ -631,25 +621,24 @@ class Journal:
         # Page by page: a cursor left open would hold a snapshot, and this connection's next write would fail as stale.
         after = 0
         trusted = "1" if doubtful else self._trusted()
-        query = f"""SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements
-          WHERE protocol=? AND {where} AND {trusted} AND row>? ORDER BY row LIMIT {PAGE_ROWS}"""
-        while page := self._rows(query, (protocol, *values, after)):
-            yield from map(self._record, page)
-            after = page[-1][0]
+        page = f"WHERE protocol=? AND {where} AND {trusted} AND row>? ORDER BY row LIMIT {PAGE_ROWS}"
+        while rows := self._stored("measurements", page, (protocol, *values, after)):
+            yield from map(self._record, rows)
+            after = rows[-1][0]
 
     def sorted_records(self) -> Iterator[Record]:
         """Everything that is not doubtful, of every protocol, in an order that does not depend on when it was recorded:
         for an export. Read it inside a `snapshot`, which the open cursor needs."""
         order = "region_id, target, toolchain, protocol, schedule_kind, schedule_body, identity, run_id, trial"
-        which = f"measurements WHERE {self._trusted()} ORDER BY {order}"
-        query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM {which}"
+        query = f"{selection('measurements', self._version)} WHERE {self._trusted()} ORDER BY {order}"
         with self._lock, translated(self.path):
-            yield from map(self._record, self._connection.execute(query))
+            for row in self._connection.execute(query):
+                yield self._record(opened(self.path, "measurements", row, self._version))
 
     def _record(self, row: Sequence[Any]) -> Record:
         number, identity, recorded, *rest = row
         with self._row("measurements", number):
-            record = Record(measurement_from_row(rest), float(recorded))
+            record = Record(measurement_from_row(rest[: len(MEASUREMENT_COLUMNS)]), float(recorded))
             if not 0 <= record.recorded_unix_s <= LATEST_UNIX_S:
                 raise ValueError("the time of its recording is none")
             if identity_of(record.measurement.key) != identity:
@@ -670,20 +659,19 @@ class Journal:
 
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by id, in the order in which they were added."""
-        return self._by_id("kernels", "SELECT id, ast_json FROM kernels ORDER BY rowid", Kernel)
+        return self._by_id("kernels", "ORDER BY rowid", Kernel)
 
     def targets(self) -> dict[str, Target]:
         """Every target by fingerprint."""
-        return self._by_id("targets", "SELECT * FROM targets ORDER BY 1", lambda text: record_from_json(Target, text))
+        return self._by_id("targets", "ORDER BY fingerprint", lambda text: record_from_json(Target, text))
 
     def toolchains(self) -> dict[str, Toolchain]:
         """Every toolchain by fingerprint."""
-        query = "SELECT * FROM toolchains ORDER BY 1"
-        return self._by_id("toolchains", query, lambda text: record_from_json(Toolchain, text))
+        return self._by_id("toolchains", "ORDER BY fingerprint", lambda text: record_from_json(Toolchain, text))
 
-    def _by_id(self, table: str, query: str, build: Callable[[str], T]) -> dict[str, T]:
+    def _by_id(self, table: str, order: str, build: Callable[[str], T]) -> dict[str, T]:
         found = {}
-        for row_id, text in self._rows(query):
+        for _, row_id, text, *_ in self._stored(table, order):
             with self._row(table, row_id):
                 if _text_id(text) != row_id:
                     raise ValueError("its content does not hash to its id")
@@ -693,7 +681,7 @@ class Journal:
     def regions(self) -> dict[str, Region]:
         """Every region by id."""
         kernels, found = self.kernels(), {}
-        for row_id, kernel_ids, wiring in self._rows("SELECT * FROM regions ORDER BY rowid"):
+        for _, row_id, kernel_ids, wiring in self._stored("regions", "ORDER BY rowid"):
             with self._row("regions", row_id):
                 found[row_id] = region_from_json(json.loads(kernel_ids), json.loads(wiring), kernels)
                 if found[row_id].id != row_id:
@@ -704,19 +692,19 @@ class Journal:
         """Every workload, by name and preset, its calls in their order; those of a kernel with variables are one."""
         regions = self.regions()
         calls: dict[tuple[str, str], list[WorkloadCall]] = {}
-        query = "SELECT * FROM workload_calls ORDER BY workload, preset, position"
-        for name, preset, position, region_id, variables, count, origin in self._rows(query):
+        rows = self._stored("workload_calls", "ORDER BY workload, preset, position")
+        for _, name, preset, position, region_id, variables, count, origin in rows:
             with self._row("workload_calls", f"{name}/{preset} {position}"):
                 if not all(isinstance(text, str) for text in (name, preset, origin)):
                     raise TypeError("a name is no text")
                 pairs = tuple((str(n), int(v)) for n, v in json.loads(variables))
                 calls.setdefault((name, preset), []).append(WorkloadCall(regions[region_id], int(count), pairs, origin))
-        return [Workload(name, preset, merged(rows)) for (name, preset), rows in calls.items()]
+        return [Workload(name, preset, merged(several)) for (name, preset), several in calls.items()]
 
     def first_seen(self) -> dict[str, str]:
         """Kernel id -> the workload (`name/preset`) in which it was first seen, empty where none was named."""
         found = {}
-        for kernel_id, name in self._rows("SELECT id, first_seen_workload FROM kernels ORDER BY rowid"):
+        for _, kernel_id, _, name in self._stored("kernels", "ORDER BY rowid"):
             with self._row("kernels", kernel_id):
                 if not isinstance(name, str):
                     raise TypeError("the name of its workload is no text")
@@ -726,7 +714,7 @@ class Journal:
     def runs(self) -> dict[str, Run]:
         """Every run by id."""
         found = {}
-        for run_id, text, started, command in self._rows("SELECT * FROM runs ORDER BY run_id"):
+        for _, run_id, text, started, command in self._stored("runs", "ORDER BY run_id"):
             with self._row("runs", run_id):
                 found[run_id] = Run(run_id, started, command, dict(json.loads(text)))
         return found
@@ -739,6 +727,14 @@ class Journal:
     def _has_table(self, name: str) -> bool:
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name=?", (name,)))
 
+    def _stored(self, table: str, which: str = "", values: tuple[Any, ...] = ()) -> list[Sequence[Any]]:
+        """Rows of a table as they were written: a number, and the values of its `COLUMNS`; none of a table that a
+        journal of an older schema lacks. Raises JournalError."""
+        if self._version < SCHEMA_VERSION and not self._has_table(table):
+            return []
+        rows = self._rows(f"{selection(table, self._version)} {which}", values)
+        return [opened(self.path, table, row, self._version) for row in rows]
+
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with self._lock, translated(self.path):
             return self._connection.execute(query, values).fetchall()
@@ -749,138 +745,3 @@ class Journal:
             yield
         except ROW_ERRORS as e:
             raise JournalError(f"{self.path}: row {row} of {table} cannot be trusted ({e}): restore a copy") from e
-
-
-# ---- The journal as a file: its tables, what tells it from any other SQLite file, and SQLite's errors as one line.
-
-APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
-FIRST_SCHEMA, SCHEMA_VERSION = 1, 2
-"""A journal begins with the first, which every kcg reads, and is of the second once some of its rows are doubtful."""
-BUSY_TIMEOUT_S = 60.0
-
-SCHEMA = f"""
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE kernels(id TEXT PRIMARY KEY, ast_json TEXT NOT NULL, first_seen_workload TEXT NOT NULL);
-CREATE TABLE regions(id TEXT PRIMARY KEY, kernel_ids TEXT NOT NULL, wiring TEXT NOT NULL);
-CREATE TABLE workload_calls(workload TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL,
-  region_id TEXT NOT NULL, variables TEXT NOT NULL, calls INTEGER NOT NULL, origin TEXT NOT NULL,
-  PRIMARY KEY(workload, preset, position));
-CREATE TABLE targets(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
-CREATE TABLE toolchains(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
-CREATE TABLE runs(run_id TEXT PRIMARY KEY, json TEXT NOT NULL, started TEXT NOT NULL, command TEXT NOT NULL);
-CREATE TABLE measurements(row INTEGER PRIMARY KEY, identity BLOB NOT NULL, recorded_unix_s REAL NOT NULL,
-  {", ".join(f"{name} {kind}" for name, kind in MEASUREMENT_COLUMNS.items())});
-CREATE UNIQUE INDEX measurements_identity ON measurements(identity, run_id, trial);
-CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol);
-INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{FIRST_SCHEMA}');
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FIRST_SCHEMA};
-"""
-
-LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
-  toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
-PAIRED_RESULTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
-DOUBTS = """CREATE TABLE IF NOT EXISTS doubts(run_id TEXT PRIMARY KEY, since_unix_s REAL NOT NULL,
-  why TEXT NOT NULL)"""
-"""Made when the first of it is stored: journals without replay tables, of a run that judged nothing, or without
-doubtful rows have none."""
-
-IN_DOUBT = "doubts.run_id = measurements.run_id AND measurements.recorded_unix_s >= doubts.since_unix_s"
-"""The condition of SQL that holds for a row of measurements and a doubt about it."""
-
-
-@dataclass(frozen=True)
-class Glance:
-    """What a journal holds, without reading its rows."""
-
-    started: str  # when its last run began
-    command: str  # of that
-    measurements: int
-
-
-def glance(path: Path) -> Glance:
-    """A glance at a journal, by a connection that cannot write: `Journal.open(read_only=True)` puts what is in a WAL
-    into its file when it is closed. Raises JournalError."""
-    check_header(path, create=False)
-    wal = path.with_name(path.name + "-wal")
-    mode = "ro" if wal.exists() and wal.stat().st_size else "ro&immutable=1"  # which leaves no file beside it
-    with (
-        translated(path),
-        contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S)
-        ) as connection,
-    ):
-        (count,) = connection.execute("SELECT count(*) FROM measurements").fetchone()
-        last = connection.execute("SELECT started, command FROM runs ORDER BY started DESC LIMIT 1").fetchone()
-    started, command = last or ("", "")
-    return Glance(str(started), str(command), int(count))
-
-
-def check_header(path: Path, *, create: bool) -> bool:
-    """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: name a file for the journal")
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except (FileNotFoundError, NotADirectoryError) as e:
-        if create:
-            return False
-        raise JournalError(f"there is no journal at {path}: check the path, or record something first") from e
-    except OSError as e:
-        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
-    if not header and create:
-        return False
-    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise JournalError(f"{path} is no journal, or it is corrupt (no SQLite header): name another file")
-    check_ids(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
-    return True
-
-
-def check_ids(path: Path, application_id: int, user_version: int) -> None:
-    """Raises JournalError where the two ids of a SQLite file are not those of a journal of this schema."""
-    if application_id != APPLICATION_ID:
-        raise JournalError(f"{path} is another program's SQLite file, not a journal of kcg: name another file")
-    if not FIRST_SCHEMA <= user_version <= SCHEMA_VERSION:
-        wanted = f"this kcg reads schemas {FIRST_SCHEMA} and {SCHEMA_VERSION}"
-        raise JournalError(f"{path} has schema {user_version}, {wanted}: use the kcg that wrote it, or start a new one")
-
-
-def make_folder(folder: Path) -> None:
-    """Makes the folder of a new journal. Raises UsageError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"no journal can be created in {folder}: {e.strerror}") from e
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"no journal can be created in {folder}: the folder cannot be written")
-
-
-def corrupt(path: Path, detail: object) -> JournalError:
-    """The error for a journal whose structure is damaged."""
-    return JournalError(f"{path} is corrupt ({detail}): restore a copy, or start a new one")
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as one line of ours."""
-    try:
-        yield
-    except sqlite3.Error as e:
-        match getattr(e, "sqlite_errorcode", 0) & 0xFF:  # without the extended part
-            case sqlite3.SQLITE_FULL:
-                raise disk_full(path) from e
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                raise corrupt(path, e) from e
-            case sqlite3.SQLITE_BUSY:
-                raise JournalError(f"{path} was locked for {BUSY_TIMEOUT_S:.0f} s: end whoever holds it") from e
-            case sqlite3.SQLITE_IOERR:
-                why = "the disk fails, or a file may not grow any more (ulimit -f)"
-                raise JournalError(f"{path} cannot be used ({e}): {why}; what was acknowledged is kept") from e
-            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
-                raise JournalError(f"{path} cannot be written ({e}): open it read-only, or copy it") from e
-        raise JournalError(f"{path} cannot be used ({e}): what was acknowledged is kept") from e
-    except OSError as e:
-        if is_disk_full(e):
-            raise disk_full(path) from e
-        raise

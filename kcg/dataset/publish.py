@@ -14,13 +14,14 @@ from typing import Any
 
 from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
-from kcg.dataset.journal import Run, disk_full
+from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
-from kcg.dataset.reading import MEASUREMENTS, sha256_of
+from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST, sha256_of
+from kcg.dataset.schema import disk_full
 from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
-from kcg.files import is_disk_full, whole
+from kcg.files import is_disk_full, read_limited, whole
 from kcg.hub import Cargo, cached_folder, pull_folder, push_folder
 from kcg.measure import protocol
 from kcg.types import Status
@@ -148,7 +149,7 @@ def write_card(folder: Path | str) -> Path:
 def _without_card(folder: Path) -> Export:
     """The export with any card that it has taken off its list, so that it is whole while the card changes."""
     try:
-        listed = json.loads((folder / CHECKSUMS).read_text())
+        listed = json.loads(read_limited(folder / CHECKSUMS, most_bytes=MOST_OF_LIST))
     except (OSError, ValueError):
         return read_export(folder)  # which says what is wrong
     if isinstance(listed, dict) and CARD in listed:

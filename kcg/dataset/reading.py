@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kcg.dataset.columns import (
     BESIDE,
@@ -37,6 +37,7 @@ from kcg.dataset.columns import (
 )
 from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, Run, record_from_json, region_from_json, status_and_reason
 from kcg.errors import DataError
+from kcg.files import read_limited
 from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, Measurement, Region, Target, Toolchain, Workload, WorkloadCall, canonical_json
 
@@ -244,6 +245,8 @@ class _Reader:
 
 
 CHECKSUMS = "checksums.json"
+MOST_OF_LIST: Final = 1 << 20  # bytes of `checksums.json`
+MOST_OF_JSON: Final = 256 << 20  # of another file of JSON; the largest of kcg's own datasets has 0.6 MB
 KERNELS, MEASUREMENTS = "kernels.parquet", "measurements.parquet"
 FILES = (KERNELS, MEASUREMENTS, "runs.json", "targets.json", TIMINGS, "toolchains.json", "workloads.json")
 DOUBTS = "doubts.json"
@@ -484,13 +487,14 @@ class Export:
         return found
 
     def _json(self, name: str, section: str | None = None) -> dict[str, Any]:
-        def parse(text: bytes) -> dict[str, Any]:
+        def parse(path: Path) -> dict[str, Any]:
+            text = read_limited(path, most_bytes=MOST_OF_JSON)
             value = json.loads(text) if section is None else json.loads(text)[section]
             if not isinstance(value, dict):
                 raise ValueError("not a JSON object")
             return value
 
-        return self._built(name, section or "0", parse, (self.folder / name).read_bytes())
+        return self._built(name, section or "0", parse, self.folder / name)
 
     def _timings(self, *, valid: bool = False) -> Any:
         import pyarrow as pa
@@ -553,7 +557,7 @@ def read_export(folder: Path | str) -> Export:
     """
     folder = Path(folder)
     try:
-        checksums = json.loads((folder / CHECKSUMS).read_text())
+        checksums = json.loads(read_limited(folder / CHECKSUMS, most_bytes=MOST_OF_LIST))
     except (OSError, ValueError) as e:
         raise DataError(f"{folder} is no complete export ({CHECKSUMS} cannot be read): export again") from e
     if not isinstance(checksums, dict) or not set(FILES) <= set(checksums) <= {*FILES, *OPTIONAL_FILES}:

@@ -14,7 +14,8 @@ from kcg.campaign.tasks import workloads_of
 from kcg.campaign.workers import retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import Journal, check_header
+from kcg.dataset.journal import Journal
+from kcg.dataset.schema import check_header
 from kcg.errors import UsageError
 from kcg.fleet import narrow
 from kcg.fleet.local import LocalFleet

@@ -24,7 +24,7 @@ from typing import Any
 from kcg.campaign.sampling import DrawJob, Drawn, draw_timed
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.cli import counted
-from kcg.dataset.journal import Doubt
+from kcg.dataset.journal import Doubt, unix_now_s
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.fleet import tasks, trust
 from kcg.fleet.binaries import SENT
@@ -329,7 +329,7 @@ class Fleet:
         """Have a host check itself, and use it or not."""
         try:
             async with self._turn(address, on_cpu):
-                asked_unix_s = time.time()
+                asked_unix_s = unix_now_s()
                 found = unpack(await self._check(address), Checked)
         except Exception as error:  # also Dask's own, of a host that dies meanwhile
             if not self._is_cut_off():  # then that is what is to be said
@@ -387,7 +387,7 @@ class Fleet:
         return self._turns.setdefault(_machine(address), asyncio.Lock())
 
     def _check_due(self) -> None:
-        due = {admitted.address for admitted in self._admission.due(time.time())}
+        due = {admitted.address for admitted in self._admission.due(unix_now_s())}
         for host in self._hosts.values():
             if host.address in due:
                 self._begin_recheck(host)
@@ -403,7 +403,7 @@ class Fleet:
             host.checking = True
             while in_hand := [w.running for w in host.flying if w.running is not None and not w.running.done()]:
                 await asyncio.wait(in_hand)
-            asked_unix_s = time.time()
+            asked_unix_s = unix_now_s()
             try:
                 found = unpack(await self._check(host.address), Checked)
                 if found.facts.run_id != host.facts.run_id:

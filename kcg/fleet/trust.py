@@ -384,7 +384,8 @@ def references_of(journal: Journal, called: str) -> list[HostReport]:
 
 @dataclass
 class Admitted:
-    """A host that is trusted, by the time at which its last check that passed was asked for, on the driver's clock."""
+    """A host that is trusted, by the time at which its last check that passed was asked for, by the driver's
+    `unix_now_s`, which is also that of the rows it records."""
 
     address: str
     report: HostReport

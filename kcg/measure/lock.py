@@ -2,7 +2,8 @@
 move the journal of the first away, and the first, when it ends, remove what the second has in its own beside it.
 
 The lock of a device is the operating system's, on a file beside the temporary files, so that it goes when its process
-dies, however it dies. The file says which process that is. A CPU has none: it is shared with everything else anyway.
+dies, however it dies. The file says which process that is, and stays: between its end and a new one's rights other
+users could not open it, and would lock another. A CPU has none: it is shared with everything else anyway.
 
 An NVIDIA GPU is known by its UUID: `CUDA_VISIBLE_DEVICES` may call one and the same GPU `0`, `GPU-…`, or nothing. Its
 file is there for all users of the machine, who may all write it; nothing but a process id is ever in it. Where it
@@ -26,7 +27,7 @@ from typing import TextIO
 
 from kcg.compat.device import cuda_uuid, visible_gpu
 from kcg.errors import DeviceError, KcgError, UsageError
-from kcg.files import locked
+from kcg.files import lock_file, locked
 
 POLL_S = 1.0
 EVERYBODYS = "kcg-GPU-"
@@ -152,8 +153,8 @@ def lock_journal(journal: Path) -> Iterator[None]:
     """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:
     neither would know what the other has in hand, and both would time it."""
     name = hashlib.sha256(str(journal.resolve()).encode()).hexdigest()[:16]
-    with _own_file(f"journal-{name}").open("a") as file:
-        if not locked(file):
+    with lock_file(_own_file(f"journal-{name}")) as held:
+        if not held:
             raise UsageError(f"another process measures into {journal}: wait until it ends, or take another journal")
         yield
 

@@ -1,7 +1,8 @@
 """Children that can be killed: one for the device, several for compiling. Each pool belongs to one thread of its own.
 
 `pebble` gives timeouts, kill and respawn. What it leaves open is closed here: futures that stay unresolved when a pool
-stops, a pool that breaks for good when an idle child dies, and children that outlive this process.
+stops, a pool that breaks for good when an idle child dies, children that outlive this process, and timeouts by the
+wall clock, which is set ahead or back whenever a machine likes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pebble import ProcessExpired, ProcessPool
+from pebble.pool.base_pool import Task
+from pebble.pool.process import TaskManager
 
 from kcg.cli import at_once
 from kcg.errors import DeviceError, KcgError
@@ -259,6 +262,35 @@ class Stopped:
                 lifetime.wake(guardians)
 
 
+class _Tasks(TaskManager):  # type: ignore[misc]
+    """The jobs of a pool, whose time is over by the monotonic clock. By `pebble`'s own, the wall clock, all of them
+    would time out when it is set ahead, and a hung one would live on when it is set back."""
+
+    def __init__(self, task_done: Callable[[], None]) -> None:
+        super().__init__(task_done)
+        self._since_s: dict[int, float] = {}  # when a child took a job, by its number
+
+    def task_start(self, task_id: int, worker_id: int | None) -> None:
+        self._since_s[task_id] = time.monotonic()  # before it counts as started
+        super().task_start(task_id, worker_id)
+
+    def task_done(self, task_id: int, result: Any) -> None:
+        super().task_done(task_id, result)
+        self._since_s.pop(task_id, None)
+
+    def timeout(self, task: Task) -> bool:
+        since_s = self._since_s.get(task.id)
+        if since_s is None or task.timeout is None:
+            return False
+        return time.monotonic() - since_s > float(task.timeout)
+
+
+class _Pool(ProcessPool):  # type: ignore[misc]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pool_manager.task_manager = _Tasks(self._context.task_queue.task_done)
+
+
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
     """A `pebble.ProcessPool` of processes that inherit nothing, which have been started. With `fork`, what begins by
     `lifetime.start` is there sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It
@@ -269,7 +301,7 @@ def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[An
     fork = fork and sys.platform == "linux" and _server.may_fork()
     # the pool holds its context, which it needs for new processes, and that the locks
     context = _Forking() if fork else _Spawning()
-    pool = ProcessPool(max_workers=workers, initializer=initializer, initargs=initargs, context=context)
+    pool = _Pool(max_workers=workers, initializer=initializer, initargs=initargs, context=context)
     try:
         _ = pool.active  # asking is what starts it
     except BaseException:

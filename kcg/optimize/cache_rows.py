@@ -86,8 +86,8 @@ def write_rows(cache_db: Path, table: str, rows: Mapping[Key, bytes], *, wait_s:
         raise UsageError(f"cannot make the folder of {cache_db}: {error.strerror}: choose another --cachedb") from None
     with _transaction(cache_db, wait_s) as database:
         database.execute(create_table_sql(table))
-        old_text = path.read_bytes() if path.exists() else None
-        log = _read_log(path, table) if old_text is not None else {}
+        log = _read_log(path, table) if path.exists() else {}
+        old_text = path.read_bytes() if path.exists() else None  # which was not too large to be read
         replaced = 0
         for key, value in rows.items():
             now = _value(database, table, key)

@@ -167,8 +167,13 @@ def _check_name(path: Path) -> None:
         raise UsageError(f"{path} cannot be imported: give --python the name of a module, such as tuned_model.py")
     if name in ("tinygrad", "kcg") or name in sys.stdlib_module_names:
         raise UsageError(f"{path} would be imported instead of {name} itself: give --python another name")
-    if path.is_file() and not path.read_bytes().startswith(_beginning()):
+    if path.is_file() and not _begins_with(path, _beginning()):
         raise UsageError(f"{path} is there and is no exported module: give --python another name, or remove it")
+
+
+def _begins_with(path: Path, text: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(text)) == text
 
 
 def _beginning() -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -122,8 +123,10 @@ def read_result(path: Path | str) -> Result:
     path = Path(path)
     try:
         with path.open("rb") as file:  # which may be a pipe, whose size nobody knows, or a device without an end
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
+            size = os.fstat(file.fileno()).st_size
+            # as many bytes as are asked for are allocated; a file of which all are holes is not read to be refused
+            data = b"" if size > MAX_BYTES else file.read(size + 1 if size else MAX_BYTES + 1)
+        if max(size, len(data)) > MAX_BYTES:
             raise ResultError(
                 f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run"
             )

@@ -27,7 +27,7 @@ import torch
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UnknownName, UsageError
-from kcg.files import write_whole
+from kcg.files import read_limited, write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, About, Checkpoint, save
 from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
@@ -43,6 +43,7 @@ from kcg.provenance import provenance
 # ---- The settings of a whole training as one dataclass, and their names on a command line and in a file.
 
 T = TypeVar("T")
+MOST_OF_SETTINGS = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def parsed(assignments: Sequence[str]) -> dict[str, Any]:
 def read_settings(path: Path) -> dict[str, Any]:
     """Values by name from a JSON file, as tuning writes them. Raises DataError."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(read_limited(path, most_bytes=MOST_OF_SETTINGS))
     except FileNotFoundError as error:
         raise DataError(f"there is no file of settings {path}") from error
     except (OSError, ValueError) as error:
@@ -317,7 +318,7 @@ def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
     claim = json.loads(json.dumps({"settings": by, "datasets": dict(data.checksums), "features": FEATURES_VERSION}))
     path = out / TRAINING
     try:
-        found = json.loads(path.read_text()) if path.exists() else claim
+        found = json.loads(read_limited(path, most_bytes=MOST_OF_SETTINGS)) if path.exists() else claim
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): name another folder") from error
     if found != claim:

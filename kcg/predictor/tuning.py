@@ -92,7 +92,7 @@ def tune(
         import optuna
     except ImportError as error:
         raise UsageError(f"tuning needs optuna, which is not installed: {pip_install('train')}") from error
-    end = time.time() + (math.inf if budget_s is None else budget_s)
+    end = time.monotonic() + (math.inf if budget_s is None else budget_s)
     export, rows = read_export(data), load(data, log=log.info)
     floors = floors_of(export)
     if not _ranks_something(rows, settings.fit.split, floors):
@@ -144,14 +144,14 @@ class _Trial:
     device: str
     threads: int
     seed: int  # of what is drawn
-    ends_unix_s: float
+    ends_s: float  # by `time.monotonic`, which all processes of a machine share
 
 
 def _try(one: _Trial) -> None:
     """Draw a trial and run it, unless the time is over."""
     import optuna
 
-    if time.time() > one.ends_unix_s:
+    if time.monotonic() > one.ends_s:
         return
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(one.threads)
@@ -170,7 +170,7 @@ def _try(one: _Trial) -> None:
                         trial.report(score, line["epoch"])
                     if trial.should_prune():
                         raise optuna.TrialPruned
-                if time.time() > one.ends_unix_s:
+                if time.monotonic() > one.ends_s:
                     raise _OutOfTime
 
             settings = with_values(one.settings, values).fit

@@ -29,7 +29,7 @@ from torch import Tensor
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError, ScheduleError, UnknownName, UsageError
-from kcg.files import write_whole
+from kcg.files import read_limited, write_whole
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.learned import LearnedPredictor
@@ -557,7 +557,7 @@ class _Progress:
         self.done: dict[str, int] = {}
         if path.exists():
             try:
-                batch = json.loads(path.read_text())
+                batch = json.loads(read_limited(path, most_bytes=16 << 20))
                 found, self.done = batch["settings"], {str(name): int(n) for name, n in batch["done"].items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(f"{path} cannot be read ({error}): choose another folder") from error

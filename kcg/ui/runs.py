@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 import os
 import re
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from kcg.dataset.journal import Glance, glance
-from kcg.errors import ExitCode, KcgError
+from kcg.dataset.schema import Glance, glance
+from kcg.errors import ExitCode, KcgError, ResultError
+from kcg.files import read_foreign
 from kcg.measure.lock import is_locked
+from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.console import name_of
 from kcg.optimize.ends import values_of
@@ -34,6 +37,7 @@ EARLIER: Final = re.compile(r"RESULT(-\d{8}-\d{6})\.json")  # as a run sets asid
 BY_CONTENT: Final = re.compile(r"[0-9a-f]{32}")  # the folder of a result that `kcg.autotuned` keeps
 MOST_ENTRIES: Final = 50_000  # of files and folders that are looked at
 DEEPEST: Final = 8
+MOST_OF_REPORT: Final = 64 << 20  # bytes; one has less than 3 MB
 
 FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
 RUNNING, KILLED = "running", "killed"
@@ -41,6 +45,8 @@ RUNNING, KILLED = "running", "killed"
 _ENDS = {ExitCode.INTERRUPTED: INTERRUPTED, ExitCode.DEVICE_UNUSABLE: LOST}
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,9 @@ class Kept(Generic[T]):
             return self._read(path)
         except KcgError as error:
             return str(error)
+        except Exception as error:  # one file never ends the page of all the others
+            log.warning("%s cannot be read", path, exc_info=error)
+            return f"it cannot be read ({type(error).__name__}: {plain(str(error))})"
 
 
 class Folder:
@@ -194,16 +203,18 @@ class Folder:
             )
 
     def report(self, run_id: str) -> bytes | None:
-        """The report of a run; None where there is none (any more)."""
+        """The report of a run; None where there is none (any more). Raises ResultError where it is too large for one:
+        a hole of gigabytes takes no disk, and would take that much memory."""
         run = next((run for run in self.look().runs if run.id == run_id), None)
         if run is None or run.report is None:
             return None
         try:
-            descriptor = os.open(run.report, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
-                return file.read()
+            found = read_foreign(run.report, most_bytes=MOST_OF_REPORT, follow=False)
         except OSError:
             return None
+        if found is None:
+            raise ResultError(f"{run.report.name} is larger than {MOST_OF_REPORT >> 20} MiB, and no report of kcg's")
+        return found
 
     def _folders(self) -> tuple[list[tuple[Path, list[str]]], bool]:
         """Each folder and the names of the plain files in it; and whether these are all."""

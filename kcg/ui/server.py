@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from kcg.errors import UsageError
+from kcg.errors import ResultError, UsageError
 from kcg.ui import page
 from kcg.ui.runs import Folder
 
@@ -109,7 +109,10 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/ui.js":
             return Answer(200, page.script().encode(), SCRIPT)
         if asked := re.fullmatch(r"/report/([0-9a-f]{16})", path):
-            report = self.server.folder.report(asked[1])
+            try:
+                report = self.server.folder.report(asked[1])
+            except ResultError as error:
+                return Answer(404, f"{error}\n".encode("utf-8", "replace"))
             if report is not None:
                 return Answer(200, report, HTML, REPORT_POLICY)
         return Answer(404, b"there is no such page\n")

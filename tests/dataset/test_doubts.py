@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +12,13 @@ import pytest
 
 from kcg.dataset.check import verify
 from kcg.dataset.export import CHECKSUMS, export, merge, read_export
-from kcg.dataset.journal import FIRST_SCHEMA, SCHEMA_VERSION, Doubt, Journal, Run
+from kcg.dataset.journal import Doubt, Journal, Run, unix_now_s
 from kcg.dataset.publish import write_card
 from kcg.dataset.reading import DOUBTS, sha256_of
 from kcg.dataset.stats import render, stats, to_json
 from kcg.dataset.stats_page import render_page
 from kcg.errors import DataError, JournalError
-from tests.dataset.test_journal import TARGET, TOOLCHAIN, fill, measurement
+from tests.dataset.test_journal import TARGET, TOOLCHAIN, fill, forged, measurement
 
 WHY = "its reference kernels take 1.31 times as long as those of the first host"
 DOUBT = Doubt("r2", 200.0, WHY)
@@ -64,25 +64,21 @@ def test_of_two_doubts_about_a_run_the_one_that_reaches_further_back_stays(journ
     assert journal.add_doubt(earlier) and journal.doubtful_rows() == {earlier: 3}
 
 
-def test_a_journal_is_of_the_first_schema_until_a_row_is_doubtful(journal: Journal) -> None:
-    def schema() -> tuple[int, str]:
-        with sqlite3.connect(journal.path) as connection:
-            (value,) = connection.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
-            return connection.execute("PRAGMA user_version").fetchone()[0], value
-
-    assert schema() == (FIRST_SCHEMA, str(FIRST_SCHEMA))
-    journal.add_doubt(DOUBT)
-    assert schema() == (SCHEMA_VERSION, str(SCHEMA_VERSION))
-    journal.close()
-    with Journal.open(journal.path, read_only=True) as again:
-        assert again.doubts() == [DOUBT]
+def test_a_clock_that_is_set_back_puts_no_row_before_the_check_that_it_followed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked_unix_s, real = unix_now_s(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 600.0)
+    assert journal.record(measurement(20, run_id="r9"))
+    journal.add_doubt(Doubt("r9", checked_unix_s, WHY))
+    assert 20 not in numbers(journal.measurements(1))
 
 
 @pytest.mark.parametrize("values", ["'r3', -1, 'why'", "'r3', 'now', 'why'", "x'00', 1, 'why'"])
 def test_a_doubt_that_is_none_is_refused(journal: Journal, values: str) -> None:
     journal.add_doubt(DOUBT)
-    with sqlite3.connect(journal.path) as connection:
-        connection.execute(f"INSERT INTO doubts VALUES({values})")
+    with forged(journal.path) as connection:
+        connection.execute(f"INSERT INTO doubts VALUES({values}, x'')")
     with pytest.raises(JournalError, match="of doubts cannot be trusted"):
         journal.doubts()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kcg.dataset.export import export
-from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run, status_and_reason
+from kcg.dataset.journal import Journal, Run, status_and_reason
+from kcg.dataset.schema import APPLICATION_ID, COLUMNS, SCHEMA_VERSION, checksum_of, selection
 from kcg.errors import DataError, JournalError, UsageError
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.types import CacheState, Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall
@@ -85,6 +88,17 @@ def fill(journal: Journal) -> list[Measurement]:
     return rows
 
 
+@contextlib.contextmanager
+def forged(path: Path) -> Iterator[sqlite3.Connection]:
+    """A journal that somebody changes who knows how its checksums are made."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+        for table in COLUMNS:
+            for number, *values, _ in connection.execute(selection(table, SCHEMA_VERSION)).fetchall():
+                made = checksum_of(table, values)
+                connection.execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", (made, number))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "new folder" / "a?b#c%d.sqlite"
@@ -134,7 +148,8 @@ def test_a_journal_that_is_deleted_or_replaced_is_noticed(path: Path) -> None:
 def test_a_row_of_what_no_file_can_hold_is_one_line(path: Path, column: str, value: object, says: str) -> None:
     with Journal.open(path) as journal:
         fill(journal)
-        journal._connection.execute(f"UPDATE measurements SET {column}=? WHERE row=1", (value,))
+        with forged(path) as connection:
+            connection.execute(f"UPDATE measurements SET {column}=? WHERE row=1", (value,))
         with pytest.raises(JournalError, match=f"row 1 of measurements cannot be trusted .*{says}"):
             export(journal, path.parent / "out")
 
@@ -147,7 +162,8 @@ def test_bytes_in_the_place_of_a_name_are_one_line(path: Path, table: str, colum
     """SQLite keeps any type in any column."""
     with Journal.open(path) as journal:
         fill(journal)
-        journal._connection.execute(f"UPDATE {table} SET {column}=x'ff' WHERE rowid=1")
+        with forged(path) as connection:
+            connection.execute(f"UPDATE {table} SET {column}=x'ff' WHERE rowid=1")
         with pytest.raises(JournalError, match=f"of {table} cannot be trusted .* no text"):
             export(journal, path.parent / "out")
 
@@ -343,7 +359,7 @@ def test_a_damaged_journal_is_refused_and_left_alone(path: Path, damage: str) ->
     cut = content[:middle]
     path.write_bytes(cut if damage == "truncated" else cut + b"\x55" * 8192 + content[middle + 8192 :])
     before = path.read_bytes()
-    with pytest.raises(JournalError, match="corrupt") as caught:
+    with pytest.raises(JournalError, match="is damaged") as caught:
         Journal.open(path)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
@@ -368,10 +384,8 @@ def test_a_damaged_journal_is_refused_and_left_alone(path: Path, damage: str) ->
 def test_a_tampered_row_is_named(path: Path, tampering: str, table: str) -> None:
     with Journal.open(path) as journal:
         fill(journal)
-    connection = sqlite3.connect(path)
-    connection.execute(tampering)
-    connection.commit()
-    connection.close()
+    with forged(path) as connection:
+        connection.execute(tampering)
     with Journal.open(path) as journal, pytest.raises(JournalError, match=table):
         journal.kernels(), journal.targets(), journal.workloads(), list(journal.measurements(1))
     with Journal.open(path) as journal, pytest.raises(JournalError, match=table):

@@ -62,7 +62,7 @@ def test_a_journal_that_cannot_be_joined_is_named_and_nothing_is_written(tmp_pat
         connection.commit()
         connection.close()
     before = sorted(tmp_path.iterdir())
-    for name, line in (("corrupt", "corrupt"), ("tampered", "row 1 of measurements"), ("other", "has schema 9")):
+    for name, line in (("corrupt", "is damaged"), ("tampered", "row 1 of measurements"), ("other", "has schema 9")):
         with pytest.raises(JournalError, match=line) as caught:
             merge([good, tmp_path / f"{name}.sqlite"], tmp_path / "out.sqlite")
         assert f"{name}.sqlite" in str(caught.value)
@@ -96,7 +96,7 @@ def test_a_target_that_was_stored_before_it_had_all_its_fields_keeps_its_id(tmp_
     del values["bandwidth_bytes_s"]
     old = content_id(values)
     with Journal.open(path := tmp_path / "old.sqlite") as journal:
-        journal._insert("INSERT INTO targets VALUES(?, ?)", (old, canonical_json(values)))
+        journal._insert("targets", (old, canonical_json(values)))
         journal.record(measurement(target=old))
     merge([path], tmp_path / "joined.sqlite")
     with Journal.open(tmp_path / "joined.sqlite") as journal:

@@ -42,6 +42,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
+from tests.dataset.test_journal import forged
 from tests.fleet import slow_hosts
 from tests.fleet.regions import region_of
 from tests.fleet.slow_hosts import slow_host
@@ -328,7 +329,7 @@ def test_hosts_agree_with_the_one_that_a_journal_began_with(
     local: LocalFleet, kernels: Path, campaign: Path, tmp_path: Path
 ) -> None:
     out = Path(shutil.copy(campaign, tmp_path / "j.sqlite"))
-    with sqlite3.connect(out) as journal:
+    with forged(out) as journal:
         runs = [(run, json.loads(facts)) for run, facts in journal.execute("SELECT run_id, json FROM runs")]
         of_hosts = [facts[trust.REFERENCE] for _, facts in runs if trust.REFERENCE in facts]
         assert of_hosts and len({reference["run_id"] for reference in of_hosts}) == 1, "all agreed with one"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -155,6 +157,26 @@ def test_facts(service: MeasureService) -> None:
     assert (target.device, target.renderer, target.tinygrad_device) == ("CPU", "X86", DEV)
     assert target.cores >= 1 and target.cache_bytes > 0 and target.memory_bytes > 1 << 30
     assert toolchain.tinygrad == "0.14.0" and toolchain.compiler == "tinygrad X86 assembler"
+
+
+@pytest.mark.parametrize(
+    "steps_s",
+    [
+        pytest.param((600.0,), marks=pytest.mark.slow, id="ahead"),
+        pytest.param((-600.0,), marks=pytest.mark.slow, id="back"),
+        pytest.param((600.0, -600.0, 0.0), id="zigzag"),
+    ],
+)
+def test_a_step_of_the_wall_clock_is_no_timeout(
+    service: MeasureService, steps_s: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While kernels are compiled and timed: NTP, a virtual machine that goes on, a user."""
+    real, steps = time.time, itertools.cycle(steps_s)
+    baseline, replaced = KernelSpace(MATMUL, service.target).baseline(), service._device.replaced
+    futures = service.measure([Request(MATMUL, s, sampler="x", samples=100) for s in (baseline, RAW)])
+    monkeypatch.setattr(time, "time", lambda: real() + next(steps))
+    assert [f.result(timeout=300).status for f in futures] == [Status.OK, Status.OK]
+    assert service._device.replaced == replaced
 
 
 @pytest.mark.parametrize("cache_state", list(CacheState))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import pytest
 
 from kcg.measure import lifetime, pools
-from kcg.measure.pools import end_pool, start_pool
+from kcg.measure.pools import end_pool, schedule, start_pool
 from tests.commands import python
 from tests.conftest import CPU
 
@@ -172,3 +176,30 @@ def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
     monkeypatch.setattr(pebble_process, "stop_process", late)
     end_pool(pool)
     assert capfd.readouterr().err == ""
+
+
+STEPS_S = {"ahead": lambda: 600.0, "back": lambda: -600.0, "zigzag": itertools.cycle((600.0, -600.0, 0.0)).__next__}
+
+
+@pytest.mark.parametrize("step_s", STEPS_S.values(), ids=STEPS_S)
+def test_a_step_of_the_wall_clock_ends_no_job_and_a_hung_one_all_the_same(
+    step_s: Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NTP, a virtual machine that goes on, a user. A job that is well gets its time, and one that hangs no more."""
+    real = time.time
+    pool = start_pool(2, nothing, ())
+    try:
+        well = schedule(pool, time.sleep, (0.5,), timeout_s=300.0)
+        hung = schedule(pool, time.sleep, (600.0,), timeout_s=1.0)
+        for job in (well, hung):
+            while not (job.running() or job.done()):
+                time.sleep(0.01)
+        monkeypatch.setattr(time, "time", lambda: real() + step_s())
+        assert well.result(timeout=120) is None
+        assert wait([hung], timeout=120).done, "nobody ends it"
+        assert isinstance(hung.exception(), FutureTimeout)
+        assert schedule(pool, os.getpid, (), timeout_s=300.0).result(timeout=120) != os.getpid(), (
+            "another took its place"
+        )
+    finally:
+        end_pool(pool)

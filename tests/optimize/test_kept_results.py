@@ -26,6 +26,7 @@ from kcg.optimize.paired import Compared
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Measured, Offer, RegionWork
 from kcg.types import Region, Schedule, Verification
+from tests.dataset.test_journal import forged
 from tests.kernels import empty, kernels_of
 from tests.optimize_run import Begun, begun
 
@@ -191,7 +192,7 @@ def test_what_is_wrong_or_noisy_is_not_kept(
 
 def changed_to(opened: Begun, text: str) -> None:
     """Somebody writes this in the place of all that was kept."""
-    with journal_of(opened) as journal:
+    with forged(opened.device.folder / "journal.sqlite") as journal:
         journal.execute("UPDATE verdicts SET verdict = ?", (text,))
 
 
@@ -217,7 +218,7 @@ def test_a_result_without_its_samples_is_refused(
 def test_a_journal_without_results_is_read(opened: Begun, judged: PairedOutcome) -> None:
     assert opened.journal.paired_results()
     with journal_of(opened) as journal:
-        journal.execute("DROP TABLE verdicts")
+        journal.execute("DELETE FROM verdicts")
     assert opened.journal.paired_results() == {}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from kcg.dataset.journal import Journal
-from kcg.errors import ExitCode
+from kcg.errors import ExitCode, ResultError
 from kcg.measure.lock import lock_folder
 from kcg.optimize.live import FILE_NAME
 from kcg.types import ModelCheck
@@ -219,3 +220,42 @@ def test_what_autotuned_keeps_is_a_list_of_its_own(tmp_path: Path) -> None:
 def test_a_page_without_runs_is_a_page(tmp_path: Path) -> None:
     text = render(Folder(tmp_path).look(), tmp_path)
     assert "Nothing is running here" in text and "There is no result here yet" in text and Page(text)
+
+
+def test_a_flipped_bit_in_a_journal_is_said_of_that_run_alone(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        with Journal.open(tmp_path / name / "journal.sqlite") as journal:
+            fill(journal)
+    data = bytearray((tmp_path / "bad" / "journal.sqlite").read_bytes())
+    data[data.index(b"CREATE TABLE targets") + 4] ^= 0x80  # which is no text any more
+    (tmp_path / "bad" / "journal.sqlite").write_bytes(data)
+    found = Folder(tmp_path).look()
+    (refused,) = found.refused
+    assert refused.place == "bad/journal.sqlite" and "is damaged" in refused.reason
+    assert [one.place for one in found.unfinished] == ["good"]
+    assert "is damaged" in "".join(Page(render(found, tmp_path)).text)
+
+
+@pytest.mark.parametrize("name", ["RESULT.json", "live.json", "journal.sqlite", "report.html"])
+def test_a_file_of_gigabytes_takes_no_memory(name: str, tmp_path: Path) -> None:
+    """A hole takes no disk, and is in nobody's way until it is read."""
+    write_run(tmp_path / "good")
+    if name == "report.html":
+        write_run(tmp_path / "bad")
+    (tmp_path / "bad").mkdir(exist_ok=True)
+    (tmp_path / "bad" / name).touch()
+    os.truncate(tmp_path / "bad" / name, 3 << 30)
+    folder = Folder(tmp_path)
+    tracemalloc.start()
+    try:
+        found = folder.look()
+        if name == "report.html":
+            (one,) = [run for run in found.runs if run.place == "bad"]
+            with pytest.raises(ResultError, match=r"report\.html is larger than 64 MiB"):
+                folder.report(one.id)
+        else:
+            assert [one.place for one in found.refused] == [f"bad/{name}"]
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert "good" in [run.place for run in found.runs]

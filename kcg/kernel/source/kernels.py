@@ -151,7 +151,8 @@ _read: dict[tuple[str, str], tuple[HandwrittenKernel, ...]] = {}
 def file_digest(path: Path) -> str:
     """What tells a file of kernels from itself after a change. Raises UsageError where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}: give a Python file of kernels to --kernels") from None
 
