@@ -37,6 +37,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.dataset.test_journal import KERNELS, UPCAST, fill, measurement, script
 from tests.kernels import empty, kernels_of
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -449,7 +450,7 @@ def test_an_export_that_finds_no_space_leaves_the_earlier_one(path: Path, tmp_pa
     with Journal.open(path) as journal:
         for i in range(3, 500):
             journal.record(measurement(i))
-    out, errors = script(FILE_LIMIT, path, tmp_path / "out").communicate(timeout=60)
+    out, errors = script(FILE_LIMIT, path, tmp_path / "out").communicate(timeout=PATIENCE_S)
     assert "disk full" in out, errors
     assert read_export(tmp_path / "out").checksums == before
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted((*FILES, CHECKSUMS))

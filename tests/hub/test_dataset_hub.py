@@ -26,6 +26,7 @@ from tests.commands import ended
 from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
+from tests.waiting import PATIENCE_S
 
 REPO = "owner/name"
 ROOT = Path(__file__).parents[2]
@@ -288,7 +289,7 @@ try: pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.ar
 except DataError as e: print(e)
 """
     done = script(code, target, commit, hub.endpoint)
-    out, errors = done.communicate(timeout=60)
+    out, errors = done.communicate(timeout=PATIENCE_S)
     assert "disk full: owner/name could not be pulled" in out, errors
     assert is_untouched(target)
 
@@ -320,6 +321,6 @@ pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3]
         time.sleep(0.02)
     assert not is_untouched(target)  # it is arriving
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "KeyboardInterrupt" in errors
     assert is_untouched(target)

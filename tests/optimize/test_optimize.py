@@ -34,6 +34,7 @@ from kcg.types import ModelCheck
 from kcg.workloads.capture import lazy_workload
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
 SMALL = SCRIPT.with_name("one_layer.py")
@@ -180,7 +181,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive, "no child survives its parent"
     before = _rows(journal)
     done = optimized(*arguments, "--resume", "--json", "--", "8")
@@ -223,11 +224,11 @@ def test_who_is_interrupted_writes_the_best_so_far_and_says_how_to_resume(
     children = psutil.Process(process.pid).children(recursive=True)
     for number in signals:
         os.killpg(process.pid, number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert "Traceback" not in err
     assert "--resume" in err
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
     assert err.rstrip().endswith(f"--report {tmp_path} --resume -- 8"), err
     result = read_result(tmp_path / "RESULT.json")
@@ -249,10 +250,10 @@ def test_a_signal_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
     assert any(line == "waiting\n" for line in process.stderr)
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
-    printed = process.communicate(timeout=30)[1]
+    printed = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == ExitCode.INTERRUPTED, printed
     assert printed.startswith("kcg: interrupted") and "Traceback" not in printed
-    assert children and not psutil.wait_procs(children, timeout=20)[1] and not list(temporary.iterdir())
+    assert children and not psutil.wait_procs(children, timeout=PATIENCE_S)[1] and not list(temporary.iterdir())
 
 
 @pytest.mark.slow

@@ -48,9 +48,9 @@ from kcg.optimize.whole_model import (
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.family import Step
 from kcg.workloads.registry import spec_of
-from tests.faults.processes import wait_until
 from tests.sample_result import sample_result
 from tests.tiny_models import DTYPES, TINY
+from tests.waiting import PATIENCE_S, wait_until
 
 DEV = os.environ["DEV"]
 CHILD = "tests.tiny_models"
@@ -179,7 +179,7 @@ def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     """Beside the others, and alone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     plan = make("dies-twice-tuned")
-    bad, good = check_models([plan, plan], timeout_s=60, module=CHILD)
+    bad, good = check_models([plan, plan], timeout_s=PATIENCE_S, module=CHILD)
     assert bad.passed is False and "the model fails with the chosen schedules: " in bad.reason
     assert good.passed and good.after_s is not None, good
 
@@ -188,7 +188,7 @@ def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
 @pytest.mark.usefixtures("children")
 def test_a_plan_that_fails_beside_others_alone_is_not_to_blame(make: Make) -> None:
     """Memory that the others hold may be what it lacks."""
-    first, second = check_models([make("dies-once-tuned")] * 2, timeout_s=60, module=CHILD)
+    first, second = check_models([make("dies-once-tuned")] * 2, timeout_s=PATIENCE_S, module=CHILD)
     assert first.passed and second.passed, (first, second)
 
 
@@ -322,7 +322,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
     results = [make("float32"), make("float32", WRONG)]
     own = {row.region.id: _compiled(row, row.baseline.schedule, results[0]) for row in results[0].regions}
-    good, bad = check_models(results, timeout_s=60, module=CHILD, programs=own)
+    good, bad = check_models(results, timeout_s=PATIENCE_S, module=CHILD, programs=own)
     assert good.passed and good.kernels == KERNELS, good
     assert bad.passed is False and bad.kernels == KERNELS, bad
     assert not (tmp_path / "users.db").exists()
@@ -331,7 +331,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
 def test_on_published_weights(make: Make, tmp_path: Path) -> None:
     weights = tmp_path / "zeros"
     weights.write_text("0")
-    (check,) = check_models([make("float32")], timeout_s=60, module=CHILD, weights=str(weights))
+    (check,) = check_models([make("float32")], timeout_s=PATIENCE_S, module=CHILD, weights=str(weights))
     assert check.passed is None and "the output is zero with tinygrad's own schedules either" in check.reason, check
     assert check.weights == str(weights)
 
@@ -352,7 +352,7 @@ def test_on_published_weights(make: Make, tmp_path: Path) -> None:
 def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | None, says: str) -> None:
     result = make(preset)
     module = CHILD if preset != "unknown" else "kcg.optimize.whole_model"  # which knows no tiny model
-    (check,) = check_models([result], timeout_s=60, module=module)
+    (check,) = check_models([result], timeout_s=PATIENCE_S, module=module)
     assert check.passed is passed, check
     assert re.match(says, check.reason), check.reason
     assert "\n" not in check.reason
@@ -365,7 +365,7 @@ def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks))
     monkeypatch.setattr(whole_model, "time", clock)
     (check,) = check_models(
-        [make("dies-when-tuned")], timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0)
+        [make("dies-when-tuned")], timeout_s=PATIENCE_S, module=CHILD, check_device=lambda: looks.append(PATIENCE_S)
     )
     assert check.passed is None and "no time to try others" in check.reason and "SIGABRT" in check.reason
     assert len(looks) == 1, "no other process was started"
@@ -504,7 +504,7 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
 
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
-        (check,) = check_models([make("float32")], timeout_s=60, child=child)
+        (check,) = check_models([make("float32")], timeout_s=PATIENCE_S, child=child)
     assert check.passed is True, check.reason
     waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid

@@ -49,10 +49,10 @@ from kcg.optimize.whole_script import (
 )
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
 from tests.captured import captured_script
-from tests.faults.processes import wait_until
 from tests.optimize.test_whole_model import WRONG, another, finalist
 from tests.planned_result import planned_result
 from tests.sample_result import sample_result
+from tests.waiting import wait_until
 
 DEV = os.environ["DEV"]
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -46,6 +46,7 @@ from kcg.search.replay import kernels_of as recorded_kernels
 from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
 from tests.replay_table import synthetic_table
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DATASET = ROOT / "datasets" / "h200"
@@ -333,7 +334,7 @@ def script(*arguments: object, home: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     env |= {"HOME": str(home), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "training" / "train_policy.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=home, env=env, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=home, env=env, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.slow
