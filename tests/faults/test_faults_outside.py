@@ -294,7 +294,6 @@ def test_a_stopped_child_is_replaced_and_its_job_not_blamed(
     service: MeasureService, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the deadline of the job, which a child that was stopped while it was idle never began."""
-    monkeypatch.setattr(pools, "STUCK_S", bad_jobs.FOR_EVER_S)  # how long who says nothing is waited for otherwise
     monkeypatch.setattr(service, "compile_timeout_s", bad_jobs.FOR_EVER_S)
     monkeypatch.setattr(service, "timing_timeout_s", bad_jobs.FOR_EVER_S)
     assert_goes_on(service)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.commands import ended
 from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 REPO = "owner/name"
 ROOT = Path(__file__).parents[2]
@@ -316,10 +315,7 @@ from kcg.dataset.publish import pull
 pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
 """
     process = script(code, target, commit, hub.endpoint)
-    deadline = time.monotonic() + 30
-    while not hub.asked("GET /storage/") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_untouched(target)  # it is arriving
+    assert wait_until(lambda: bool(hub.asked("GET /storage/")) and not is_untouched(target)), "it is arriving"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert "KeyboardInterrupt" in errors

@@ -214,24 +214,54 @@ def test_where_memory_is_short_a_plan_does_not_find_what_another_left(
     assert good.passed and bad.passed is False, (good, bad)
 
 
-def test_a_step_is_timed_with_all_that_the_device_does() -> None:
-    """Twice the work takes longer by about as much; nothing is left running when a sample is taken."""
+class SlowDevice:
+    """A device that does what it was given while somebody waits for it, and its clock: nothing else takes time."""
+
+    def __init__(self) -> None:
+        self.now_s = self.queued_s = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.queued_s += seconds
+
+    def synchronize(self) -> None:
+        self.now_s, self.queued_s = self.now_s + self.queued_s, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+def test_a_step_is_timed_with_all_that_the_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the work takes four times as long; what was left running before a sample is not in it."""
+    from kcg.compat import programs
+
+    device = SlowDevice()
+    monkeypatch.setattr(programs, "Device", {"CPU": device})
+    monkeypatch.setattr(programs, "time", device)
+    clock = programs.StepClock("CPU")
+    for launches in (1, 4):
+        device.launch(7.0)
+        assert clock(lambda launches=launches: [device.launch(0.5) for _ in range(launches)]) == 0.5 * launches
+        device.launch(7.0)
+        assert clock.once(lambda launches=launches: [device.launch(0.5) for _ in range(launches)]) == (
+            0.5 * launches,
+            True,
+        )
+    assert programs.clock_of("CUDA") == "device events" and programs.clock_of("CPU") == "wall clock"
+
+
+def test_a_step_of_this_device_is_done_when_its_sample_is_taken() -> None:
+    """And the whole of it lies between two looks at the host's clock."""
     from tinygrad import Device, Tensor
 
-    from kcg.compat.programs import StepClock, captured_at_once, clock_of
+    from kcg.compat.programs import StepClock, captured_at_once
 
-    device = Device.DEFAULT
-    values = Tensor.ones(512, 512).contiguous().realize()
-    once, clock = captured_at_once(lambda x: (x @ x).contiguous()), StepClock(device)
+    values = Tensor.ones(64, 64).contiguous().realize()
+    once, clock, made = captured_at_once(lambda x: (x @ x).contiguous()), StepClock(Device.DEFAULT), list[Tensor]()
     once(x=values)
-
-    def often(times: int) -> float:
-        return min(clock(lambda: [once(x=values) for _ in range(times)]) for _ in range(3))
-
     begin = time.perf_counter()
-    short, long = often(1), often(4)
-    assert 2 * short < long < time.perf_counter() - begin
-    assert clock_of("CUDA") == "device events" and clock_of("CPU") == "wall clock"
+    seconds = clock(lambda: made.append(once(x=values)))
+    assert 0 < seconds <= time.perf_counter() - begin
+    assert (made[0].numpy() == 64).all()
 
 
 @pytest.mark.gpu
