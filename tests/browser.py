@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 KEYS = {"ArrowRight": 39, "ArrowDown": 40, "ArrowLeft": 37, "Escape": 27, "Tab": 9, "Enter": 13, "End": 35}
 
 # Chromium reads commands at descriptor 3 and writes answers at 4

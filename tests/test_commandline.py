@@ -116,7 +116,7 @@ import kcg.cli
 def main():
     kcg.cli.goes_on("to go on: it")
     print("ready", flush=True)
-    time.sleep(600)
+    time.sleep(36_000)
 kcg.cli.guarded(main)
 """
 

@@ -27,7 +27,7 @@ DOCUMENTS = [
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")))
     if path.exists()
 ]
-BLOCK_TIMEOUT_S = 240
+BLOCK_TIMEOUT_S = 1200
 SOME_SLOW = [pytest.param(d, marks=pytest.mark.slow) if d == "docs/dataset.md" else d for d in DOCUMENTS]
 
 

@@ -42,7 +42,7 @@ def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
 
 
 ASIDE = "import sys, time; from kcg.measure import isolated; job = isolated.listening(aside=True)(); "
-ASIDE += "isolated.answer({'job': job, 'input': sys.stdin.read()}); time.sleep(600)"
+ASIDE += "isolated.answer({'job': job, 'input': sys.stdin.read()}); time.sleep(36_000)"
 
 
 def test_a_job_aside_leaves_standard_input_empty_and_still_ends_the_child_with_its_parent() -> None:

@@ -58,7 +58,7 @@ DEV = os.environ["DEV"]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SCRIPT = SCRIPTS / "left_over.py"
 OUTER, BY_HAND = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
-TIMEOUT_S = 240.0  # much more than it takes, on a machine that does much else
+TIMEOUT_S = 900.0  # much more than it takes, on a machine that does much else
 
 
 def result_of(script: Path, *arguments: str) -> Result:
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
     file = tmp_path / "runs.txt"
 
     def interrupt() -> None:
-        if wait_until(file.exists, seconds=60.0):
+        if wait_until(file.exists):
             os.kill(os.getpid(), signal.SIGINT)
 
     report = threading.Thread(target=interrupt)
