@@ -265,7 +265,7 @@ def with_step(result: Result, kernel: Kernel, body: str) -> Result:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it is expected best. A product of 256 × 256 without Opts takes several times as long as with them."""
+    """Though it is expected best. Both really run; how long a step of each takes is made up, so that it is known."""
     monkeypatch.setattr(whole_script, "ROUNDS", rounds)
     monkeypatch.setattr(whole_script, "ROUNDS_S", TIMEOUT_S)
     script = SCRIPTS / "product_steps.py"
@@ -280,7 +280,9 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     checks: list[ModelCheck] = []
 
     def check(results: Sequence[Result]) -> list[ModelCheck]:
-        checks.extend(check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S))
+        found = check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
+        assert all(one.after_s for one in found), found
+        checks.extend(replace(one, after_s=seconds) for one, seconds in zip(found, (9e-3, 2e-3), strict=True))
         return checks
 
     chosen, seen = fastest_step([slow, alone], check)
@@ -291,7 +293,6 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     )
     assert seen.runs == 3 * rounds, "with tinygrad's own schedules, and with those of each plan"
     assert seen.before_s and seen.after_s and checks[0].after_s and not seen.untimed
-    assert checks[0].after_s > 1.5 * seen.after_s, checks
     assert chosen.planning is not None
     assert [(plan.step_s, plan.chosen) for plan in chosen.planning.plans] == [
         (checks[0].after_s, False),
