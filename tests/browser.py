@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.waiting import PATIENCE_S, wait_until
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-PATIENCE_S = 60.0
 KEYS = {"ArrowRight": 39, "ArrowDown": 40, "ArrowLeft": 37, "Escape": 27, "Tab": 9, "Enter": 13, "End": 35}
 
 # Chromium reads commands at descriptor 3 and writes answers at 4
@@ -127,10 +128,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not self.js(condition):
-            assert time.monotonic() < until, f"never so: {condition}"
-            time.sleep(0.02)
+        assert wait_until(lambda: bool(self.js(condition))), f"never so: {condition}"
 
     def middle(self, selector: str) -> tuple[float, float]:
         """Where the middle of an element is in the window; it is scrolled into it."""

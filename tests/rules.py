@@ -274,6 +274,38 @@ def wall_clocks(source: Source) -> Iterator[str]:
             yield f"{source.module}:{node.lineno} asks for the wall clock: take time.monotonic, or add it to WALL_CLOCK"
 
 
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
+
+
+def timed_asserts(source: Source) -> Iterator[str]:
+    """Assertions that compare how long something took: on a machine with much to do it may take any time."""
+
+    def took(node: ast.AST) -> bool:
+        """Whether it is so many seconds after, or before, what a clock says."""
+        return isinstance(node, ast.BinOp) and any(
+            isinstance(one, ast.Call)
+            and isinstance(one.func, ast.Attribute)
+            and one.func.attr in CLOCKS
+            and isinstance(one.func.value, ast.Name)
+            and one.func.value.id == "time"
+            for one in ast.walk(node)
+        )
+
+    for function in (node for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)):
+        spent = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and took(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(function):
+            compared = ast.walk(node.test) if isinstance(node, ast.Assert) else ()
+            parts = [part for one in compared if isinstance(one, ast.Compare) for part in ast.walk(one)]
+            if any(took(part) or (isinstance(part, ast.Name) and part.id in spent) for part in parts):
+                yield f"{source.module}:{node.lineno}: asserts how long something took: give it a clock of its own"
+
+
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 

@@ -19,6 +19,7 @@ from kcg.optimize.console import print_result
 from tests.commands import python
 from tests.dataset.test_journal import fill
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
 
@@ -38,7 +39,7 @@ def shell(line: str, *arguments: object, limit: Callable[[], None] | None = None
     environment = {**os.environ, "K": f"{sys.executable} -m kcg"}
     command = ["bash", "-o", "pipefail", "-c", line, "bash", *map(str, arguments)]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120, preexec_fn=limit
+        command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S, preexec_fn=limit
     )
 
 
@@ -115,7 +116,7 @@ import kcg.cli
 def main():
     kcg.cli.goes_on("to go on: it")
     print("ready", flush=True)
-    time.sleep(600)
+    time.sleep(36_000)
 kcg.cli.guarded(main)
 """
 
@@ -125,7 +126,7 @@ def test_a_signal_to_end_says_how_to_go_on(number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.communicate(timeout=60)[1] == "kcg: interrupted; to go on: it\n"
+    assert process.communicate(timeout=PATIENCE_S)[1] == "kcg: interrupted; to go on: it\n"
     assert process.returncode == ExitCode.INTERRUPTED
 
 
@@ -135,7 +136,7 @@ def test_an_interrupt_that_typer_took_is_reported_too() -> None:
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[1].strip() == "kcg: interrupted; to go on: it"
+    assert process.communicate(timeout=PATIENCE_S)[1].strip() == "kcg: interrupted; to go on: it"
     assert process.returncode == ExitCode.INTERRUPTED
 
 
@@ -155,7 +156,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[1] == "kcg: interrupted; to go on: it\n"
+    assert process.communicate(timeout=PATIENCE_S)[1] == "kcg: interrupted; to go on: it\n"
 
 
 def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from kcg.cli import record_results
 from kcg.errors import UsageError
 from kcg.files import lock_file, read_foreign, whole, write_whole
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("data", ["µs\n", b"\x00\xff"])
@@ -84,7 +85,7 @@ def test_what_two_write_at_once_is_all_kept(tmp_path: Path) -> None:
 
     first = threading.Thread(target=lambda: record_results(path, "first", {}, {"a": 1}, overall=slowly))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(PATIENCE_S)
     record_results(path, "second", {}, {"b": 2}, overall=both)
     done.set()
     first.join()

@@ -22,6 +22,7 @@ from tests.rules import (
     own_words,
     private_tinygrad,
     sources,
+    timed_asserts,
     upward_imports,
     wall_clocks,
     words_of_kinds,
@@ -71,6 +72,14 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """The folders are no packages: the second would be an error of collecting, and its tests never run."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+ON_A_GPU = "tests.faults.test_faults_cuda"  # in what time it has recovered is promised, and measured where it is alone
+
+
+def test_no_test_asserts_how_long_something_took() -> None:
+    tests = [source for source in sources(ROOT, "tests") if source.module != ON_A_GPU]
+    assert [line for source in tests for line in timed_asserts(source)] == []
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.rules import (
     own_words,
     private_tinygrad,
     sources,
+    timed_asserts,
     upward_imports,
     wall_clocks,
     words_of_kinds,
@@ -37,6 +38,21 @@ def test_names_that_are_not_the_fields_words_are_found(tmp_path: Path) -> None:
     code = "def duel_of(kin): ...\nclass BoutOutcome: ...\nskin = roomy = contestant = 1\n"
     found = [line.split(": ")[1] for line in own_words(source(tmp_path, "kcg/search/a.py", code))]
     assert sorted(found) == ["BoutOutcome", "duel_of", "kin"]
+
+
+def test_assertions_on_what_a_clock_says_are_found(tmp_path: Path) -> None:
+    code = """
+def test_a():
+    begin = time.monotonic()
+    assert time.monotonic() - begin < 5  # here
+    spent_s = time.process_time() - begin
+    assert 2 * fast < spent_s  # here
+    deadline = time.monotonic() + 60
+    assert left(time.monotonic()) == "1 s" and spent() < 5
+    assert seconds > 0
+"""
+    found = [line.split(":")[1] for line in timed_asserts(source(tmp_path, "tests/test_a.py", code))]
+    assert found == [str(n) for n, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
 
 
 def test_circles_are_found_with_their_members_alone(tmp_path: Path) -> None:

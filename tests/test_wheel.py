@@ -15,6 +15,7 @@ import pytest
 from kcg import __version__
 from kcg.errors import ExitCode
 from tests.commands import python
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("kcg", "pyproject.toml", "README.md", "LICENSE")
@@ -51,7 +52,9 @@ def kcg(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
     """The console script as it was installed, from a folder that is no checkout."""
     command = [sys.executable, str(installed / "bin" / "kcg"), *arguments]
     settings = {**os.environ, "PYTHONPATH": str(installed)}
-    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=settings, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def test_every_file_that_is_no_python_is_named_as_package_data() -> None:

@@ -18,6 +18,7 @@ from kcg.types import Result
 from kcg.ui.runs import Folder
 from kcg.ui.server import LOOPBACK, Server
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
 def ask(server: Server, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of one request, as it is written here; `_` in a header's name stands for `-`."""
-    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=60)
+    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=PATIENCE_S)
     try:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.putrequest(method, path, skip_host="Host" in named, skip_accept_encoding=True)

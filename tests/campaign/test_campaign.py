@@ -384,7 +384,7 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
         mix=(("walk:raw", 1.0),),
         tables=1,
         table_schedules=12,
-        budget_s=300,
+        budget_s=3000,
     )
     messages: list[str] = []
     done = generate_here(settings, log=lambda line, eta_s: messages.append(line))

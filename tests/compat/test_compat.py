@@ -207,7 +207,7 @@ def test_a_second_stream_runs_beside_tinygrads_own_on_a_gpu() -> None:
     def waited_s(*, follows: bool) -> float:
         synchronize("CUDA")
         begin = time.perf_counter()
-        spin(0.2)
+        spin(2.0)
         if follows:
             stream.follow()
         beside(global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(int(1e6),))
@@ -215,7 +215,7 @@ def test_a_second_stream_runs_beside_tinygrads_own_on_a_gpu() -> None:
         return time.perf_counter() - begin
 
     waited_s(follows=False)  # the first launch loads it
-    assert waited_s(follows=False) < 0.1 <= waited_s(follows=True)
+    assert waited_s(follows=False) < 1.0 <= waited_s(follows=True)
 
 
 @pytest.mark.gpu

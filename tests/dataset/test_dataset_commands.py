@@ -26,10 +26,10 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "small.sqlite"
     arguments = ("generate", "--workloads", "rope", "--preset", "mini", "--device", "CPU", "--out", out)
-    first = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
+    first = run(*arguments, "--schedules-per-kernel", "2", "--budget", "3000s")
     assert first.returncode == ExitCode.OK, first.stderr
     assert "complete" in first.stdout
-    again = ended(main, *arguments, "--schedules-per-kernel", "2", "--budget", "60s")
+    again = ended(main, *arguments, "--schedules-per-kernel", "2", "--budget", "3000s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
     more = ended(main, *arguments, "--schedules-per-kernel", "60", "--budget", "0.01s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.BUDGET_HIT, more.stderr

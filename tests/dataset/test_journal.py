@@ -24,6 +24,7 @@ from kcg.errors import DataError, JournalError, UsageError
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.types import CacheState, Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall
 from tests.commands import python
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target(
@@ -287,7 +288,7 @@ def test_two_processes_create_and_write_one_journal(path: Path) -> None:
     rows = 150
     processes = [script(WRITER, path, name, rows) for name in ("a", "b")]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
     with Journal.open(path) as journal:
         runs = [m.run_id for m in journal.measurements(1)]
@@ -465,7 +466,7 @@ def test_a_read_only_folder_can_be_read_and_says_so_when_written() -> None:
             fill(journal)
         (folder / "j.sqlite").chmod(0o444)
         folder.chmod(0o555)
-        out, errors = script(READ_ONLY, folder).communicate(timeout=60)
+        out, errors = script(READ_ONLY, folder).communicate(timeout=PATIENCE_S)
         folder.chmod(0o755)
         assert [p.name for p in folder.iterdir()] == ["j.sqlite"]
     lines = out.splitlines()

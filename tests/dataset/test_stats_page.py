@@ -40,6 +40,7 @@ from tests.commands import python
 from tests.html_page import Page
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], model="NVIDIA <b>H200</b>")
 TOOLCHAIN = Toolchain("0.14.0", "NVRTC 13.0", "580", "", 1)
@@ -373,7 +374,7 @@ def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text:
         "--dump-dom",
         path.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     assert re.search(r'<html[^>]* data-charts="drawn"', done.stdout)
     assert len(re.findall(r'id="\w+-chart"[^>]*>(?:(?!</section>).)*?class="main-svg"', done.stdout, re.DOTALL)) == 7

@@ -18,6 +18,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.types import Measurement, Region, Schedule, ScheduleKind, Workload, WorkloadCall, canonical_json
 from tests.chains import region_of
 from tests.kernels import empty
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def journal(region: Region, tmp_path_factory: pytest.TempPathFactory) -> Path:
         journal.add_run(Run("r1", "2025-01-01T00:00:00+00:00", "kcg", {}))
         service.on_measurement = journal.record
         for future in service.measure([Request(region, one, samples=3, sampler="random") for one in schedules[:2]]):
-            assert future.result(timeout=60).samples_s
+            assert future.result(timeout=PATIENCE_S).samples_s
         (failed,) = service.measure([Request(region, backwards)])
-        assert failed.result(timeout=60).status == "compile_error"
+        assert failed.result(timeout=PATIENCE_S).status == "compile_error"
     return path
 
 

@@ -14,10 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kcg.files import write_whole
 from kcg.measure import child
 from kcg.measure.canary import CanaryReading
 from kcg.measure.jobs import CompileJob, StressJob, StressOutcome
 from tests.faults import processes
+
+FOR_EVER_S = 36_000.0  # of what never ends: longer than any test waits for an end that would come by itself
 
 
 class TwoArguments(Exception):
@@ -46,8 +49,8 @@ def wait_in_native_code(job: Any) -> None:
 
 def wait_for_compiler(pid_file: str) -> None:
     """A compiler that is a process of its own, as clang is, and never ends."""
-    process = subprocess.Popen(["sleep", "300"])
-    Path(pid_file).write_text(str(process.pid))
+    process = subprocess.Popen(["sleep", str(int(FOR_EVER_S))])
+    write_whole(Path(pid_file), str(process.pid))
     process.wait()
 
 
@@ -58,15 +61,14 @@ def hold_interpreter(job: Any) -> None:
 
 def start_family(pid_file: str) -> set[int]:
     """Start a process that starts another. Gives this process, both of them, and its guardian if there is one."""
-    script = f"sleep 300 & echo $! >{pid_file}.part; mv {pid_file}.part {pid_file}.inner; wait"
+    script = f"sleep {FOR_EVER_S:.0f} & echo $! >{pid_file}.part; mv {pid_file}.part {pid_file}.inner; wait"
     inner = Path(f"{pid_file}.inner")
     inner.unlink(missing_ok=True)  # of a first try
     outer = subprocess.Popen(["sh", "-c", script])
     while not inner.exists():
         time.sleep(0.01)
     family = {os.getpid(), outer.pid, int(inner.read_text())} | processes.guardians(os.getpid())
-    Path(f"{pid_file}.part").write_text(json.dumps(sorted(family)))
-    Path(f"{pid_file}.part").rename(pid_file)
+    write_whole(Path(pid_file), json.dumps(sorted(family)))
     return family
 
 
@@ -86,7 +88,7 @@ def fork_and_die(pid_file: str) -> None:
     if pid == 0:
         while True:
             signal.pause()
-    Path(pid_file).write_text(json.dumps([os.getpid(), pid]))
+    write_whole(Path(pid_file), json.dumps([os.getpid(), pid]))
     kill_itself(None)
 
 
@@ -165,9 +167,15 @@ def raise_long_text(job: Any) -> None:
     raise ValueError("first line\n" + "x" * 100_000)
 
 
-def leave_quietly_soon() -> int:
-    """Let this process end after the job, with an exit code that pools take for an intended end."""
-    threading.Timer(0.2, lambda: os._exit(0)).start()
+def leave_quietly(asked: str) -> int:
+    """Let this process end once the file `asked` is there, with an exit code that pools take for an intended end."""
+
+    def leave_when_asked() -> None:
+        while not Path(asked).exists():
+            time.sleep(0.01)
+        os._exit(0)
+
+    threading.Thread(target=leave_when_asked, daemon=True).start()
     return os.getpid()
 
 
@@ -188,7 +196,7 @@ def planned_canary(folder: str, dev: str, known: object = None) -> CanaryReading
     if line == "die":
         kill_itself(None)
     if line == "hang":
-        time.sleep(600)
+        time.sleep(FOR_EVER_S)
     if line == "raise":
         raise_text("the canary does not start")
     if line == "wrong":

@@ -15,18 +15,22 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
+from kcg.measure import pools
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.pools import _server
 from kcg.measure.service import MeasureService
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
-from tests.faults.processes import below, descendants, fork_servers, guardians, wait_until
+from tests.faults.bad_jobs import FOR_EVER_S
+from tests.faults.processes import below, descendants, fork_servers, guardians
 from tests.faults.relu import DEV, REQUEST, binary, compiled_relu
 from tests.kernels import empty, kernels_of
+from tests.waiting import PATIENCE_S, wait_until
 
 WIDTH = 32  # of a BEAM that takes minutes: nothing of it is gone because it was done
 
@@ -41,8 +45,8 @@ def start_beam(service: MeasureService) -> None:
         return len(descendants(os.getpid()) - guardians(os.getpid())) >= 4  # the device's child, BEAM, two of BEAM's
 
     while True:
-        beam = service.tiny_beam(job, timeout_s=60)
-        wait_until(lambda: beam.done() or compiling(), seconds=60)  # noqa: B023 - called before the next round
+        beam = service.tiny_beam(job, timeout_s=PATIENCE_S)
+        wait_until(lambda: beam.done() or compiling())  # noqa: B023 - called before the next round
         if not beam.done():
             return
         beam.result()
@@ -50,7 +54,7 @@ def start_beam(service: MeasureService) -> None:
 
 def main(mode: str) -> int:
     prepare(DEV)
-    with MeasureService(DEV, run_id="busy", compile_workers=2) as service:
+    with MeasureService(DEV, run_id="busy", compile_workers=2, compile_timeout_s=FOR_EVER_S) as service:
         try:
             if mode == "starting":
                 service._compile(bad_jobs.loop_in_python, None)
@@ -61,6 +65,7 @@ def main(mode: str) -> int:
             elif mode == "stopped":
                 assert service.target
                 (server,) = fork_servers(below(os.getpid()))
+                pools.START_S = FOR_EVER_S  # whoever waits for that one does not end
                 os.kill(server, signal.SIGSTOP)
                 service.fresh_child()
                 service.measure([REQUEST])
@@ -69,20 +74,20 @@ def main(mode: str) -> int:
                     pid_file = Path(folder) / "pids"
                     service._compile(bad_jobs.start_family_and_hold, str(pid_file))
                     service._compile(bad_jobs.hold_interpreter, None)
-                    wait_until(pid_file.exists)
+                    assert wait_until(pid_file.exists)
                     time.sleep(0.3)
             else:
-                compiled = compiled_relu(service)
+                compiled, endless = compiled_relu(service), replace(REQUEST, timeout_s=FOR_EVER_S)
                 with tempfile.TemporaryDirectory() as folder:
                     pid_file = Path(folder) / "pid"
                     service._compile(bad_jobs.wait_for_compiler, str(pid_file))
                     service._compile(bad_jobs.loop_in_python, None)
-                    wait_until(pid_file.exists)
-                    service.measure_compiled(REQUEST, binary(machine_code.HANG, compiled))
-                    wait_until(lambda: service._device._busy is not None and service._device._busy.running())
+                    assert wait_until(pid_file.exists)
+                    service.measure_compiled(endless, binary(machine_code.HANG, compiled))
+                    assert wait_until(lambda: service._device._busy is not None and service._device._busy.running())
                     time.sleep(0.1)
             print(json.dumps(sorted(descendants(os.getpid()))), flush=True)
-            time.sleep(60)
+            time.sleep(FOR_EVER_S)
         except KeyboardInterrupt:
             return 130
     return 0

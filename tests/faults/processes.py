@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from kcg.measure.lifetime import GUARDIAN
@@ -98,21 +97,6 @@ def holding(text: bytes) -> set[int]:
         except OSError:
             continue
     return found
-
-
-PATIENCE_S = 25.0
-"""How long to wait for what takes a moment on a machine with nothing else to do. Whoever never ends, or is given up
-by the pools themselves, takes longer."""
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) -> bool:
-    """Whether `condition` came true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def wait_for_end(*_: object) -> None:

@@ -17,6 +17,7 @@ from kcg.measure.service import MeasureService, Request, _Asked
 from kcg.measure.verify import POINTS
 from kcg.types import Measurement, Region, Schedule
 from tests.kernels import empty, kernels_of
+from tests.waiting import PATIENCE_S
 
 COUNT = 4096
 DEV = "CPU:X86"
@@ -36,7 +37,7 @@ def binary(code: bytes, like: Compiled) -> Compiled:
 
 
 def compiled_relu(service: MeasureService) -> Compiled:
-    compiled: Compiled = service.compile(REGION, RAW).result(timeout=60).compiled
+    compiled: Compiled = service.compile(REGION, RAW).result(timeout=PATIENCE_S).compiled
     return compiled
 
 
@@ -50,7 +51,9 @@ def compiled_by(service: MeasureService, function: Callable[..., Any], *args: An
 
 def time_code(service: MeasureService, code: bytes, like: Compiled, *, timeout_s: float | None = None) -> Measurement:
     """The measurement of machine code; without `timeout_s` it has the service's own time."""
-    return service.measure_compiled(replace(REQUEST, timeout_s=timeout_s), binary(code, like)).result(timeout=90)
+    return service.measure_compiled(replace(REQUEST, timeout_s=timeout_s), binary(code, like)).result(
+        timeout=PATIENCE_S
+    )
 
 
 def sampled_elements(seed: int = 0) -> set[int]:

@@ -33,9 +33,10 @@ from kcg.measure.service import MeasureService
 from kcg.types import CacheState, Measurement, Region, Schedule, Status
 from tests.faults import cuda_code
 from tests.faults.cuda_code import DEV, Code, binary
-from tests.faults.processes import alive, descendants, wait_until
+from tests.faults.processes import alive, descendants
 from tests.faults.relu import COUNT, REQUEST, compiled_by, compiled_relu, request, sampled_elements
 from tests.kernels import empty, kernels_of
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +62,7 @@ class Bench:
         key = (code.source, code.virtual)
         if key not in self._compiled:
             future = self.service._compile(cuda_code.compile_code, code, self.service.target)
-            self._compiled[key] = future.result(timeout=60)
+            self._compiled[key] = future.result(timeout=PATIENCE_S)
         return binary(code, self._compiled[key], self.like, variant=next(_variants))
 
     def time(self, code: Code) -> Future[Measurement]:
@@ -69,7 +70,7 @@ class Bench:
 
     def assert_right(self) -> float:
         """A correct binary that was not measured before is measured; the median in seconds."""
-        row = self.time(cuda_code.RIGHT).result(timeout=90)
+        row = self.time(cuda_code.RIGHT).result(timeout=PATIENCE_S)
         assert (row.status, row.reason, row.checked, len(row.samples_s)) == (Status.OK, "", True, SAMPLES)
         assert all(0 < sample < 0.05 for sample in row.samples_s), "4096 elements take microseconds"
         return row.median_s
@@ -108,7 +109,7 @@ def test_what_it_runs_on(bench: Bench, record_property: Record) -> None:
 def test_hand_written_code_is_right(bench: Bench) -> None:
     bench.assert_right()
     text_alone = replace(bench.make(cuda_code.RIGHT), image=b"")
-    assert bench.service.measure_compiled(RELU, text_alone).result(timeout=60).status is Status.OK
+    assert bench.service.measure_compiled(RELU, text_alone).result(timeout=PATIENCE_S).status is Status.OK
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def test_fault(bench: Bench, record_property: Record, name: str) -> None:
     after = []
 
     def provoke() -> Measurement:
-        row = service.measure_compiled(RELU, compiled).result(timeout=90)
+        row = service.measure_compiled(RELU, compiled).result(timeout=PATIENCE_S)
         after.append(service.children_replaced)
         return row
 
@@ -185,7 +186,7 @@ def test_out_of_memory(bench: Bench, record_property: Record) -> None:
     (ast,) = kernels_of(empty(1 << 38).relu())  # 1 TiB in, 1 TiB out
     region = Region((kernel_of(ast),))
     row = bench.judge(
-        "out of memory", record_property, lambda: bench.service.measure([request(region)])[0].result(timeout=90)
+        "out of memory", record_property, lambda: bench.service.measure([request(region)])[0].result(timeout=PATIENCE_S)
     )
     assert row.status is Status.RESOURCE and "Allocation of" in row.reason, row.reason
 
@@ -196,21 +197,21 @@ def test_too_much_shared_memory_seen_by_the_compiler(bench: Bench, record_proper
     row = bench.judge(
         "too much shared memory, seen by the compiler",
         record_property,
-        lambda: compiled_by(service, *job).result(timeout=60),
+        lambda: compiled_by(service, *job).result(timeout=PATIENCE_S),
     )
     assert row.status is Status.RESOURCE and "too much shared data" in row.reason, row.reason
 
 
 def test_killed_child(bench: Bench, record_property: Record) -> None:
     service = bench.service
-    pid = service._device.submit(child.ping, timeout_s=60).result(timeout=90)
+    pid = service._device.submit(child.ping, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
     assert pid in descendants(os.getpid())
     future, replaced = bench.time(cuda_code.HANG), service.children_replaced
     time.sleep(1.0)
 
     def provoke() -> Measurement:
         os.kill(pid, signal.SIGKILL)
-        return future.result(timeout=60)
+        return future.result(timeout=PATIENCE_S)
 
     # who killed it may have wanted its memory: the job gets another child, in which it hangs as before
     row = bench.judge("its process is killed", record_property, provoke)
@@ -225,7 +226,7 @@ def test_fault_in_the_middle_of_a_queue(bench: Bench, record_property: Record, n
     queue = [bench.make(FAULTS[name].code if place == 10 else cuda_code.RIGHT) for place in range(20)]
     replaced, begin = service.children_replaced, time.monotonic()
     futures = [service.measure_compiled(RELU, compiled) for compiled in queue]
-    rows = [future.result(timeout=90) for future in futures]
+    rows = [future.result(timeout=PATIENCE_S) for future in futures]
     record_property("queue_of_20_s", f"{time.monotonic() - begin:.3f}")
     bad = rows.pop(10)
     assert bad.status in FAULTS[name].status and bad.samples_s == ()
@@ -240,7 +241,7 @@ def test_fault_after_fault(bench: Bench, record_property: Record) -> None:
     rows: list[Measurement] = []
 
     def provoke() -> Measurement:
-        rows.extend(future.result(timeout=90) for future in futures)
+        rows.extend(future.result(timeout=PATIENCE_S) for future in futures)
         return rows[-1]
 
     bench.judge("three faults in a row", record_property, provoke)
@@ -254,7 +255,7 @@ def test_cold_and_warm_are_measured_apart(bench: Bench, record_property: Record)
     schedule, timed = KernelSpace(region, service.target).baseline(), service.binaries_timed
     for state in (CacheState.COLD, CacheState.WARM):
         (future,) = service.measure([request(region, schedule, samples=20, cache_state=state)])
-        row = future.result(timeout=90)
+        row = future.result(timeout=PATIENCE_S)
         assert (row.status, row.reason, row.cache_state) == (Status.OK, "", state)
         record_property(f"{state}_us", f"{row.median_s * 1e6:.1f}")
     assert service.binaries_timed == timed + 2
@@ -271,10 +272,12 @@ def test_tensor_cores_with_local_axes(bench: Bench, record_property: Record, sch
     (ast,) = kernels_of(a @ b)
     region, service = Region((kernel_of(ast),)), bench.service
     (future,) = service.measure([request(region, schedule)])
-    row = future.result(timeout=120)
-    compiled = service.compiled(region, schedule).result(timeout=60).compiled
+    row = future.result(timeout=PATIENCE_S)
+    compiled = service.compiled(region, schedule).result(timeout=PATIENCE_S).compiled
     job = TimeJob(region, compiled, service.target)
-    got = to_values(service._device.submit(cuda_code.output_of, job, timeout_s=60).result(timeout=90), "__bf16")
+    got = to_values(
+        service._device.submit(cuda_code.output_of, job, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S), "__bf16"
+    )
     is_right = np.allclose(got.reshape(4, 512, 512), _product(ast), atol=0.5)  # a bf16 of 50 is exact to 0.125
     record_property("status", str(row.status))
     record_property("reason", row.reason)
@@ -303,8 +306,8 @@ def test_schedules_of_a_search_after_a_fault(bench: Bench) -> None:
     schedules = [RAW, space.baseline(), *steps[:10]]
     bad = bench.time(cuda_code.WRITE_NOWHERE)
     futures = service.measure([request(region, schedule) for schedule in schedules])
-    assert bad.result(timeout=90).status is Status.LAUNCH_ERROR
-    assert {future.result(timeout=90).status for future in futures} == {Status.OK}
+    assert bad.result(timeout=PATIENCE_S).status is Status.LAUNCH_ERROR
+    assert {future.result(timeout=PATIENCE_S).status for future in futures} == {Status.OK}
 
 
 def test_two_services_one_after_another() -> None:
@@ -313,14 +316,14 @@ def test_two_services_one_after_another() -> None:
         with MeasureService(DEV, run_id="twice", compile_workers=1, timing_timeout_s=TIMEOUT_S) as service:
             own = Bench(service)
             own.assert_right()
-            assert own.time(cuda_code.WRITE_NOWHERE).result(timeout=60).status is Status.LAUNCH_ERROR
+            assert own.time(cuda_code.WRITE_NOWHERE).result(timeout=PATIENCE_S).status is Status.LAUNCH_ERROR
             own.assert_right()
         assert wait_until(lambda: not descendants(os.getpid()) - before, seconds=10)
 
 
 def test_close_while_a_kernel_hangs(record_property: Record) -> None:
     before = descendants(os.getpid())
-    with MeasureService(DEV, run_id="close", compile_workers=1, timing_timeout_s=300) as service:
+    with MeasureService(DEV, run_id="close", compile_workers=1, timing_timeout_s=PATIENCE_S) as service:
         future = Bench(service).time(cuda_code.HANG_EVERYWHERE)
         time.sleep(2.0)
         begin = time.monotonic()

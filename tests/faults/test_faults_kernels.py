@@ -17,6 +17,7 @@ from kcg.types import Measurement, Status
 from tests.faults import machine_code
 from tests.faults.relu import AST, COUNT, DEV, REGION, binary, compiled_relu, sampled_elements, time_code
 from tests.faults.relu import unsampled_element as unsampled
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="the faults are x86-64 machine code"
@@ -122,9 +123,9 @@ def test_same_binary_is_timed_once_even_if_it_fails(service: MeasureService, rel
 def test_a_paired_comparison_judges_both_and_survives_a_crash(service: MeasureService, relu: Compiled) -> None:
     right, slow = (binary(code, relu) for code in (machine_code.right(COUNT), machine_code.slow(COUNT, 2_000_000)))
     service.fresh_child()
-    won = service.compare_paired(PairedJob(REGION, slow, right, service.target, samples=5), timeout_s=60).result(
-        timeout=90
-    )
+    won = service.compare_paired(
+        PairedJob(REGION, slow, right, service.target, samples=5), timeout_s=PATIENCE_S
+    ).result(timeout=PATIENCE_S)
     assert won.baseline_verification.passed and won.baseline_verification.seeds == 3
     assert won.finalist_verification is not None and won.finalist_verification.passed
     assert len(won.baseline_cold_s) == len(won.finalist_cold_s) == 5
@@ -133,9 +134,9 @@ def test_a_paired_comparison_judges_both_and_survives_a_crash(service: MeasureSe
     # a finalist that is wrong where no sample of the first seed looks: found beside the baseline's whole output
     late = next(iter(sampled_elements(2) - sampled_elements(1)))
     wrong = binary(machine_code.overwrites_output(COUNT, late, NAN_BITS), relu)
-    lost = service.compare_paired(PairedJob(REGION, right, wrong, service.target, samples=5), timeout_s=60).result(
-        timeout=90
-    )
+    lost = service.compare_paired(
+        PairedJob(REGION, right, wrong, service.target, samples=5), timeout_s=PATIENCE_S
+    ).result(timeout=PATIENCE_S)
     assert lost.baseline_verification.passed
     assert lost.finalist_verification is not None and not lost.finalist_verification.passed
     assert f"element {late} of buffer 0 is nan" in lost.finalist_verification.reason
@@ -143,8 +144,8 @@ def test_a_paired_comparison_judges_both_and_survives_a_crash(service: MeasureSe
 
     crash = PairedJob(REGION, right, binary(machine_code.SEGFAULT, relu), service.target)
     with pytest.raises(Exception, match="SIGSEGV"):
-        service.compare_paired(crash, timeout_s=60).result(timeout=90)
-    alone = service.compare_paired(PairedJob(REGION, right, None, service.target, samples=5), timeout_s=60).result(
-        timeout=90
-    )
+        service.compare_paired(crash, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
+    alone = service.compare_paired(
+        PairedJob(REGION, right, None, service.target, samples=5), timeout_s=PATIENCE_S
+    ).result(timeout=PATIENCE_S)
     assert alone.finalist_verification is None and len(alone.baseline_cold_s) == 5

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Status
 from tests.faults import bad_jobs, busy_service, machine_code
-from tests.faults.processes import PATIENCE_S, alive, below, descendants, fork_servers, guardians, holding, wait_until
+from tests.faults.processes import alive, below, descendants, fork_servers, guardians, holding
 from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_by, compiled_relu, request
 from tests.kernels import empty, kernels_of
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -70,7 +72,7 @@ def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
     os.killpg(process.pid, signal.SIGINT)
-    _, printed = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed) == (130, "")
     assert wait_until(lambda: not alive(children)), "a guardian sees the end of its child a moment later"
 
@@ -78,26 +80,25 @@ def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["starting", pytest.param("starting afresh", marks=pytest.mark.slow)])
 def test_interrupt_while_children_start_prints_nothing(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
-    _, printed = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, printed) == (130, "")
 
 
 def test_close_in_the_middle_ends_every_future_and_child() -> None:
     before = descendants(os.getpid())
     recorded: list[Measurement] = []
-    with MeasureService(DEV, run_id="close", compile_workers=1) as service:
-        relu = compiled_relu(service)
+    with MeasureService(DEV, run_id="close", compile_workers=1, compile_timeout_s=bad_jobs.FOR_EVER_S) as service:
+        relu, endless = compiled_relu(service), replace(REQUEST, timeout_s=bad_jobs.FOR_EVER_S)
         service.on_measurement = recorded.append
         device = [
-            service.measure_compiled(REQUEST, binary(code, relu))
+            service.measure_compiled(endless, binary(code, relu))
             for code in (machine_code.HANG, machine_code.right(COUNT), machine_code.HANG)
         ]
         compiling = [compiled_by(service, bad_jobs.loop_in_python, None) for _ in range(3)]
-        paired: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
-        wait_until(lambda: service._device._busy is not None and service._device._busy.running())
+        paired: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=PATIENCE_S)
+        assert wait_until(lambda: service._device._busy is not None and service._device._busy.running())
         time.sleep(0.2)
-        begin = time.monotonic()
-    assert time.monotonic() - begin < PATIENCE_S
+    assert not service._device._thread.is_alive(), "it did not wait for what never ends"
     for future in device + compiling:
         row = future.result(timeout=PATIENCE_S)
         assert row.status is Status.WORKER_DIED and "closed" in row.reason
@@ -113,21 +114,19 @@ def test_close_in_the_middle_ends_every_future_and_child() -> None:
 
 def test_close_at_once() -> None:
     service = MeasureService(DEV, run_id="close", compile_workers=1)
-    begin = time.monotonic()
     service.close()
-    assert time.monotonic() - begin < PATIENCE_S
+    assert not service._device._thread.is_alive()
     with pytest.raises(ServiceClosed):
         _ = service.target
 
 
 def test_device_that_does_not_open() -> None:
-    begin = time.monotonic()
+    """It says so at once: who is waited for in vain `did not open within` some time."""
     with (
         MeasureService("METAL", run_id="absent") as service,
         pytest.raises(DeviceError, match=r"^METAL does not open: "),
     ):
         _ = service.target
-    assert time.monotonic() - begin < PATIENCE_S
 
 
 @pytest.fixture
@@ -140,25 +139,27 @@ def compilers_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("compilers_of_beam")
 def test_beam_ends_in_time_with_all_its_processes() -> None:
     with MeasureService(DEV, run_id="beam", compile_workers=1) as service:
-        small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=60).result(timeout=90)
-        assert small.binaries >= 1 and opts_of(small.schedule) is not None and 0 < small.wall_s < 60
+        small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=PATIENCE_S).result(
+            timeout=PATIENCE_S
+        )
+        assert small.binaries >= 1 and opts_of(small.schedule) is not None and small.wall_s > 0
         assert wait_until(lambda: not holding(b"kcg-beam-"))  # what is killed takes a moment to end
-        (row,) = (f.result(timeout=60) for f in service.measure([request(schedule=small.schedule)]))
+        (row,) = (f.result(timeout=PATIENCE_S) for f in service.measure([request(schedule=small.schedule)]))
         assert row.status is Status.OK
 
         (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
         job = TinyBeamJob(Region((kernel_of(ast),)), service.target, busy_service.WIDTH)
-        for limit_s in (2.0, 14.0):  # the longer one where this machine is busy: BEAM starts compilers
+        for limit_s in (2.0, 14.0, 140.0):  # a longer one where this machine is busy: BEAM starts compilers
             late = service.tiny_beam(job, timeout_s=limit_s)
             compiles = wait_until(lambda: len(holding(b"kcg-beam-")) >= 3, seconds=limit_s)
             with pytest.raises(TimeoutError, match=rf"BEAM={job.width} did not finish in {limit_s:.3g} s"):
-                late.result(timeout=60)
+                late.result(timeout=PATIENCE_S)
             assert wait_until(lambda: not holding(b"kcg-beam-"))
             if compiles:
                 break
         assert compiles
 
-        stopped = service.tiny_beam(job, timeout_s=60)
+        stopped = service.tiny_beam(job, timeout_s=PATIENCE_S)
         assert wait_until(lambda: bool(holding(b"kcg-beam-")))
     with pytest.raises(ServiceClosed):
         stopped.result(timeout=PATIENCE_S)
@@ -173,7 +174,7 @@ from kcg.measure import lifetime
 how, watch = sys.argv[1:]
 if watch == "pipe":
     del os.pidfd_open
-threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(36_000,), daemon=True).start()
 atexit.register(print, "atexit")
 os.setpgid(0, 0)
 print("unwritten", end=" ")  # in a buffer that the guardian has a copy of
@@ -181,7 +182,7 @@ try:
     lifetime.guard()
 finally:
     print("guarded by", len(lifetime.guardians_of([os.getpid()])))
-process = subprocess.Popen(["sleep", "300"])
+process = subprocess.Popen(["sleep", "36000"])
 sys.stdout.flush()
 if how == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -199,7 +200,7 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
         text=True,
     )
     # ends when nobody can write there any more: neither the guardian nor the process that it ends
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=PATIENCE_S)
     assert errors == ""
     assert printed == "unwritten guarded by 1\n" + ("atexit\n" if how == "return" else "")
     assert process.returncode == (-signal.SIGKILL if how == "kill" else 0)
@@ -207,7 +208,7 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
 
 def test_a_guardian_that_is_stopped_ends_with_the_service(tmp_path: Path) -> None:
     with MeasureService(DEV, run_id="stopped guardian", compile_workers=1) as service:
-        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=60).result()
+        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=PATIENCE_S).result()
         stopped = guardians(os.getpid())
         assert stopped & family
         for guardian in stopped:
@@ -217,14 +218,17 @@ def test_a_guardian_that_is_stopped_ends_with_the_service(tmp_path: Path) -> Non
 
 def test_device_child_takes_with_it_what_it_started(tmp_path: Path) -> None:
     with MeasureService(DEV, run_id="family", compile_workers=1) as service:
-        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=60).result()
+        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=PATIENCE_S).result()
         assert alive(family) == family and len(family) == 4
         service.fresh_child()
         assert wait_until(lambda: not alive(family)), alive(family)
 
-        stuck = service._device.submit(bad_jobs.start_family_and_hold, str(tmp_path / "stuck"), timeout_s=1.5)
-        with pytest.raises(TimeoutError):
-            stuck.result(timeout=30)
+        for limit_s in (1.5, 15.0, PATIENCE_S):  # a longer one where this machine is busy
+            stuck = service._device.submit(bad_jobs.start_family_and_hold, str(tmp_path / "stuck"), timeout_s=limit_s)
+            with pytest.raises(TimeoutError):
+                stuck.result()
+            if (tmp_path / "stuck").exists():
+                break
         held = set(json.loads((tmp_path / "stuck").read_text()))
         assert wait_until(lambda: not alive(held)), alive(held)
 
@@ -248,9 +252,9 @@ def test_guardian_is_not_talked_into_ending() -> None:
 def test_children_have_groups_of_their_own_and_no_terminal() -> None:
     with MeasureService(DEV, run_id="group", compile_workers=1) as service:
         for future in (
-            service._device.submit(bad_jobs.surroundings, timeout_s=60),
+            service._device.submit(bad_jobs.surroundings, timeout_s=PATIENCE_S),
             service._compile(bad_jobs.surroundings),
         ):
-            seen = future.result(timeout=60)
+            seen = future.result(timeout=PATIENCE_S)
             assert seen["group"] == seen["inner group"] == seen["pid"] != os.getpgid(0)
             assert seen["stdin"] == seen["inner stdin"] == os.devnull

@@ -23,6 +23,7 @@ from kcg.fleet.local import _end_with_parent
 from kcg.fleet.settings import configure
 from kcg.fleet.status import read_status
 from tests.fleet.processes import ROOT
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from kcg.measure.workbench import Workbench
@@ -57,7 +58,7 @@ def wrong_reading() -> None:
 
 def loops(job: object) -> None:
     """A compiler that does not end."""
-    time.sleep(600)
+    time.sleep(36_000)
 
 
 def aborts(job: object) -> None:
@@ -138,7 +139,7 @@ class SlowHost(host.HostPlugin):
             if self._job in SICK:
                 SICK[self._job]()
                 return made
-            made.service._device.submit(globals()[self._job], self._factor, timeout_s=60).result()
+            made.service._device.submit(globals()[self._job], self._factor, timeout_s=PATIENCE_S).result()
             return made
 
         host.opened = planted

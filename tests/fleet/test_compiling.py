@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -41,8 +40,8 @@ from kcg.types import Measurement, Schedule, Status
 from tests.commands import ended
 from tests.conftest import CPU
 from tests.fleet import regions, slow_hosts
+from tests.waiting import PATIENCE_S, waited
 
-LONG_S = 300.0  # a machine may be busy
 NOT_LEGAL = Schedule("opts", '[["UPCAST",0,1000]]')
 
 
@@ -76,7 +75,7 @@ def task_of(service: MeasureService, *schedules: Schedule, timeout_s: float = 60
 
 
 def rows(futures: list[Future[Measurement]]) -> list[Measurement]:
-    return [future.result(LONG_S) for future in futures]
+    return [future.result(PATIENCE_S) for future in futures]
 
 
 def as_own(row: Measurement) -> Measurement:
@@ -108,7 +107,7 @@ def test_a_row_is_the_one_of_a_host_that_compiles_itself(
 
 @pytest.mark.parametrize(
     ("compiler", "timeout_s", "status"),
-    [(slow_hosts.loops, 0.3, Status.COMPILE_TIMEOUT), (slow_hosts.aborts, LONG_S, Status.COMPILE_ERROR)],
+    [(slow_hosts.loops, 0.3, Status.COMPILE_TIMEOUT), (slow_hosts.aborts, PATIENCE_S, Status.COMPILE_ERROR)],
 )
 def test_a_compiler_that_loops_or_aborts_is_what_it_is_on_a_measuring_host(
     compiler: Callable[..., None],
@@ -144,7 +143,7 @@ def test_a_host_with_another_toolchain_does_not_compile(service: MeasureService,
 
 def test_a_binary_is_what_its_hash_says(service: MeasureService) -> None:
     schedule = baseline_of(region_of(7), service.target)
-    compiled = service.compiled(region_of(7), schedule).result(LONG_S).compiled
+    compiled = service.compiled(region_of(7), schedule).result(PATIENCE_S).compiled
     binary = Binary.of(compiled)
     (found,) = unpack(pack(Binaries((binary,))), Binaries).binaries
     assert found.executable == compiled and found.id == binary.id
@@ -164,13 +163,6 @@ def local() -> Iterator[LocalFleet]:
         fleet.add_host(HostDevice(CPU, cores=1, takes_binaries=True))
         fleet.add_host(HostDevice(NO_DEVICE, cores=1))
         yield fleet
-
-
-def waited(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def compiling_host(local: LocalFleet) -> dict[str, Any]:

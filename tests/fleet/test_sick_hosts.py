@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +29,7 @@ from tests.conftest import CPU
 from tests.fleet import slow_hosts
 from tests.fleet.regions import region_of
 from tests.fleet.slow_hosts import FULL, slow_host
-
-LONG_S = 300.0  # a machine may be busy
+from tests.waiting import PATIENCE_S, waited
 
 pytestmark = pytest.mark.usefixtures("neighbours")
 
@@ -53,25 +51,18 @@ def scheduler() -> Iterator[str]:
         yield fleet.address
 
 
-def waited(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def measured(service: FleetService, *sizes: int) -> list[Status]:
     """Asked at once: one host alone does not get all of them."""
     regions = [region_of(size) for size in sizes]
     requests = [Request(region, baseline_of(region, service.target), in_search=True) for region in regions]
-    return [future.result(LONG_S).status for future in service.measure(requests)]
+    return [future.result(PATIENCE_S).status for future in service.measure(requests)]
 
 
 def drawn(service: FleetService, *sizes: int) -> list[int]:
     mix = tuple(DEFAULT_MIX.items())
     jobs = [DrawJob(region_of(size), service.target, (), 3, mix, "0", predictor="roofline") for size in sizes]
     futures = [service.beside(draw_timed, draw, job, timeout_s=1.0) for job in jobs]
-    return [len(future.result(LONG_S).batch) for future in futures]
+    return [len(future.result(PATIENCE_S).batch) for future in futures]
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from tests.conftest import CPU
 from tests.dataset.test_journal import TARGET, TOOLCHAIN, measurement
 from tests.fleet import slow_hosts
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 H100 = next(target for target in KNOWN_TARGETS.values() if target.device == "CUDA")
 REVISION = "a" * 40
@@ -278,7 +279,7 @@ def real(service: MeasureService) -> HostReport:
 
 def planted(service: MeasureService, job, *args: object) -> HostReport:
     """What a host reports whose child is no longer what it was; the next one is right again."""
-    service._device.submit(job, *args, timeout_s=60).result()
+    service._device.submit(job, *args, timeout_s=PATIENCE_S).result()
     try:
         return host_report(service)
     finally:

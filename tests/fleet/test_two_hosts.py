@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -22,18 +21,18 @@ from tests.conftest import CPU
 from tests.fleet.namespaces import Host, network, not_permitted
 from tests.kernels import empty, kernels_of
 from tests.rules import ROOT
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(bool(not_permitted()), reason=not_permitted())
 
-LONG_S = 300.0  # a machine may be busy
 SCHEDULES = 12  # of each of two kernels: two batches, each with a draw
 SCHEDULER = """
 from kcg.fleet import settings
-settings.SETTINGS["distributed.scheduler.worker-ttl"] = "10s"
+settings.SETTINGS["distributed.scheduler.worker-ttl"] = "20s"
 from kcg.fleet.__main__ import main
 main()
 """
-"""`kcg fleet scheduler`, which waits for ten seconds only until a host that is silent is lost."""
+"""`kcg fleet scheduler`, which waits for twenty seconds only until a host that is silent is lost."""
 
 
 WAIT = """
@@ -103,7 +102,7 @@ def test_a_campaign_completes_though_a_host_is_cut_off(site: Site, tmp_path: Pat
         )
         wait_for_row(out, driver, log)
         site.workers[1].disconnect()
-        said, _ = driver.communicate(timeout=LONG_S)
+        said, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0 and "complete" in said, log.read_text()
     assert "is gone" in log.read_text(), "it had work in hand, which the other one did"
     assert set(rows_of(out).values()) == {1} and len(rows_of(out)) >= 2 * SCHEDULES
@@ -118,15 +117,14 @@ def rows_of(out: Path) -> Counter[tuple[str, int]]:
 def wait_for_hosts(site: Site) -> None:
     _, keys = site.keys("driver")
     words = (site.address, keys, len(site.workers))
-    done = site.first.run(sys.executable, "-W", "ignore", "-c", WAIT, *words, timeout=LONG_S)
+    done = site.first.run(sys.executable, "-W", "ignore", "-c", WAIT, *words, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr + (site.folder / "log").read_text()
 
 
 def wait_for_row(out: Path, driver: subprocess.Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + LONG_S
-    while driver.poll() is None and time.monotonic() < deadline:
+    def has_rows() -> bool:
         with suppress(sqlite3.OperationalError):  # it has no tables yet
-            if out.exists() and rows_of(out):
-                return
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+            return out.exists() and bool(rows_of(out))
+        return False
+
+    assert wait_until(lambda: has_rows() or driver.poll() is not None) and has_rows(), log.read_text()

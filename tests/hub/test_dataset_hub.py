@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.commands import ended
 from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
+from tests.waiting import PATIENCE_S, wait_until
 
 REPO = "owner/name"
 ROOT = Path(__file__).parents[2]
@@ -288,7 +288,7 @@ try: pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.ar
 except DataError as e: print(e)
 """
     done = script(code, target, commit, hub.endpoint)
-    out, errors = done.communicate(timeout=60)
+    out, errors = done.communicate(timeout=PATIENCE_S)
     assert "disk full: owner/name could not be pulled" in out, errors
     assert is_untouched(target)
 
@@ -315,11 +315,8 @@ from kcg.dataset.publish import pull
 pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
 """
     process = script(code, target, commit, hub.endpoint)
-    deadline = time.monotonic() + 30
-    while not hub.asked("GET /storage/") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_untouched(target)  # it is arriving
+    assert wait_until(lambda: bool(hub.asked("GET /storage/")) and not is_untouched(target)), "it is arriving"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "KeyboardInterrupt" in errors
     assert is_untouched(target)

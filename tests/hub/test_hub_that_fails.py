@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -85,11 +84,9 @@ def test_a_missing_dataset_or_revision_is_one_line(hub: Hub, folder: Path, targe
 def test_a_hub_that_hangs_ends_a_push(hub: Hub, folder: Path, where: str) -> None:
     head = hub.repo().head
     hub.hang = where
-    begin = time.monotonic()
     with pytest.raises(DataError, match=r"did not answer in time|took longer than 0\.6 s") as error:
         push(folder, REPO, token=TOKEN, endpoint=hub.endpoint, limits=SHORT)
     refused(error)
-    assert time.monotonic() - begin < 5
     assert hub.repos[REPO].head == head
 
 
@@ -102,11 +99,9 @@ def test_a_hub_that_hangs_ends_a_pull(
 ) -> None:
     commit = hub.repo(files=contents(folder)).head
     setattr(hub, how, where)
-    begin = time.monotonic()
     with pytest.raises(DataError, match=r"did not answer in time|took longer than 0\.6 s") as error:
         pull(REPO, target, revision=commit, endpoint=hub.endpoint, limits=SHORT)
     refused(error)
-    assert time.monotonic() - begin < 5
     assert is_untouched(target)
 
 

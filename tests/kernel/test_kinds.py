@@ -38,6 +38,7 @@ from tests.chains import X86, region_of
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, kernel
 from tests.kernels import empty, example_region
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 KINDS = tuple(map(str, MODULES))
 FOREIGN = ("", "null", "1", '"a"', "{}", "[[1]]", '[["X",0,1.5]]', '[["X",0]]', "[" * 50_000, "not JSON")
@@ -242,5 +243,5 @@ def test_the_baseline_of_a_region_is_what_tinygrad_does_to_it() -> None:
 def test_kinds_are_loaded_only_when_somebody_asks_for_them() -> None:
     loaded = "(m for m in sys.modules if m.startswith(('kcg.', 'tinygrad', 'numpy')))"
     code = f"import sys, kcg.kernel.kinds; print(*{loaded})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert set(done.stdout.split()) == {"kcg.errors", "kcg.types", "kcg.kernel", "kcg.kernel.kinds"}

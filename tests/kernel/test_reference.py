@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from kcg.kernel.reference import (
     float_tolerance,
     sample_points,
 )
+from tests.calls import calls_of
 from tests.kernels import empty, example_asts, examples, kernels_of, round_to_bf16
 
 ASTS = example_asts()
@@ -323,13 +323,13 @@ def test_float_tolerance() -> None:
     assert float_tolerance(ASTS["symbolic"], variables={"length": 9}) == (2.0**-24, 9)
 
 
-def test_a_large_matmul_takes_well_under_a_second_and_little_memory() -> None:
-    """64 points with the longest reduction of Flux."""
+def test_a_large_matmul_takes_few_operations_on_arrays_and_little_memory() -> None:
+    """64 points with the longest reduction of Flux: well under a second, since no term is looked at by itself."""
     (ast,) = kernels_of(empty(64, 15_360, dtype="float16") @ empty(15_360, 3_072, dtype="float16"))
     data = {use.slot: np.ones(use.size, np.float16) for use in buffers(ast)}
     points = sample_points(ast, 64, np.random.default_rng(0))
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    (store,) = evaluate(ast, data, points)
-    assert time.perf_counter() - start < 1.0
+    before, found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
+    assert calls_of(lambda: found.extend(evaluate(ast, data, points))) < 5_000
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 256 << 20
+    (store,) = found
     assert (store.values == 15_360).all() and not store.error.any()

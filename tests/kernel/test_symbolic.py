@@ -24,6 +24,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.types import Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 ROWS, COLUMNS, LARGEST = 64, 48, 32
 
@@ -146,13 +147,13 @@ def test_one_binary_runs_and_is_checked_with_every_value(service: MeasureService
     baseline = KernelSpace(region, service.target).baseline()
     before = service.compilations
     requests = [Request(region, baseline, at(n), "t", in_search=True) for n in (1, 7, LARGEST)]
-    rows = [future.result(timeout=60) for future in service.measure(requests)]
+    rows = [future.result(timeout=PATIENCE_S) for future in service.measure(requests)]
     assert [row.status for row in rows] == [Status.OK] * 3 and all(row.checked for row in rows)
     assert [row.variables for row in rows] == [at(1), at(7), at(LARGEST)]
     assert len({row.key for row in rows}) == 3, "each is a measurement of its own"
     assert len({row.binary_hash for row in rows}) == 1 and service.compilations == before + 1
     assert service.has_compiled(region, baseline, at(7), at(1)) and not service.has_compiled(region, baseline, at(9))
-    compiled = service.compiled(region, baseline, at(1), at(LARGEST)).result(timeout=60).compiled
+    compiled = service.compiled(region, baseline, at(1), at(LARGEST)).result(timeout=PATIENCE_S).compiled
     assert service.compilations == before + 1
     assert [compiled.at(at(n)).values for n in (1, LARGEST)] == [(1,), (LARGEST,)]
     with pytest.raises(ValueError, match="other values"):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kcg.measure.isolated import FOREIGN, clean_environment
+from tests.waiting import PATIENCE_S
 
 REPORTED = (
     "import json, sys; import tinygrad.helpers as h; print(json.dumps([h.BEAM.value, h.NOOPT.value, h.JIT.value, "
@@ -41,7 +42,7 @@ def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
 
 
 ASIDE = "import sys, time; from kcg.measure import isolated; job = isolated.listening(aside=True)(); "
-ASIDE += "isolated.answer({'job': job, 'input': sys.stdin.read()}); time.sleep(600)"
+ASIDE += "isolated.answer({'job': job, 'input': sys.stdin.read()}); time.sleep(36_000)"
 
 
 def test_a_job_aside_leaves_standard_input_empty_and_still_ends_the_child_with_its_parent() -> None:
@@ -54,7 +55,7 @@ def test_a_job_aside_leaves_standard_input_empty_and_still_ends_the_child_with_i
         child.stdin.flush()
         assert json.loads(child.stdout.readline()) == {"job": {"a": 1}, "input": ""}
         child.stdin.close()
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         child.kill()
         child.wait()

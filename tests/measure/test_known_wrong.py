@@ -28,6 +28,7 @@ from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import NAN_POISON
 from kcg.types import Region, Schedule, Status, Target
 from tests.kernels import empty, example_asts, kernels_of
+from tests.waiting import PATIENCE_S
 
 DEV = "CPU:X86"
 TARGET: Target = detect(DEV, 1)[0]
@@ -151,7 +152,7 @@ def test_thread_number_among_the_buffers() -> None:
     threaded = schedule_of([Opt("THREAD", 0, 2)])
     with MeasureService(DEV, run_id="known-wrong", compile_workers=1) as service:
         bad, good = (
-            service.measure([Request(region, schedule, samples=1)])[0].result(timeout=180)
+            service.measure([Request(region, schedule, samples=1)])[0].result(timeout=PATIENCE_S)
             for schedule in (threaded, RAW)
         )
     assert bad.status in (Status.WORKER_DIED, Status.WRONG, Status.COMPILE_ERROR), (bad.status, bad.reason)

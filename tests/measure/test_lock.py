@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from kcg.optimize import run as run_module
 from kcg.optimize.console import progress
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
+from tests.waiting import PATIENCE_S
 
 UUID = "4f5e5ad6-2c4b-5a43-a1c9-5d7f0a0f2b44"
 HOLD = """
@@ -73,10 +73,13 @@ def test_who_waits_knows_for_whom_and_goes_on_when_it_ends(device: str, monkeypa
     monkeypatch.setattr(lock, "POLL_S", 0.05)
     lines = list[str]()
     with holder(device) as first:
-        threading.Timer(0.5, first.kill).start()
-        begin = time.monotonic()
-        with lock.lock_device(device, wait=True, log=lines.append):
-            assert time.monotonic() - begin >= 0.4
+
+        def told(line: str) -> None:
+            lines.append(line)
+            first.kill()
+
+        with lock.lock_device(device, wait=True, log=told):
+            assert first.wait(PATIENCE_S) == -signal.SIGKILL
     assert lines == [f"waiting for process {first.pid}, which uses {device}"]
 
 
@@ -156,6 +159,10 @@ def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything
     monkeypatch.setattr(lock, "POLL_S", 0.05)
     lines, first = list[str](), lock.lock_folder(tmp_path)
     first.__enter__()  # it is free again
-    threading.Timer(0.3, first.__exit__, (None, None, None)).start()
-    with lock.lock_folder(tmp_path, wait=True, log=lines.append):
+
+    def told(line: str) -> None:
+        lines.append(line)
+        first.__exit__(None, None, None)
+
+    with lock.lock_folder(tmp_path, wait=True, log=told):
         assert lines == [f"waiting for another optimisation, which writes to {tmp_path}"]

@@ -22,6 +22,7 @@ from kcg.measure.verify import FINAL_SEEDS, CheckedBench, References, references
 from kcg.types import CacheState, Measurement, Region, Schedule, ScheduleKind, Status
 from tests.chains import X86, program_of, region_of
 from tests.kernels import empty
+from tests.waiting import PATIENCE_S
 
 DEV = "CPU:X86"
 ROWS, WIDTH = 16, 48
@@ -178,9 +179,9 @@ def test_an_input_that_is_changed_is_seen() -> None:
 
 def measured(service: MeasureService, request: Request, program: Program | None = None) -> Measurement:
     if program is not None:
-        return service.measure_compiled(request, program).result(timeout=60)
+        return service.measure_compiled(request, program).result(timeout=PATIENCE_S)
     (future,) = service.measure([request])
-    return future.result(timeout=60)
+    return future.result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -219,12 +220,12 @@ def test_a_schedule_that_is_not_of_the_region_does_not_compile(service: MeasureS
 def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) -> None:
     of = region("layernorm", "float16")
     schedule = PARTS.space(of, service.target).baseline()
-    baseline = service.compiled(of, schedule).result(timeout=60).compiled
+    baseline = service.compiled(of, schedule).result(timeout=PATIENCE_S).compiled
     finalist = fused("layernorm", "float16")
     service.fresh_child()
-    references = service.beside(references_job, of, (), FINAL_SEEDS, timeout_s=60).result(timeout=60)
+    references = service.beside(references_job, of, (), FINAL_SEEDS, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
     job = PairedJob(of, baseline, finalist, service.target, references=references)
-    outcome = service.compare_paired(job, timeout_s=60).result(timeout=90)
+    outcome = service.compare_paired(job, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
     assert outcome.baseline_verification.passed, outcome.baseline_verification.reason
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) == len(outcome.again_cold_s) > 0
@@ -234,7 +235,7 @@ def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) ->
     ]  # fmt: skip
     assert {row.region_id for row in rows} == {of.id} and rows[0].binary_hash == baseline.binary_hash
     wrong = PairedJob(of, baseline, WRONG["a term of a sum is left out"]("layernorm", "float16"), service.target)
-    outcome = service.compare_paired(wrong, timeout_s=60).result(timeout=90)
+    outcome = service.compare_paired(wrong, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
     assert outcome.baseline_verification.passed and outcome.finalist_verification is not None
     assert outcome.finalist_verification.wrong and not outcome.baseline_cold_s
 

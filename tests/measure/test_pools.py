@@ -21,6 +21,7 @@ from kcg.measure import lifetime, pools
 from kcg.measure.pools import end_pool, schedule, start_pool
 from tests.commands import python
 from tests.conftest import CPU
+from tests.waiting import PATIENCE_S
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
 
@@ -53,7 +54,7 @@ def surroundings() -> dict[str, Any]:
 def seen_in_a_child(folder: Path, *gpu: str, **how: bool) -> dict[str, Any]:
     pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(folder / "cache.db"), *gpu), **how)
     try:
-        found: dict[str, Any] = pool.schedule(surroundings).result(timeout=60)
+        found: dict[str, Any] = pool.schedule(surroundings).result(timeout=PATIENCE_S)
         return found
     finally:
         end_pool(pool)
@@ -169,7 +170,7 @@ def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
     pool = start_pool(1, nothing, (), fork=fork)
     if dies_first:
         with pytest.raises(Exception, match="Abnormal termination"):
-            pool.schedule(os._exit, args=(5,)).result(timeout=60)
+            pool.schedule(os._exit, args=(5,)).result(timeout=PATIENCE_S)
         time.sleep(0.05)  # until another is started in its place
     else:
         assert pool.active  # which starts it

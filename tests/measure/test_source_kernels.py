@@ -24,6 +24,7 @@ from kcg.measure.source_kernels import Described, KernelFile, describe_job, lowe
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
 from tests.kernels import empty, example_region, kernels_of
+from tests.waiting import PATIENCE_S
 
 needs_clang = pytest.mark.skipif(clang_path() is None, reason="needs clang, which is not here")
 
@@ -37,12 +38,14 @@ def matmul(out: UOp, a: UOp, b: UOp, *, plus: int = 0) -> UOp:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[MeasureService]:
-    with MeasureService("CPU:X86", run_id="hand", compile_workers=1, timing_timeout_s=4.0) as running:
+    with MeasureService("CPU:X86", run_id="hand", compile_workers=1) as running:
         yield running
 
 
-def measured(service: MeasureService, schedule: Schedule, region: Region = MATMUL) -> Measurement:
-    return service.measure([Request(region, schedule, in_search=True)])[0].result()
+def measured(
+    service: MeasureService, schedule: Schedule, region: Region = MATMUL, *, timeout_s: float | None = None
+) -> Measurement:
+    return service.measure([Request(region, schedule, in_search=True, timeout_s=timeout_s)])[0].result()
 
 
 # -- what a predicate sees, and matching
@@ -103,7 +106,9 @@ def test_a_uop_kernel_is_lowered_verified_and_timed(service: MeasureService) -> 
     assert (row.status, row.checked, row.launch) == (Status.OK, True, ((1, 1, 1), (1, 1, 1))), row.reason
     space = KernelSpace(MATMUL, service.target)
     baseline, mine = (service.compiled(MATMUL, one).result().compiled for one in (space.baseline(), schedule))
-    paired = service.compare_paired(PairedJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=60).result()
+    paired = service.compare_paired(
+        PairedJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=PATIENCE_S
+    ).result()
     assert paired.finalist_verification is not None and paired.finalist_verification.passed
     assert set(paired.finalist_verification.rules) >= set(paired.baseline_verification.rules)
     assert len(paired.finalist_cold_s) == 3
@@ -137,7 +142,7 @@ MACHINE = {
 def test_a_fault_is_the_kernels_own_and_the_service_goes_on(fault: str, service: MeasureService) -> None:
     code, status, says = MACHINE[fault]
     body = SourceBody("bad", "uop", "machine", "kernel", "", (1,), (1,), code=base64.b64encode(code).decode())
-    row = measured(service, source_schedule(body))
+    row = measured(service, source_schedule(body), timeout_s=1.5 if status == Status.TIMEOUT else None)
     assert row.status == status and says in row.reason, row
     assert measured(service, KernelSpace(MATMUL, service.target).baseline()).status == Status.OK
 

@@ -24,6 +24,7 @@ from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.test_readme import Block, blocks, run_block
+from tests.waiting import PATIENCE_S
 from tests.zoo import reference
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +231,7 @@ def test_the_triton_example_is_compared_on_a_gpu_and_runs_in_a_cuda_graph(tmp_pa
     (tmp_path / "use.py").write_text(IN_A_GRAPH, encoding="utf-8")
 
     def ran(*arguments: str) -> str:
-        done = python(*arguments, cwd=tmp_path, timeout=400, DEV="CUDA")
+        done = python(*arguments, cwd=tmp_path, timeout=PATIENCE_S, DEV="CUDA")
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
 

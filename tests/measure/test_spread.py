@@ -21,6 +21,7 @@ from kcg.measure.spread import AGREED, PREPARED, Spread
 from kcg.types import Measurement, Region, Schedule, Status, Target, Toolchain
 from tests.kernels import example_region
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 DEV = "CPU:X86"
 KERNELS = tuple(example_region(name) for name in ("matmul_f32", "softmax.0", "softmax.1"))
@@ -51,20 +52,22 @@ def drawn(region: Region, target: Target, count: int) -> list[Schedule]:
 
 
 def rows_of(futures: Sequence[Future[Measurement]]) -> list[Measurement]:
-    return [future.result(timeout=120) for future in futures]
+    return [future.result(timeout=PATIENCE_S) for future in futures]
 
 
 def test_each_service_has_its_gpu_and_all_have_the_compilers_of_one(
     first: MeasureService, second: MeasureService
 ) -> None:
     def shown(service: MeasureService) -> str | None:
-        found: str | None = service._device.submit(os.getenv, "CUDA_VISIBLE_DEVICES", timeout_s=60).result(timeout=60)
+        found: str | None = service._device.submit(os.getenv, "CUDA_VISIBLE_DEVICES", timeout_s=PATIENCE_S).result(
+            timeout=PATIENCE_S
+        )
         return found
 
     assert (shown(first), shown(second)) == (os.environ.get("CUDA_VISIBLE_DEVICES"), "7")
     assert second._compilers is first._compilers and second.compile_workers == first.compile_workers == 2
     schedule = drawn(KERNELS[0], first.target, 1)[0]
-    second.compiled(KERNELS[0], schedule).result(timeout=60)
+    second.compiled(KERNELS[0], schedule).result(timeout=PATIENCE_S)
     assert first.has_compiled(KERNELS[0], schedule), "what one compiled is not compiled again to be judged"
 
 
@@ -112,7 +115,7 @@ def test_a_binary_is_timed_once_whoever_timed_it(
     (before,) = rows_of(spread.measure([request]))
 
     spread.check(second, "GPU 1", [replace(request, sampler="gpu-check", trial=3)], seen=seen.append)
-    spread._checks[0].join(60)
+    spread._checks[0].join(PATIENCE_S)
     assert [row.run_id for row in seen] == ["first", "second"] and spread.size == 2
     assert len(lines) == 1 and lines[0].startswith("GPU 1 measures too: ")
 
@@ -258,7 +261,7 @@ def checked(other: ByHand, *, seconds: float | None = None) -> tuple[Spread, str
         timed(other, seconds)
     spread = Spread(one, report=lines.append, warn=lines.append)
     spread.check(other, "GPU 1", [batch(region, 1)[0] for region in KERNELS])
-    spread._checks[0].join(60)
+    spread._checks[0].join(PATIENCE_S)
     (line,) = lines
     return spread, line
 

@@ -33,6 +33,7 @@ from tests.chains import region_of as all_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 TARGET: Target = detect("CPU:X86", 1)[0]
 
@@ -203,7 +204,7 @@ def test_stress_runs_in_the_child_of_a_service() -> None:
     compiled = compile_region(region, baseline_of(region, TARGET), TARGET)
     with MeasureService("CPU:X86", run_id="stress") as service:
         job = StressJob(region, compiled, TARGET, launches=40)
-        assert service.stress(job, timeout_s=120).result(timeout=120).wrong == ""
+        assert service.stress(job, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S).wrong == ""
 
 
 def test_a_pass_is_kept_by_binary_gpu_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,5 +258,7 @@ def test_tile_programs_of_the_tensor_memory_accelerator_pass_on_a_gpu() -> None:
         beside = [s for s in space.neighbours(first) if is_delicate(region, s)]
         chosen = [first, *random.Random(1).sample(beside, 3)]
         for schedule in chosen:
-            compiled = service.compiled(region, schedule).result(timeout=120).compiled
-            assert service.stress(StressJob(region, compiled, service.target), timeout_s=300).result().wrong == ""
+            compiled = service.compiled(region, schedule).result(timeout=PATIENCE_S).compiled
+            assert (
+                service.stress(StressJob(region, compiled, service.target), timeout_s=PATIENCE_S).result().wrong == ""
+            )

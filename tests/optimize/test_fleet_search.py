@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,9 +33,9 @@ from tests.conftest import CPU
 from tests.fleet.lenient import widen
 from tests.fleet.unpickling import unpickles_as_imported as unpickles_as_imported
 from tests.optimize_run import Begun, begun, optimized
+from tests.waiting import PATIENCE_S, waited
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
-LONG_S = 300.0  # a machine may be busy
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +68,6 @@ def fleet(fleets: Callable[[], LocalFleet]) -> LocalFleet:
     local = fleets()
     waited(lambda: sum(host["ready"] for host in hosts_module.read_status(local.address, None)["hosts"]) == 2)
     return local
-
-
-def waited(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -118,7 +110,7 @@ def test_the_journal_of_a_run_has_what_is_doubtful(
         device = run.device
         assert device.hosts is not None and device.hosts.service is not None
         admission = device.hosts.service._fleet._admission
-        assert not wait(sent(device, run.works[:2], 0, 6), timeout=LONG_S).not_done
+        assert not wait(sent(device, run.works[:2], 0, 6), timeout=PATIENCE_S).not_done
         rows = rows_of(tmp_path)
         monkeypatch.setattr(admission, "recheck", lambda report, asked_unix_s: admission.drain(report.run_id, "drifts"))
         device.settle()
@@ -136,16 +128,16 @@ def test_hosts_measure_for_the_search_and_a_dead_scheduler_ends_only_that(fleet:
         device, works = run.device, run.works[:2]
         assert device.spread.size == 3 and device.compilers == device.service.compile_workers + 2
         first = sent(device, works, 0, 6)
-        assert not wait(first, timeout=LONG_S).not_done
+        assert not wait(first, timeout=PATIENCE_S).not_done
         judged = device.measure(works[0], [works[0].space.start()], sampler="reference")
         judged += device.measure_baselines(works)
-        assert not wait(judged, timeout=LONG_S).not_done
+        assert not wait(judged, timeout=PATIENCE_S).not_done
         before = rows_of(tmp_path)
         os.kill(fleet.pids[0], signal.SIGKILL)
         device.spread._holders.clear()
         second = sent(device, works, 6, 12)
         assert len(second) == 12, "enough for both"
-        assert not wait(second, timeout=LONG_S).not_done
+        assert not wait(second, timeout=PATIENCE_S).not_done
         device.check_journal()
         lines = [line for line in run.log.warnings if "fleet" in line]
         assert lines == [
@@ -172,7 +164,7 @@ def test_what_lost_hosts_had_in_hand_is_measured_here(fleet: LocalFleet, tmp_pat
         for pid in fleet.pids[1:]:
             os.kill(pid, signal.SIGKILL)
         asked += sent(device, works, 10, 14)
-        assert not wait(asked, timeout=LONG_S).not_done
+        assert not wait(asked, timeout=PATIENCE_S).not_done
         device.check_journal()
         left_out = [line for line in run.log.warnings if "is left out" in line]
     rows = rows_of(tmp_path)

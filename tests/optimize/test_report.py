@@ -37,6 +37,7 @@ from kcg.optimize.svg import COLORS
 from kcg.types import Kernel, ModelCheck, Region, RegionInPlan, RegionResult, Result, Schedule, Status, Target
 from tests.html_page import Page
 from tests.sample_result import sample_plan, sample_result
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -535,7 +536,12 @@ def test_progress_on_a_terminal_stays_on_stderr(json_mode: bool) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=follower, env=environment, timeout=60, check=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env=environment,
+        timeout=PATIENCE_S,
+        check=True,
     )
     os.close(follower)
     seen = os.read(leader, 1 << 16).decode()

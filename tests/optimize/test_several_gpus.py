@@ -26,6 +26,7 @@ from kcg.optimize.settings import Settings, check_gpu_count
 from kcg.optimize.work import RegionWork
 from kcg.search.allocation import Limits
 from tests.optimize_run import begun, optimized
+from tests.waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
 SEARCH = "SELECT run_id, region_id, schedule_kind, schedule_body, variables, trial FROM measurements WHERE sampler = ?"
@@ -56,13 +57,13 @@ def test_both_measure_for_the_search_and_one_judges(tmp_path: Path, monkeypatch:
         alone_s = estimates._measuring_s
         taken = device.samples
         device.use_others(works)
-        device.spread._checks[0].join(60)
+        device.spread._checks[0].join(PATIENCE_S)
         assert device.spread.size == 2 and estimates._measuring_s == alone_s / 2, "a search measures twice as fast"
         assert device.samples > taken, "the check's samples count: the rest of their time was emptying the cache"
 
         steps = [[action.schedule for action in work.space.actions(work.space.start())][:6] for work in works]
         sent = [future for work, some in zip(works, steps, strict=True) for future in device.measure(work, some)]
-        assert not wait(sent, timeout=60).not_done
+        assert not wait(sent, timeout=PATIENCE_S).not_done
         seen = run.comparisons(estimates).compare(works[0], side_of(device, works[0]), None)
         assert seen.outcome is not None and seen.outcome.baseline_verification.passed
         device.check_journal()
@@ -112,7 +113,7 @@ def test_two_gpus_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monkey
     def use_and_wait(device: Device, works: Sequence[RegionWork]) -> None:
         use_others(device, works)
         for check in device.spread._checks:
-            check.join(120)  # else so small a search may be over before
+            check.join(PATIENCE_S)  # else so small a search may be over before
 
     monkeypatch.setattr(Device, "use_others", use_and_wait)
     results = {}

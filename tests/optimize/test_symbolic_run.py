@@ -29,6 +29,7 @@ from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Verification
 from tests.optimize_run import Begun, begun
+from tests.waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_loop.py"
 POSITIONS = 5
@@ -117,7 +118,7 @@ def test_a_schedule_is_measured_at_both_ends_and_counts_as_one(
 ) -> None:
     before = opened.budget.ledger.measurements, opened.budget.ledger.compilations, opened.device.service.binaries_timed
     (future,) = opened.device.measure(work, [other])
-    seen = future.result(timeout=60)
+    seen = future.result(timeout=PATIENCE_S)
     work.known[other] = seen
     assert seen.status == Status.OK
     assert {row.variables for row in rows_of(opened, work, other)} == {LOW, HIGH}

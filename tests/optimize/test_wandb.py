@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from kcg.predictor import tracking
 from kcg.types import Result
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
+from tests.waiting import waited
 
 SMALL = Path(__file__).parents[1] / "scripts" / "one_layer.py"
 HEADER, BLOCK = 7, 1 << 15  # of a .wandb file: records as in LevelDB's log
@@ -74,13 +74,8 @@ class Kept:
 
     def _whole(self) -> list[Any]:
         """All records: within this process the service of wandb still writes when it has answered that a run ended."""
-        until = time.monotonic() + 60.0
-        while True:
-            found = list(records(self.path))
-            if any(record.HasField("exit") for record in found):
-                return found
-            assert time.monotonic() < until, "the run never ended"
-            time.sleep(0.05)
+        waited(lambda: any(record.HasField("exit") for record in records(self.path)))
+        return list(records(self.path))
 
     def table(self) -> dict[str, Any]:
         (path,) = self.path.parent.glob("files/media/table/kernels_*.table.json")

@@ -49,16 +49,16 @@ from kcg.optimize.whole_script import (
 )
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
 from tests.captured import captured_script
-from tests.faults.processes import wait_until
 from tests.optimize.test_whole_model import WRONG, another, finalist
 from tests.planned_result import planned_result
 from tests.sample_result import sample_result
+from tests.waiting import wait_until
 
 DEV = os.environ["DEV"]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SCRIPT = SCRIPTS / "left_over.py"
 OUTER, BY_HAND = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
-TIMEOUT_S = 240.0  # much more than it takes, on a machine that does much else
+TIMEOUT_S = 900.0  # much more than it takes, on a machine that does much else
 
 
 def result_of(script: Path, *arguments: str) -> Result:
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
     file = tmp_path / "runs.txt"
 
     def interrupt() -> None:
-        if wait_until(file.exists, seconds=60.0):
+        if wait_until(file.exists):
             os.kill(os.getpid(), signal.SIGINT)
 
     report = threading.Thread(target=interrupt)
@@ -265,7 +265,7 @@ def with_step(result: Result, kernel: Kernel, body: str) -> Result:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it is expected best. A product of 256 × 256 without Opts takes several times as long as with them."""
+    """Though it is expected best. Both really run; how long a step of each takes is made up, so that it is known."""
     monkeypatch.setattr(whole_script, "ROUNDS", rounds)
     monkeypatch.setattr(whole_script, "ROUNDS_S", TIMEOUT_S)
     script = SCRIPTS / "product_steps.py"
@@ -280,7 +280,9 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     checks: list[ModelCheck] = []
 
     def check(results: Sequence[Result]) -> list[ModelCheck]:
-        checks.extend(check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S))
+        found = check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
+        assert all(one.after_s for one in found), found
+        checks.extend(replace(one, after_s=seconds) for one, seconds in zip(found, (9e-3, 2e-3), strict=True))
         return checks
 
     chosen, seen = fastest_step([slow, alone], check)
@@ -291,7 +293,6 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     )
     assert seen.runs == 3 * rounds, "with tinygrad's own schedules, and with those of each plan"
     assert seen.before_s and seen.after_s and checks[0].after_s and not seen.untimed
-    assert checks[0].after_s > 1.5 * seen.after_s, checks
     assert chosen.planning is not None
     assert [(plan.step_s, plan.chosen) for plan in chosen.planning.plans] == [
         (checks[0].after_s, False),

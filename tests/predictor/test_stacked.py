@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel
 from kcg.predictor.learned import Answers, LearnedPredictor, Stacked
 from kcg.predictor.network import GraphSet, Net, NetSettings
 from kcg.types import Region
+from tests.calls import calls_of
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -169,23 +169,19 @@ def test_a_predictor_of_networks_of_several_shapes_says_the_mean_of_what_each_sa
         np.testing.assert_allclose(mixed[1][i], np.concatenate(parts), atol=CLOSE)
 
 
-def test_one_schedule_is_judged_at_least_twice_as_fast_as_by_one_network_after_another(shipped: Checkpoint) -> None:
-    """About ten times as fast where nothing else runs."""
+def test_one_schedule_is_judged_with_less_than_half_the_calls_of_one_network_after_another(
+    shipped: Checkpoint,
+) -> None:
+    """Of one schedule it is they that take the time: it is about ten times as fast where nothing else runs."""
     region = matmul()
     made = graphs_of(region, 1)
     kernel_x, target_x = kernel_features(region)[None], target_features(TARGET)[None]
     together = Stacked.of(shipped.nets)
     assert together is not None
 
-    def seconds(ask: Callable[[], object]) -> float:
-        spent = []
-        for _ in range(8):
-            begin = time.process_time()
-            ask()
-            spent.append(time.process_time() - begin)
-        return min(spent)
+    def judged() -> None:
+        with torch.inference_mode():
+            together(made, kernel_x, target_x)
 
-    with torch.inference_mode():
-        slow = seconds(lambda: alone(shipped.nets, made, kernel_x, target_x))
-        fast = seconds(lambda: together(made, kernel_x, target_x))
-    assert 2 * fast < slow
+    judged()  # once, and what is imported then is imported
+    assert 2 * calls_of(judged) < calls_of(lambda: alone(shipped.nets, made, kernel_x, target_x))

@@ -17,6 +17,7 @@ from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor import tracking
 from kcg.predictor.tracking import METRICS, Tracker, wanted_mode
 from tests.metrics_file import read_metrics
+from tests.waiting import PATIENCE_S
 
 
 def test_metrics_are_reported_once_and_a_torn_line_is_taken_away(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_online_without_a_key_or_a_network_is_a_line_and_offline(tmp_path: Path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     (line,) = done.stderr.splitlines()

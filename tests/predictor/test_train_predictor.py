@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -48,9 +47,9 @@ from kcg.types import Schedule, canonical_json
 from tests.dataset.test_journal import fill, measurement
 from tests.metrics_file import read_metrics
 from tests.small_dataset import small_dataset
+from tests.waiting import PATIENCE_S, waited
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120.0
 TINY = {
     "members": 2,
     "epochs": 4,
@@ -194,15 +193,13 @@ def test_a_training_that_was_killed_goes_on_and_is_tracked_offline(
     arguments = ["--data", folder, "--out", out, "--device", "cpu"]
     arguments += [part for name, value in TINY.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     cut = script("train_predictor.py", *arguments, home=tmp_path)
-    end = time.monotonic() + WAIT_S
     metrics = out / "member-0" / METRICS
-    while time.monotonic() < end and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 2):
-        time.sleep(0.02)
+    waited(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 2)
     cut.send_signal(signal.SIGKILL)
     cut.communicate()
     kept = metrics.read_bytes()
     assert kept and not (out / CHECKPOINT).exists()
-    printed, errors = script("train_predictor.py", *arguments, home=tmp_path).communicate(timeout=WAIT_S)
+    printed, errors = script("train_predictor.py", *arguments, home=tmp_path).communicate(timeout=PATIENCE_S)
     (line,) = printed.splitlines()
     assert line.startswith(f"{out / CHECKPOINT}: 0.") and "validation: pairwise 0." in line, errors
     assert metrics.read_bytes().startswith(kept)
@@ -288,7 +285,7 @@ def test_a_checkpoint_that_would_be_too_large_is_reported_before_the_networks_ar
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     started = script("train_predictor.py", "--data", tmp_path, "--out", tmp_path, "--wandb", "yes", home=tmp_path)
-    printed, errors = started.communicate(timeout=WAIT_S)
+    printed, errors = started.communicate(timeout=PATIENCE_S)
     assert (started.returncode, printed) == (2, "")
     assert errors == "kcg: unknown mode of --wandb 'yes': choose one of disabled, offline, online\n"
 

@@ -71,7 +71,7 @@ match settings.how:
     case "deaf":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("waiting", flush=True)
-        time.sleep(600)
+        time.sleep(36_000)
     case "wait" | "save":
         try:
             print("waiting", flush=True)

@@ -102,4 +102,4 @@ match HOW:
         del halves, values
     case "waits":
         out = forward(*model()).realize()
-        time.sleep(600)
+        time.sleep(36_000)

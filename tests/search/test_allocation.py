@@ -32,6 +32,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
+from tests.waiting import PATIENCE_S
 
 
 def entered(
@@ -438,5 +439,5 @@ def test_what_never_comes_back_from_the_device_is_not_waited_for_when_the_search
     never.set_result(Observation(table.baseline(), Status.OK, 1e-3))  # its thread ends
     thread = allocator.entries[0].thread
     assert thread is not None
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

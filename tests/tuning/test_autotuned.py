@@ -26,6 +26,7 @@ from kcg.workloads.function import Call, capture_call
 from tests.commands import python
 from tests.sample_result import sample_result
 from tests.small_result import finalist, unlike_baseline
+from tests.waiting import PATIENCE_S
 
 open_default()
 VALUES = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
@@ -233,7 +234,7 @@ def test_of_two_processes_one_tunes_and_the_next_one_searches_nothing(tmp_path: 
         )
         for arguments in (["script.py"], ["-c", CALL])
     ]
-    ended = [process.communicate(timeout=300) for process in begun]
+    ended = [process.communicate(timeout=PATIENCE_S) for process in begun]
     assert [process.returncode for process in begun] == [0, 0], ended
     assert [out for out, _ in ended] == ["sum 65536.0\n"] * 2
     assert sum("as tinygrad schedules them" in err for _, err in ended) == 1

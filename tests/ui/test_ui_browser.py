@@ -15,6 +15,7 @@ from kcg.optimize.log import SEARCH
 from kcg.ui.server import Server
 from tests.browser import CHROMIUM, Browser
 from tests.ui_server import live_file, serving, write_reported_run, write_run
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
@@ -156,14 +157,14 @@ def test_a_real_run_is_seen_from_its_start_to_its_result(browser: Browser, tmp_p
             browser.wait("document.querySelectorAll('#running article').length === 2")
             assert browser.js(PHASE) == "capturing the workload"
             killed.send_signal(signal.SIGKILL)
-            killed.wait(60)
+            killed.wait(PATIENCE_S)
             browser.wait("document.getElementById('rest').textContent.includes('was killed')")
             go.touch()
-            code = run.wait(300)
+            code = run.wait(PATIENCE_S)
         finally:
             for process in (killed, run):
                 process.kill()
-                process.wait(60)
+                process.wait(PATIENCE_S)
         browser.wait("document.querySelectorAll('#running article').length === 0")
         browser.wait("document.querySelectorAll('#runs tbody tr').length === 1")
         ended = {0: "finished", 3: "finished", 6: "incomplete"}[code]  # where the kernel is too short to be searched

@@ -17,6 +17,7 @@ from kcg.ui.__main__ import main
 from kcg.ui.server import Server
 from tests.commands import ended
 from tests.ui_server import ask, page, serving, write_reported_run, write_run
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +147,5 @@ def test_an_empty_folder_is_one_line_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert "no run in" in process.stderr.readline()
         assert re.search(r"http://127\.0\.0\.1:\d+/\?token=\S{43}$", process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == ExitCode.INTERRUPTED
+        assert process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
         assert process.stderr.read() == "kcg: interrupted\n"

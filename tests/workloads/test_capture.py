@@ -30,6 +30,7 @@ from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
 from tests.commands import python
 from tests.known_targets import X86
+from tests.waiting import PATIENCE_S
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 STEPS, POSITIONS = 4, 12
@@ -151,7 +152,7 @@ def test_what_was_captured_is_measured(
         "--kernels-per-family",
         "3",
         "--budget",
-        "120s",
+        "3000s",
     )
     assert done.returncode == ExitCode.OK and "complete" in done.stdout, done.stderr
     with Journal.open(tmp_path / "d.sqlite", create=False) as journal:
@@ -330,7 +331,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, boo
         for _, process, _ in begun.values():
             os.killpg(process.pid, signal.SIGINT)
         return {
-            case: Interrupted(out, process, printed, *process.communicate(timeout=60))
+            case: Interrupted(out, process, printed, *process.communicate(timeout=PATIENCE_S))
             for case, (out, process, printed) in begun.items()
         }
 

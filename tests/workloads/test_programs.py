@@ -18,6 +18,7 @@ from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.workloads.script import Form, Late, Program, capture_program, check_program, program_of
 from tests.commands import ended, python
+from tests.waiting import PATIENCE_S
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = os.environ["DEV"]
@@ -66,7 +67,7 @@ def test_a_program_sees_of_itself_what_plain_python_shows(
         assert captured.lines == () and captured.workload.calls
         ours = json.loads(out.read_text())
         settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        subprocess.run([sys.executable, *words], check=True, env=settings, timeout=120)
+        subprocess.run([sys.executable, *words], check=True, env=settings, timeout=PATIENCE_S)
         assert ours == json.loads(out.read_text()), words
 
 

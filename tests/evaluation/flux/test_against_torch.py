@@ -26,6 +26,7 @@ from kcg.workloads.capture import lazy_workload
 from kcg.workloads.flux import PRESETS, analytic_operations
 from kcg.workloads.registry import spec_of
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "evaluation.flux.against_torch"]
@@ -43,7 +44,9 @@ def run(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
         "--out",
         str(out),
     ]
-    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -101,7 +101,7 @@ from tests.evaluation.flux.test_assignment import process
 campaign = process(Path(sys.argv[1]), 1)
 for wave in assigned(campaign, campaign.units(), 3):
     print("held", flush=True)
-    time.sleep(600)
+    time.sleep(36_000)
 """
 
 

@@ -23,6 +23,7 @@ from kcg.optimize.result import write_result
 from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
 from kcg.workloads.capture import lazy_workload
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "evaluation.flux.handover"]
@@ -86,7 +87,7 @@ def run(
     ]
     what = ["--case", json.dumps(case), "--rounds", "1", *more]
     return subprocess.run(
-        [*command, *what], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [*command, *what], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -142,7 +143,9 @@ def test_a_result_of_something_else_is_refused(stored: Path, tmp_path: Path, env
         "--result",
         str(stored),
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == ExitCode.USAGE
     assert done.stderr.splitlines() == [f"kcg: {stored} is of flux mini: give --preset, or a result of flux 768"]
 

@@ -16,6 +16,7 @@ from kcg.compat.device import clang_path
 from kcg.errors import UsageError
 from kcg.optimize.result import read_result, write_result
 from tests.sample_result import sample_plan, sample_result
+from tests.waiting import PATIENCE_S
 
 MODULE = "evaluation.flux.optimize"
 
@@ -82,7 +83,7 @@ def test_the_median_of_several_runs_is_kept_under_its_budget(
 def test_flux_is_optimised_and_kept(tmp_path: Path) -> None:
     device = "CPU:CLANG" if clang_path() else "CPU:X86"
     command = [sys.executable, "-m", MODULE, "mini", device, "--budget", "150s", "--out", str(tmp_path / "kept.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = json.loads((tmp_path / "kept.json").read_text())["runs"].values()
     assert run["complete"] and len(run["kernels"]) > 10 and run["verified"] >= run["outcomes"].get("improved", 0)

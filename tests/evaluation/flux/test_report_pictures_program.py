@@ -12,6 +12,7 @@ from kcg.optimize.report_charts import roofline_file, roofs_of, share_file
 from kcg.optimize.result import write_result
 from kcg.optimize.svg import rows_of
 from tests.sample_result import sample_result
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,11 +27,11 @@ def test_the_script_writes_both_pictures_of_a_result(tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "docs"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     rows = rows_of(sample_result())
     written = [tmp_path / "docs" / f"flux-mini-{name}.svg" for name in ("share", "roofline")]
     assert done.stdout.splitlines() == [str(path) for path in written]
     assert [p.read_text() for p in written] == [share_file(rows), roofline_file(rows, roofs_of(sample_result()))]
     write_result(replace(sample_result(), regions=(), expectations=()), tmp_path / "RESULT.json")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == ExitCode.USAGE and "give the result of a run" in done.stderr

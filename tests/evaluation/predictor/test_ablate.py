@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from kcg.predictor.metrics import Floors
 from kcg.predictor.training import TrainingSettings, names_of, with_values
 from kcg.predictor.training_data import load
 from tests.small_dataset import small_dataset
+from tests.waiting import waited
 
 ROOT = Path(__file__).parents[3]
 TINY = {"epochs": 1, "kernels_a_step": 8, "schedules_a_kernel": 8, "net.hidden": 8, "net.layers": 1}
@@ -156,25 +156,18 @@ def test_a_killed_run_of_two_processes_leaves_none_and_goes_on(ablation: Ablatio
     ]  # fmt: skip
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, cwd=ROOT)
     try:
-        wait_for(lambda: ablation.out.exists() or process.poll() is not None)
+        waited(lambda: ablation.out.exists() or process.poll() is not None)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     finally:
         process.kill()
         process.wait()
     assert children
-    wait_for(lambda: not any(alive(child) for child in children))
+    waited(lambda: not any(alive(child) for child in children))
     before = written(ablation)
     lines: list[str] = []
     ablate(ablation, log=lines.append)
     assert written(ablation) == {name: ["0", "1"] for name in NAMES}
     assert len(lines) == 4 - sum(len(seeds) for seeds in before.values()) < 4
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def alive(pid: str) -> bool:

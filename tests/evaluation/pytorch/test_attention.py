@@ -35,6 +35,7 @@ from kcg.types import Region
 from tests.evaluation.pytorch.running import COMPARE, ROOT, run
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 from tests.zoo import reference
 
 KERNELS = ROOT / "evaluation" / "pytorch" / "kernels"
@@ -174,7 +175,7 @@ def test_triton_is_right_on_a_gpu(shape: tuple[int, int, int, str]) -> None:
     pytest.importorskip("triton", reason="needs Triton, which is not here")
     code = f"from tests.evaluation.pytorch.test_attention import on_a_real_gpu; on_a_real_gpu{shape!r}"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -219,7 +220,7 @@ def test_what_kcg_chose_by_hand_is_timed_and_what_is_for_another_device_says_so(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from evaluation.pytorch.sum_levels import PARTIALS, in_uops
 from evaluation.pytorch.turns import IN_TINYGRAD, IN_TORCH, Contender, Pool, Turns
 from evaluation.rows import Rows
 from tests.evaluation.pytorch.running import ROOT, run
+from tests.waiting import PATIENCE_S, wait_until
 
 DEV = os.environ["DEV"]
 ROPE = {"kind": "rope", "tokens": 24, "heads": 3, "width": 16, "dtype": "float32"}
@@ -183,7 +184,7 @@ def test_what_takes_too_long_is_killed_and_started_again() -> None:
         row = Turns(impatient).row([TORCH], CASES[0])["torch"]
         assert row["status"] == "failed" and "did not answer" in row["reason"]
         assert not impatient.sides["torch"].alive
-        impatient.prepare_s = 100.0
+        impatient.prepare_s = PATIENCE_S
         assert Turns(impatient).row([TORCH], CASES[0])["torch"]["status"] == "ok"
     assert impatient.sides == {}
 
@@ -192,15 +193,19 @@ def test_a_contender_dies_with_its_parent() -> None:
     """Also where the parent was killed and could not end it."""
     script = (
         "import os; from evaluation.pytorch.turns import Side; "
-        f"side = Side('{IN_TORCH}', {{'dev': '{DEV}'}}); side.ask({{'do': 'begin'}}, 100); "
+        f"side = Side('{IN_TORCH}', {{'dev': '{DEV}'}}); side.ask({{'do': 'begin'}}, 600); "
         "print(side._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}/cmdline").exists() and IN_TORCH.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "it lives on"
-        time.sleep(0.1)
+    line = Path(f"/proc/{pid}/cmdline")
+
+    def ended() -> bool:
+        with suppress(OSError):
+            return IN_TORCH.encode() not in line.read_bytes()
+        return True
+
+    assert wait_until(ended), "it lives on"
 
 
 # -- figures, rows, and their table

@@ -40,6 +40,7 @@ from kcg.types import Schedule
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
 from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
+from tests.waiting import PATIENCE_S
 
 H200 = ROOT / "datasets" / "h200"
 
@@ -255,7 +256,7 @@ def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> Non
         "--budget", "16", "--strategies", "random,mcts,mcts/oracle", "--beams", "1,4", "--jobs", "2",
         "--work", str(tmp_path), "--out", str(tmp_path / "out.json"), "--docs", str(document),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["headline"] == json.loads(done.stdout)
@@ -269,5 +270,5 @@ def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("arguments", "message"), [("", "say --replay"), ("--replay --beams four", "write widths")])
 def test_the_script_says_what_is_wrong_in_one_line(arguments: str, message: str) -> None:
     command = [sys.executable, "-m", "evaluation.search.compare", *arguments.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ from tests.faults.catalogue import CKernel
 from tests.faults.catalogue.programs import PROGRAMS, region_of
 
 SAMPLES = 3  # here nobody asks which one is faster
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 SEARCH, FINALS = "search", "finals"
 
 

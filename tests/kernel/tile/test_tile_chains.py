@@ -26,6 +26,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, random
 from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, split_sum
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 TARGET = KNOWN_TARGETS["sm_90"]
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -60,7 +61,7 @@ def test_random_chains_with_random_parameters(seeds: range, tmp_path: Path) -> N
                     continue
                 made[family.__name__] += 1
                 cases[f"{family.__name__} {seed} {number}"] = Case(region, program, seed=seed + 1)
-    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path, timeout_s=600), strict=True))
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path, timeout_s=PATIENCE_S), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
     for name, share in LEAST_SHARE.items() if len(seeds) > 10 else ():
         refused = {reason: count for (family, reason), count in refusals.items() if family == name}

@@ -40,6 +40,7 @@ from tests.kernel.tile.test_tile_programs import EVERY, EXAMPLES
 from tests.kernel.tile.test_tile_regions import CHAINS, activation_beside, flux_projection, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.waiting import PATIENCE_S
 
 CHILD = Path(__file__).with_name("compiler_child.py")
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -73,7 +74,7 @@ def compiled(programs: dict[str, TileSource], arch: str, folder: Path) -> dict[s
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, str(CHILD), str(folder)], env=environment, timeout=600, capture_output=True, text=True
+        [sys.executable, str(CHILD), str(folder)], env=environment, timeout=PATIENCE_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     made: dict[str, dict[str, Any]] = json.loads((folder / "made.json").read_text())

@@ -51,6 +51,7 @@ from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rot
 from tests.kernel.tile.test_tile_sharing import gated, projections
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
+from tests.waiting import PATIENCE_S
 
 SM_90, SM_80 = KNOWN_TARGETS["sm_90"], KNOWN_TARGETS["sm_80"]
 triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -678,7 +679,7 @@ def test_the_start_and_equal_parameters_are_the_same_program_in_every_process(tm
     starts = {space(linear(4096, 3072, 12288)).start().body}  # of equal costs
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONHASHSEED": "1"}
     command = [sys.executable, "-c", SAME]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     start, program = done.stdout.split()[-2:]
     starts.add(start)
     ids.add(program)
@@ -705,7 +706,7 @@ def test_a_program_is_read_from_the_cache_without_triton(tmp_path: Path) -> None
 
     def loads_triton() -> str:
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
         )
         return done.stdout.split()[-1]
 
