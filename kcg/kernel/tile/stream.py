@@ -32,7 +32,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis
 
 LEAST = 16
-WIDEST = 512  # elements of a query, and of a value: of 1,024 a step of 16 keys fills shared memory, and 16 rows the registers
+WIDEST = 512  # elements of a query, and of a value: of 1,024 the registers hold 16 queries, and a step of 16 keys 64 KB
 MOST_QUERIES = 128  # of one program
 
 
