@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -55,6 +56,7 @@ from kcg.kernel.tile.prior import (
     sums_of,
     whole_row,
 )
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import LEAST as LEAST_QUERIES
@@ -170,12 +172,13 @@ def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> 
 
 
 def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
-    """The prior's choice for each form and each arrangement of axes, the best guess of all first."""
-    return tuple(
-        parameters_of(kernel, target, form, axes)
-        for form in forms(kernel, target)
-        for axes in arrangements(kernel, form)
-    )
+    """The prior's choice for each form and each arrangement of axes that has one, the best guess of all first."""
+    found = []
+    for form in forms(kernel, target):
+        for axes in arrangements(kernel, form):
+            with suppress(TileRefusal):
+                found.append(parameters_of(kernel, target, form, axes))
+    return tuple(found)
 
 
 def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TileParameters:
@@ -409,8 +412,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
 
 
 def _rows_fit_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-    """Whether threads that hold rows whole have a register for each element, and some beside: of 65,536 elements with 32
-    warps 64 registers each hold 64 elements, and spill up to 560 bytes, of 40,000 none (Triton 3.9, sm_90)."""
+    """Whether threads that hold rows whole have a register for each element, and some beside: of 65,536 elements with
+    32 warps 64 registers each hold 64 elements, and spill up to 560 bytes, of 40,000 none (Triton 3.9, sm_90)."""
     if p.form != ROWS:
         return True
     assert kernel.rows is not None
