@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class _Listener:
     say: Callable[[str], None]
-    said: set[str] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
 
 
 _listeners = [_Listener(log.warning)]  # the last one hears
@@ -71,9 +71,9 @@ def report(what: str, error: BaseException) -> None:
     line = f"looking for {what} failed unexpectedly, and the run goes on without: {(place := place_of(error))}"
     with _lock:
         listener = _listeners[-1]
-        if place in listener.said:
+        if place in listener.places:
             return
-        listener.said.add(place)
+        listener.places.add(place)
     listener.say(line)
 
 
@@ -84,11 +84,12 @@ def place_of(error: BaseException) -> str:
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if error.__cause__ is not None:  # how pebble and concurrent.futures hand over a child's traceback
         frames += [(seen["file"], int(seen["line"])) for seen in _OF_A_CHILD.finditer(str(error.__cause__))]
+    frames = [(file, line) for file, line in frames if Path(file) != Path(__file__)]  # where `looking` hands it on
     own = [(Path(file), line) for file, line in frames if Path(file).is_relative_to(_FOLDER)]
     file, line = own[-1] if own else (Path(frames[-1][0]), frames[-1][1]) if frames else (None, 0)
     words = " ".join(str(error).split())[:200]
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     if file is None:
-        return said
+        return what
     shown = file.relative_to(_FOLDER.parent) if own else Path(file.name)
-    return f"{shown.as_posix()}:{line}: {said}"
+    return f"{shown.as_posix()}:{line}: {what}"

@@ -329,8 +329,8 @@ class Device:
         return works
 
     def find_starts(self, works: Sequence[RegionWork]) -> None:
-        """Have the compiling children find where spaces begin, each of which takes a second of a core. One that compiles
-        its first program finds that on the way."""
+        """Have the compiling children find where spaces begin, each of which takes a second of a core: on the way where
+        they compile the first program."""
         for work in works:
             if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start and work.id not in self._first_programs:
                 asked = work.call.region, ScheduleKind.TILE, self.service.target

@@ -207,7 +207,7 @@ def _that_compile(
         unmade = _unmade(fresh, device, until=until)
         found = [work for work in found if work.call.region.id not in unmade]
         if unmade:
-            proposals = among(proposals, lambda region, unmade=unmade: region.id not in unmade)
+            proposals = among(proposals, functools.partial(_is_made, unmade))
         if not unmade or number + 1 == ROUNDS:
             break
         others = [work for work in _works(proposals, kernels, device=device) if work.id not in seen]
@@ -217,6 +217,10 @@ def _that_compile(
         device.first_programs(fresh)
     before = set(map(id, works))
     return proposals, found, [work for work in found if id(work) not in before]
+
+
+def _is_made(unmade: frozenset[str], region: Region) -> bool:
+    return region.id not in unmade
 
 
 def _unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) -> frozenset[str]:
