@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import ScheduleError
+from kcg.kernel import regions
 from kcg.kernel.parts import parts_of
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
@@ -603,6 +604,26 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
         assert weights({small[0]: math.inf}) == {small[0]: 1.0}
         best, *_ = plans_of(left, alone_s, {key: expected[key] for key in left.candidates})
         assert all(candidate.region.id != large[0] for candidate, _ in best.programs)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_a_look_fails_and_says_so_in_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("min() arg is an empty sequence")
+
+    monkeypatch.setattr("kcg.kernel.regions._Read", broken)
+    regions._looked_at.cache_clear()
+    settings = Settings(
+        str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=tmp_path / "out", regions=True, script_check=False
+    )
+    try:
+        finished = whole_run(settings)
+    finally:
+        regions._looked_at.cache_clear()
+    said = [line for line in read_result(finished.result_path).warnings if "failed unexpectedly" in line]
+    assert len(said) == 1 and said[0].endswith("ValueError: min() arg is an empty sequence")
 
 
 @pytest.mark.slow
