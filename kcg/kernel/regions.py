@@ -34,7 +34,8 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.symbolic import at_values, mean_values
 from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic, read_kernel
 from kcg.kernel.tile.vectors import vectors_of
-from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
+from kcg.types import Kernel, NoRegion, Region, Sequence, SlotBinding, Variables
+from kcg.unexpected import REFUSALS, report
 
 Steps = dict[UOp, int]
 """How far an address moves with each range, in elements."""
@@ -192,14 +193,24 @@ class _Read:
         return arithmetic(self.ast) / _count(self.outputs)
 
 
-@lru_cache(1024)
 def _read(kernel: Kernel, variables: Variables) -> _Read | None:
     """None where there is no tile program for it, or where what it stores is not at a sum of ranges, as an update of a
     cache at a position."""
+    found = _looked_at(kernel, variables)
+    if isinstance(found, Exception):  # kept, so that each run in which it occurs says so
+        report("a tile program of a kernel", found)
+        return None
+    return found
+
+
+@lru_cache(1024)
+def _looked_at(kernel: Kernel, variables: Variables) -> _Read | Exception | None:
     try:
         found = _Read(kernel, variables)
-    except Exception:  # a TileRefusal, or whatever tinygrad raises on a kernel that is none of its scheduler
+    except REFUSALS:
         return None
+    except Exception as error:
+        return error
     return None if found.stored is None else found
 
 
@@ -539,7 +550,7 @@ class _Candidates:
             assert kernel is not None
             for slot, loads in kernel.loads.items():
                 inside = {
-                    (x.elements.low, *sorted((s, extent(r)) for r, s in x.steps.items()))
+                    (x.elements.low, *sorted((s, extent(r), r in kernel.outputs) for r, s in x.steps.items()))
                     for x in loads
                     if x.inside and x.steps
                 }
@@ -630,7 +641,7 @@ class _Candidates:
         ordered = self._canonical(ordered)
         try:
             region = self.sequence.region(*ordered, again=again, ordered=True)
-        except ValueError:
+        except NoRegion:
             return None
         moved = self._bytes(ordered, region)
         saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved

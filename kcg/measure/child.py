@@ -109,6 +109,14 @@ def start_job(region: Region, kind: str, target: Target) -> Schedule:
     return space_of(region, target, kind).start()
 
 
+def first_program_job(region: Region, kind: str, target: Target, bindings: Sequence[Variables]) -> Schedule:
+    """Where the space of a kind begins, once that is compiled; of a tile program the code stays in the user's cache.
+    Raises as `start_job`, and what the compiler raises."""
+    first, (variables, *also) = start_job(region, kind, target), bindings
+    compile_job(CompileJob(region, first, target, variables, tuple(also)))
+    return first
+
+
 def first_references_job(region: Region, variables: Variables) -> References:
     """The reference of the check before a candidate is timed. Raises VerificationError where the region has none."""
     from kcg.measure.verify import RefereeWithoutDevice, References

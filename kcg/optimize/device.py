@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kcg.compat.device import choose_device, prepare, visible_gpu
 from kcg.errors import UsageError
 from kcg.kernel.kinds import SeeksStart
-from kcg.measure.child import start_job
+from kcg.measure.child import first_program_job, start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL, SHORT_S
@@ -26,6 +26,7 @@ from kcg.optimize.settings import Settings, check_gpu_count, check_names, writab
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
 from kcg.types import CacheState, Measurement, Schedule, ScheduleKind, Status, Variables, Workload
+from kcg.unexpected import looking
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kcg.search.problem import Observation
 
 START_TIMEOUT_S = 30.0  # of finding where a space begins
+FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
 BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
@@ -62,6 +64,7 @@ class Device:
         self.failures: Counter[str] = Counter()
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
+        self._first_programs: dict[str, Future[Schedule]] = {}  # by the id of a work
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -318,18 +321,33 @@ class Device:
         target, allowed = self.service.target, self._settings.allow_tf32
         works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
         for work in works:
-            found = kind_named(ScheduleKind.TILE).space(work.call.region, target, allow_tf32=allowed)
-            work.tiles = None if isinstance(found, Refusal) else found
+            with looking("tile programs of a kernel or region"):
+                found = kind_named(ScheduleKind.TILE).space(work.call.region, target, allow_tf32=allowed)
+                work.tiles = None if isinstance(found, Refusal) else found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works
 
     def find_starts(self, works: Sequence[RegionWork]) -> None:
-        """Have the compiling children find where spaces begin, each of which takes a second of a core."""
+        """Have the compiling children find where spaces begin, each of which takes a second of a core: on the way where
+        they compile the first program."""
         for work in works:
-            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start:
+            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start and work.id not in self._first_programs:
                 asked = work.call.region, ScheduleKind.TILE, self.service.target
                 work.tiles.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
+
+    def first_programs(self, works: Sequence[RegionWork]) -> dict[str, Future[Schedule]]:
+        """Have the compiling children compile the tile programs with which the searches of these begin; by the id of
+        the work, of those that have a space. Each is where that space begins, or what went wrong."""
+        for work in works:
+            if work.tiles is None or work.id in self._first_programs:
+                continue
+            asked = work.call.region, ScheduleKind.TILE, self.service.target, work.bindings
+            future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
+            self._first_programs[work.id] = future
+            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start:
+                work.tiles.begin_at(future.result)
+        return {work.id: self._first_programs[work.id] for work in works if work.id in self._first_programs}
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
         from kcg.kernel.tile.kind import rounds_to_tf32

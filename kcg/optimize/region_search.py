@@ -15,10 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
+from kcg.errors import DeviceError
+from kcg.kernel.regions import Candidate
 from kcg.measure.child import refusal_job
+from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.console import name_of
 from kcg.optimize.planning import claimed, planned
@@ -60,6 +63,7 @@ from kcg.types import (
     TriedPlan,
     Workload,
 )
+from kcg.unexpected import REFUSALS, looking, report
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from kcg.optimize.search import Guide
 
 LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
+ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
 MOST = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
 
 
@@ -98,9 +103,18 @@ def has_tile_programs(
 
     def usable(region: Region) -> bool:
         found = asked[region.id]
-        return found in looked and found.exception() is None and not found.result()
+        return found in looked and not _failed(found) and not found.result()
 
     return usable
+
+
+def _failed(look: Future[Any]) -> bool:
+    """Whether a look ended in an error; one that nobody expected is reported."""
+    if (error := look.exception()) is None:
+        return False
+    if not isinstance(error, (*REFUSALS, DeviceError, ServiceClosed)):
+        report("a tile program of a region", error)
+    return True
 
 
 def _left_s(until: float | None) -> float | None:
@@ -130,7 +144,9 @@ def search_regions(
         log.warn(f"{none}: the budget has time only to judge what was found of kernels")
         return None
     until = estimates.judge_from()
-    everything = propose(estimates.captured.workload)
+    everything = Proposals(estimates.captured.workload, ())
+    with looking("regions of several kernels"):
+        everything = propose(estimates.captured.workload)
     proposals = among(everything, usable or has_tile_programs(everything, device.service, until=until))
     if not everything.candidates and estimates.settings.regions is None:
         return None  # nobody asked for any
@@ -143,6 +159,7 @@ def search_regions(
         late = _not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
         _measure_starts(late, device, until=until)
     works = _works(proposals, kernels, device=device)
+    device.first_programs(works)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
     timed: list[RegionWork] = []
     if store is not None and judged is not None and (held := store.holds(works, device=device, log=log)):
@@ -155,6 +172,9 @@ def search_regions(
     else:
         rest = works
     timed += _timed(rest, kernels, estimates, device=device, log=log, until=until) if rest else []
+    proposals, works, more = _that_compile(proposals, kernels, works, device=device, until=until)
+    timed = [work for work in timed if work in works]
+    timed += _timed(more, kernels, estimates, device=device, log=log, until=until) if more else []
     if not timed:
         log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
         return None
@@ -170,6 +190,46 @@ def search_regions(
     searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
     both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
+
+
+def _that_compile(
+    proposals: Proposals,
+    kernels: Sequence[RegionWork],
+    works: Sequence[RegionWork],
+    *,
+    device: Device,
+    until: float | None,
+) -> tuple[Proposals, list[RegionWork], list[RegionWork]]:
+    """The candidates without those whose first program did not compile until then: no plan counts that they save
+    anything. With the works that are left, others in the place of those that are not among them, and these others."""
+    seen, found, fresh = {work.id for work in works}, list(works), list(works)
+    for number in range(ROUNDS):
+        unmade = _unmade(fresh, device, until=until)
+        found = [work for work in found if work.call.region.id not in unmade]
+        if unmade:
+            proposals = among(proposals, functools.partial(_is_made, unmade))
+        if not unmade or number + 1 == ROUNDS:
+            break
+        others = [work for work in _works(proposals, kernels, device=device) if work.id not in seen]
+        fresh = others[: MOST - len(found)]
+        seen |= {work.id for work in fresh}
+        found += fresh
+        device.first_programs(fresh)
+    before = set(map(id, works))
+    return proposals, found, [work for work in found if id(work) not in before]
+
+
+def _is_made(unmade: frozenset[str], region: Region) -> bool:
+    return region.id not in unmade
+
+
+def _unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) -> frozenset[str]:
+    """The regions of which the program with which their search begins did not compile, by id; what a store has of one
+    was compiled."""
+    asked = device.first_programs([work for work in works if work.stored is None])
+    done, _ = wait(asked.values(), timeout=_left_s(until))
+    by_id = {work.id: work.call.region.id for work in works}
+    return frozenset(by_id[name] for name, first in asked.items() if first not in done or _failed(first))
 
 
 def _timed(
@@ -197,7 +257,10 @@ def _not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[Regio
 def _measure_starts(kernels: Sequence[RegionWork], device: Device, *, until: float | None) -> None:
     """Measure where each kernel's tile programs begin, `until` then: a search that has regions to think of comes to
     small kernels last, and their start is most of what they gain."""
-    sent = [(work, device.measure(work, [work.tiles.start()])[0]) for work in kernels if work.tiles is not None]
+    sent = []
+    for work in kernels:
+        with looking("where tile programs of a kernel begin"):
+            sent += [(work, device.measure(work, [work.tiles.start()])[0])] if work.tiles is not None else []
     _kept(sent, until=until)
 
 
@@ -233,7 +296,7 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
         for key, candidate in proposals.candidates.items()
         if all(kernel.id in alone_s for kernel in candidate.region.kernels)
     }
-    savings = {key: expected_saving_s(candidate, alone_s, target) for key, candidate in timed.items()}
+    savings = _expected_s(timed, alone_s, target)
     savings = {key: saved for key, saved in savings.items() if saved + computed_again_s(timed[key], alone_s) > 0}
     first = next_to_measure(plans_of(proposals, alone_s, savings), savings, {})
     # one that saves nothing where it stands is worth it only as a part of a plan that leaves out what it computes again
@@ -249,6 +312,15 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
     for work in works:
         work.proposed = True
     return works
+
+
+def _expected_s(candidates: Mapping[Key, Candidate], alone_s: Mapping[str, float], target: Target) -> dict[Key, float]:
+    """What one occurrence of each is expected to save; of what no cost is known nothing."""
+    found = dict.fromkeys(candidates, 0.0)
+    for key, candidate in candidates.items():
+        with looking("what a region of several kernels may save"):
+            found[key] = expected_saving_s(candidate, alone_s, target)
+    return found
 
 
 def _alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
@@ -273,7 +345,7 @@ def by_plan(
     alone_s, candidates = _alone_s(kernels), proposals.candidates
     by_id = {candidate.region.id: key for key, candidate in candidates.items()}
     by_key = {by_id[work.call.region.id]: work for work in works if work.tiles is not None}
-    first_s = {key: expected_saving_s(candidates[key], alone_s, target) for key in by_key}
+    first_s = _expected_s({key: candidates[key] for key in by_key}, alone_s, target)
 
     def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
         measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.of_tiles}

@@ -41,6 +41,7 @@ from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, Reg
 from kcg.provenance import provenance
 from kcg.store.location import open_store
 from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Schedule, SeenAs, Workload
+from kcg.unexpected import reported_to
 
 if TYPE_CHECKING:
     from kcg.measure.isolated import IsolatedProcess
@@ -81,6 +82,7 @@ def optimize(
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
     with (
+        reported_to(log.alert),
         Device(settings, log, budget) as device,
         log.watched(LiveFile(device.folder / live.FILE_NAME, _started(settings, device))) as shown,
         contextlib.ExitStack() as children,

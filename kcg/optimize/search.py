@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
-from kcg.errors import ScheduleError
+from kcg.errors import KcgError, ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
-from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem
+from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy
 from kcg.search.workers import FromItsStart
 from kcg.types import Schedule, ScheduleKind, Status
+from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -95,6 +96,20 @@ def search(
     """Spend the rest of the budget where it is expected to save the most, on these regions or else on all. A run in
     which nothing was searched says why: at once where it is known before."""
     return _Search(estimates, guide, device, log, works, weights).run()
+
+
+def watched(strategy: Strategy) -> Strategy:
+    """A search that ends where something is raised that nobody expected, and reports it: others go on."""
+
+    def search_one(problem: Problem) -> Iterator[Observation]:
+        try:
+            yield from strategy(problem)
+        except KcgError:
+            raise
+        except Exception as error:
+            report("a faster schedule of a kernel or region", error)
+
+    return search_one
 
 
 WEIGHING = 0.05  # of the time of a search, at most, for finding what its entries are worth
@@ -208,13 +223,14 @@ class _Search:
         """Search a region's tile programs too, where it has some: beside the device, as its Opts are."""
         if (space := work.tiles) is None:
             return
-        problem, how, workers = self._tile_problem(work, space, index), strategy_of(TILE_SEARCH), self.guide.workers
-        if workers is not None:
-            seed, kind = f"{self.settings.seed}:{index}:tile", ScheduleKind.TILE
-            how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
-        (expected,) = problem.predict([space.start()])
-        gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
-        allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
+        with looking("where the search of tile programs begins"):
+            problem, how, workers = self._tile_problem(work, space, index), strategy_of(TILE_SEARCH), self.guide.workers
+            if workers is not None:
+                seed, kind = f"{self.settings.seed}:{index}:tile", ScheduleKind.TILE
+                how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
+            (expected,) = problem.predict([space.start()])
+            gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
+            allocator.enter(work.id, work.call.calls, problem, watched(how), transfer=Transfer(space), gain=gain)
 
     def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
         """The search problem of a region's tile programs, which begins where the analytic cost does."""
@@ -250,7 +266,7 @@ class _Search:
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
             if not work.proposed or work.tiles is None:  # the parts of what is proposed were searched as kernels
-                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
+                allocator.enter(work.id, work.call.calls, asked, watched(how), transfer=Transfer(work.space))
             self._enter_tiles(allocator, work, place, index)
         self._weigh()
         allocator.run()

@@ -32,6 +32,7 @@ from kcg.search.problem import Observation
 from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
 from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, Status
+from kcg.unexpected import report
 
 if TYPE_CHECKING:
     from kcg.optimize.device import Device
@@ -355,6 +356,7 @@ def _why_unplanned(work: RegionWork, schedule: Schedule) -> str:
     except ScheduleError as error:
         return f"it does not apply: {first_line(error)}"
     except Exception as error:  # whatever a foreign one brings up
+        report("whether a schedule of the store applies", error)
         return f"it does not apply: {type(error).__name__}: {first_line(error)}"
     return ""
 

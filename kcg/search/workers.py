@@ -27,6 +27,7 @@ from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
+from kcg.unexpected import place_of
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -264,7 +265,7 @@ class _Search:
             self.send(END, self.ledger.evaluations - self.reported)
         except Exception as error:
             log.debug("a search failed", exc_info=True)
-            self.send(ERROR, f"{type(error).__name__}: {error}")  # not itself: not every error can be sent
+            self.send(ERROR, place_of(error))  # not itself: not every error can be sent
 
     def ask(self, count: int, gain: float) -> int:
         evaluations, self.reported = self.ledger.evaluations - self.reported, self.ledger.evaluations

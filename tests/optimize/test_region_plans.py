@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from kcg.errors import ScheduleError
+from kcg.kernel import regions
 from kcg.kernel.parts import parts_of
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.optimize import region_search
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
@@ -59,6 +61,7 @@ from kcg.types import (
     TriedPlan,
     Workload,
 )
+from kcg.unexpected import reported_to
 from tests.captured import captured
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun, whole_run
@@ -542,6 +545,85 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     )
     usable = region_search.has_tile_programs(proposals, service, until=0.0)
     assert usable(first) and not any(map(usable, others))
+
+
+def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Proposals) -> None:
+    """Neither a refusal nor a run that goes on hides it; other regions keep their programs."""
+    regions = list(dict.fromkeys(candidate.region for candidate in proposals.candidates.values()))
+    answers: list[str | Exception] = ["", TileRefusal("rows"), ValueError("min() arg is an empty sequence")]
+    looks = [Future[str]() for _ in answers]
+    for look, answer in zip(looks, answers, strict=True):
+        look.set_exception(answer) if isinstance(answer, Exception) else look.set_result(answer)
+    by_region = dict(zip(regions, looks, strict=False))
+    service: Any = SimpleNamespace(
+        target=H200, beside=lambda job, region, *more, timeout_s: by_region.get(region, Future())
+    )
+    lines: list[str] = []
+    with reported_to(lines.append):
+        usable = region_search.has_tile_programs(proposals, service, until=0.0)
+        assert [usable(region) for region in regions[:3]] == [True, False, False]
+    (line,) = lines
+    assert "ValueError: min() arg is an empty sequence" in line
+
+
+def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that have calls in common the better one does not compile, or not in time: the plan has the other one, in
+    whose search the time goes."""
+    large, small = overlapping(proposals, expected)
+    kernels: Any = [
+        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id])
+        for call in proposals.workload.calls
+    ]
+
+    def work(key: Key) -> Any:
+        region = proposals.candidates[key].region
+        call = SimpleNamespace(region=region, calls=proposals.calls[key])
+        return SimpleNamespace(call=call, id=region.id, tiles=object(), of_tiles={}, saving_s=0.0, stored=None)
+
+    works = {key: work(key) for key in (large, small)}
+    monkeypatch.setattr(
+        region_search,
+        "_works",
+        lambda left, kernels, device: [one for key, one in works.items() if key in left.candidates],
+    )
+    compiled, failed = Future[Schedule](), Future[Schedule]()
+    compiled.set_result(Schedule("tile", "{}"))
+    failed.set_exception(ScheduleError("it takes 270,592 bytes of shared memory, of 232,448"))
+    for bad in (failed, Future[Schedule]()):
+        first = {large[0]: bad, small[0]: compiled}
+        device: Any = SimpleNamespace(
+            first_programs=lambda asked, first=first: {one.id: first[one.id] for one in asked}
+        )
+        left, found, more = region_search._that_compile(
+            proposals, kernels, list(works.values()), device=device, until=0.0
+        )
+        assert found == [works[small]] and not more and large not in left.candidates
+        weights = region_search.by_plan(left, kernels, found, H200)
+        assert weights({small[0]: math.inf}) == {small[0]: 1.0}
+        best, *_ = plans_of(left, alone_s, {key: expected[key] for key in left.candidates})
+        assert all(candidate.region.id != large[0] for candidate, _ in best.programs)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_a_look_fails_and_says_so_in_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("min() arg is an empty sequence")
+
+    monkeypatch.setattr("kcg.kernel.regions._Read", broken)
+    regions._looked_at.cache_clear()
+    settings = Settings(
+        str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=tmp_path / "out", regions=True, script_check=False
+    )
+    try:
+        finished = whole_run(settings)
+    finally:
+        regions._looked_at.cache_clear()
+    said = [line for line in read_result(finished.result_path).warnings if "failed unexpectedly" in line]
+    assert len(said) == 1 and said[0].endswith("ValueError: min() arg is an empty sequence")
 
 
 @pytest.mark.slow

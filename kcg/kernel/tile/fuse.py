@@ -137,7 +137,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
             if not is_sum or (terms and not made_of.before) or terms & set(region.outputs):
                 raise TileRefusal(SEVERAL, "they are no terms of one sum")
             products = {n: product for n, product in products.items() if n not in terms} | {slot: made_of}
-    shared: dict[UOp, UOp] = {}
+    shared: dict[UOp, list[UOp]] = {}
     wanted = [_with_shared_ranges(made[slot], shared) for slot in region.outputs if slot in made]
     if len(products) > 1:
         kernel = _with_products(products, wanted, buffers)
@@ -203,8 +203,9 @@ def _renamed(region: Region) -> tuple[UOp, ...]:
     return tuple(found)
 
 
-def _with_shared_ranges(stored: Stored, shared: dict[UOp, UOp]) -> Stored:
-    """A value whose reductions of equal length are over the same range, so that one loop can make several of them."""
+def _with_shared_ranges(stored: Stored, shared: dict[UOp, list[UOp]]) -> Stored:
+    """A value whose reductions of equal length and of one level are over the same range, so that one loop can make
+    several of them."""
     new: dict[UOp, UOp] = {}
     value = with_short_indices(stored.value)
     for node in value.toposort():
@@ -249,18 +250,23 @@ def _product(factors: list[UOp], like: UOp) -> UOp:
     return functools.reduce(lambda a, b: a * b, found)
 
 
-def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
-    """A reduction over the range that is used for all of its length; over its own where one inside of it uses that."""
+def _over_shared_range(node: UOp, shared: dict[UOp, list[UOp]]) -> UOp:
+    """A reduction over the range that those of its length and level have in common. What is made anew for each of its
+    terms is of a lower level: the scores of an attention whose keys are as many as the elements of a head are sums over
+    another range than the maximum and the sums of them, which are over one."""
     ranges = node.src[1:]
     if any(axis.op is not Ops.RANGE or (is_symbolic(axis) and len(ranges) > 1) for axis in ranges):
         return node
     size = ranges[0].src[0]
     if len(ranges) > 1:
         size = size.const_like(math.prod(map(extent, ranges)))
-    axis = shared.setdefault(size, UOp(Ops.RANGE, ranges[0].dtype, (size,), (_SHARED + len(shared), AxisType.REDUCE)))
     inner = [n for n in node.src[0].toposort() if n.op is Ops.REDUCE and set(ranges) & set(n.ranges)]
-    if any(axis in n.src[1:] for n in inner):
-        return node
+    used, levels = {over for n in inner for over in n.src[1:]}, shared.setdefault(size, [])
+    axis = next((one for one in levels if one not in used), None)
+    if axis is None:
+        number = _SHARED + sum(map(len, shared.values()))
+        axis = UOp(Ops.RANGE, ranges[0].dtype, (size,), (number, AxisType.REDUCE))
+        levels.append(axis)
     at, left = {}, axis
     for one in reversed(ranges):
         at[one] = left % extent(one) if one is not ranges[0] else left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -31,7 +32,9 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, parts_of
 from kcg.kernel.tile.prior import (
     KEY_SPLITS,
-    REGISTERS,
+    LEAST_BESIDE,
+    MOST_STREAM_WARPS,
+    MOST_UNROLLED,
     THREADS,
     arrangements,
     copied_bytes,
@@ -43,18 +46,23 @@ from kcg.kernel.tile.prior import (
     power_of_two,
     reads_beside,
     reads_beside_rows,
+    registers_for_sums,
     rows_of_threads,
     shared_bytes,
     shared_taken,
     stream_bytes,
+    stream_fits_registers,
+    sums_fit,
     sums_of,
     whole_row,
 )
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
+from kcg.kernel.tile.stream import LEAST as LEAST_QUERIES
 from kcg.kernel.tile.stream import padded, reach_of, stream_tiles, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
-from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
+from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages, registers_of
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
@@ -101,14 +109,10 @@ WARPS = (1, 2, 4, 8, 16)
 MANY_WARPS = (*WARPS, 32)  # of rows that are held whole
 TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are limited
 MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
-LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
-MOST_REGISTERS = 255  # of one thread
+MOST_BESIDE = 62  # registers of a thread beside its sums, at most
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768, ROWS: 65_536}
 MOST_OF_THREAD = {ELEMENTWISE: 128, REDUCTION: 128, ROWS: 64}
 MOST_SUMS = 16_384  # of a program that multiplies float32 without tensor cores
-MOST_UNROLLED = 4_096
-"""Multiplications of a thread in one step there, each an instruction: 2 s to compile, 10 and 48 for 2 and 4 times as
-many, which spill."""
 LEAST_STEP = 256  # elements of a row that is gone through in a loop
 MOST_WAVES = 4  # of programs that share keys
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -168,12 +172,13 @@ def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> 
 
 
 def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
-    """The prior's choice for each form and each arrangement of axes, the best guess of all first."""
-    return tuple(
-        parameters_of(kernel, target, form, axes)
-        for form in forms(kernel, target)
-        for axes in arrangements(kernel, form)
-    )
+    """The prior's choice for each form and each arrangement of axes that has one, the best guess of all first."""
+    found = []
+    for form in forms(kernel, target):
+        for axes in arrangements(kernel, form):
+            with suppress(TileRefusal):
+                found.append(parameters_of(kernel, target, form, axes))
+    return tuple(found)
 
 
 def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TileParameters:
@@ -270,7 +275,7 @@ def _multiplied(kernel: TileKernel, parameters: TileParameters) -> tuple[Any, ..
 
 def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int, ...]]:
     """Tiles with each axis up to the power of two that holds all of it."""
-    least = MIN_TILE if parameters.form == CONTRACTION else 1
+    least = {CONTRACTION: MIN_TILE, STREAM: LEAST_QUERIES}.get(parameters.form, 1)
     most = 256 if parameters.form == CONTRACTION else 8192
     found: list[tuple[int, ...]] = [()]
     for numbers in parameters.axes:
@@ -325,12 +330,13 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         likely = held + beside + MOST_BESIDE
         memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
+    registers = registers_of(target)
     limits = [
-        REGISTERS // (threads * together) // 8 * 8
+        registers.file // (threads * together) // 8 * 8
         for together in counts
         if together <= memory and together * threads <= THREADS and _programs(kernel, p) > target.cores * (together - 1)
     ]
-    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(MOST_REGISTERS - 1, likely))
+    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(registers.most - 1, likely))
 
 
 def _programs(kernel: TileKernel, p: TileParameters) -> int:
@@ -364,6 +370,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
+        if not _rows_fit_registers(kernel, target, p):
+            return False
         if p.form == ROWS and len(p.axes) > 1:
             own = power_of_two(math.prod(kernel.extents[n] for n in p.axes[1]))
             if p.tile[1] < min(own, rows_of_threads(kernel, p.num_warps)):
@@ -376,10 +384,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    held, most = sums_of(kernel, p) // threads, min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE
-    if held > most or rows * columns < threads:
+    if not sums_fit(kernel, target, p) or rows * columns < threads:
         return False
-    if p.read_early and held + rows * columns // threads > most:
+    if p.read_early and (sums_of(kernel, p) + rows * columns) // threads > registers_for_sums(target, p.num_warps):
         return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
@@ -387,7 +394,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if dtype is dtypes.float32 and p.precision == "ieee":
         sums = sums_of(kernel, p)
-        if sums > MOST_SUMS or sums * p.reduce_tile // threads > MOST_UNROLLED:
+        if sums > MOST_SUMS or sums * p.reduce_tile // threads > MOST_UNROLLED[CONTRACTION]:
             return False
     if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False
@@ -402,6 +409,17 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
     return _groups(kernel, p)
+
+
+def _rows_fit_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether threads that hold rows whole have a register for each element, and some beside: of 65,536 elements with
+    32 warps 64 registers each hold 64 elements, and spill up to 560 bytes, of 40,000 none (Triton 3.9, sm_90)."""
+    if p.form != ROWS:
+        return True
+    assert kernel.rows is not None
+    registers = registers_of(target)
+    held = math.prod(p.tile) * min(p.reduce_tile, kernel.rows.width)
+    return held < registers.lanes * p.num_warps * registers.of_thread(p.num_warps)
 
 
 def _groups(kernel: TileKernel, p: TileParameters) -> bool:
@@ -429,9 +447,9 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert stream is not None
     (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
     width = padded(stream.columns)
-    if not 16 <= height <= 128 or p.num_warps > 8 or height * max(step, width) < threads:
+    if not 16 <= height <= 128 or p.num_warps > MOST_STREAM_WARPS or height * max(step, width) < threads:
         return False
-    if height * (step + width) // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+    if not stream_fits_registers(kernel, target, p):
         return False
     _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
     if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):

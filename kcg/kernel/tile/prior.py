@@ -36,8 +36,8 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, 
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, padded, reach_of, stream_axes, stream_tiles, visited_blocks
-from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages
+from kcg.kernel.tile.stream import LEAST, WIDEST, padded, reach_of, stream_axes, stream_tiles, visited_blocks
+from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages, registers_of
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
 
@@ -68,6 +68,13 @@ Axes = tuple[tuple[int, ...], ...]
 WIDE_TILE = 16_384  # from here on 8 warps
 LEAST_PIPELINED = 128  # rows and columns of a product by specialised warps
 TURN = 2_048  # elements of a tile that take as long as what each takes beside them
+LEAST_BESIDE = 31  # registers of a thread beside its sums
+MOST_WARPS = 16  # of a program that multiplies
+MOST_STREAM_WARPS = 8  # of an attention
+MOST_UNROLLED = {STREAM: 2_048, CONTRACTION: 4_096}
+"""Multiplications of a thread in one step without tensor cores, each an instruction. Of contractions 4,096 take 2 s to
+compile, 10 and 48 are taken by 2 and 4 times as many, which spill. Of attention, which makes two products, 2,048 take 5
+to 12 s; 4,096 take up to 14 s and spill 33 to 37 KB, 8,192 take 38 s and spill 82 KB (Triton 3.9, sm_90)."""
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
@@ -237,6 +244,33 @@ def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
     return copied
 
 
+def registers_for_sums(target: Target, warps: int) -> int:
+    """Registers that each thread of a program of so many warps has for sums and for what it holds of rows."""
+    return registers_of(target).of_thread(warps) - LEAST_BESIDE
+
+
+def sums_fit(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether the sums of a contraction's tile fit into the registers of its threads."""
+    threads = registers_of(target).lanes * p.num_warps
+    return sums_of(kernel, p) // threads <= registers_for_sums(target, p.num_warps)
+
+
+def stream_fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether scores, weights and sums of an attention fit into the registers of its threads; and whether its products
+    without tensor cores are few enough to be compiled."""
+    stream = kernel.stream
+    assert stream is not None
+    (height,), step, threads = p.tile, p.reduce_tile, registers_of(target).lanes * p.num_warps
+    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    plain = sum(
+        height * step * size // threads
+        for size, dtype in ((inner, stream.scores.sides[0].dtype), (width, stream.values.dtype))
+        if dtype is dtypes.float32 and p.precision == "ieee"
+    )
+    held = height * (step + width) // threads
+    return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED[STREAM]
+
+
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
     return bool(_read_beside(kernel, parameters))
@@ -277,11 +311,11 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     made = make(kernel, target, axes)
     if form in ATTENTION:
         return made
+    tail = is_nvidia(target) and any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored)
     if form == PIPELINED:
-        tail = any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored)
         return replace(made, fast_math=not tail)
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
-    if any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored):
+    if tail:
         made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
@@ -530,7 +564,7 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     stream = kernel.stream
     assert stream is not None
     widest = max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))
-    sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3)}
+    sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3), WIDEST: (64, 32, 8, 2)}
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
     if stream.values.dtype.itemsize == 4:
         height, step, warps, stages = 64, 32, 4, 2
@@ -541,15 +575,40 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
+    sizes_held = (height, step, warps if height >= WGMMA_ROWS else 4, stages)
+    height, step, warps, stages = _held_stream(kernel, target, axes, sizes_held)
     _, steps = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
-    made = TileParameters(
-        STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps if height >= WGMMA_ROWS else 4,
+    return TileParameters(
+        STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps,
         num_stages=min(stages, -(-steps // split) + 1),
     )  # fmt: skip
-    while made.num_stages > 1 and stream_bytes(kernel, made) > shared_bytes(target):
-        made = replace(made, num_stages=made.num_stages - 1)
-    return made
+
+
+def _held_stream(
+    kernel: TileKernel, target: Target, axes: Axes, sizes: tuple[int, int, int, int]
+) -> tuple[int, int, int, int]:
+    """Queries, keys of a step, warps and stages that the target's registers and shared memory hold: fewer stages than
+    the sizes that are wished for, then more warps for the registers, then a smaller step, then fewer queries. Raises
+    TileRefusal where there are none."""
+    height, step, warps, stages = sizes
+
+    def made() -> TileParameters:
+        return TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+
+    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, made()) > shared_bytes(target):
+        crowded = not stream_fits_registers(kernel, target, made())
+        if crowded and warps < MOST_STREAM_WARPS:
+            warps *= 2
+        elif not crowded and stages > 1:
+            stages -= 1
+        elif step > LEAST:
+            step //= 2
+        elif height > LEAST:
+            height //= 2
+        else:
+            raise TileRefusal("tile", "no block of this attention fits into the target's registers and shared memory")
+    return height, step, warps, stages
 
 
 def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
@@ -575,13 +634,9 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     of 418, causal heads mostly 4 to 5 % longer (one H100)."""
     stream = kernel.stream
     assert stream is not None
-    few, width = power_of_two(extent(stream.keys)), padded(stream.columns)
-    sizes = [
-        (rows, step)
-        for rows in PROGRAM_ROWS
-        for step in STEPS
-        if step <= max(few, STEPS[0]) and fits_registers(kernel, rows, step)
-    ]
+    width = padded(stream.columns)
+    if not (sizes := _specialized_sizes(kernel)):
+        raise TileRefusal("form", "specialised warps have too few registers for rows of so many elements")
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
     narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
     made = TileParameters(
@@ -590,6 +645,14 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     in_turn = replace(made, persistent=1)
     several = stream_tiles(kernel, rows) > target.cores > 0 and not reach_of(stream).is_bounded
     return in_turn if several and stream_bytes(kernel, in_turn) <= shared_bytes(target) else made
+
+
+def _specialized_sizes(kernel: TileKernel) -> list[tuple[int, int]]:
+    """Queries of a program and keys of a step for which groups of specialised warps have registers."""
+    assert kernel.stream is not None
+    most = max(power_of_two(extent(kernel.stream.keys)), STEPS[0])
+    steps = [step for step in STEPS if step <= most]
+    return [(rows, step) for rows in PROGRAM_ROWS for step in steps if fits_registers(kernel, rows, step)]
 
 
 def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
@@ -620,6 +683,8 @@ def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
         return False
     if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
+        return False
+    if not _specialized_sizes(kernel):
         return False
     return can_specialize(kernel, target, _specialized(kernel, target, stream_axes(kernel)))
 
@@ -721,6 +786,23 @@ def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:
     return tuple(tile[order.index(place)] for place in range(len(extents)))
 
 
+def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int], warps: int) -> tuple[int, int]:
+    """Rows of a contraction's tile, and warps, whose registers hold its sums where columns that belong together are
+    many: more warps, then fewer rows. Raises TileRefusal where not even a tensor core's fewest rows are held."""
+    rows, columns = tile
+    while not sums_fit(kernel, target, TileParameters(CONTRACTION, axes, (rows, columns), num_warps=warps)):
+        if warps < MOST_WARPS:
+            warps *= 2
+        elif rows > MIN_TILE:
+            rows //= 2
+        else:
+            raise TileRefusal(
+                "several kernels" if kernel.held else "tile",
+                f"{columns:,} columns of the result belong together, of which the registers do not hold {rows} rows",
+            )
+    return rows, warps
+
+
 def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     contraction = kernel.contraction
     assert contraction is not None
@@ -755,12 +837,13 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)
+    tile[0], warps = _held_sums(kernel, target, axes, (tile[0], tile[1]), warps)
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
         split = min(power_of_two(target.cores // programs()), power_of_two(count // (8 * step) + 1) // 2)
     made = TileParameters(
-        CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
-        num_warps=warps, num_stages=stages,
+        CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, num_warps=warps,
+        group=8 if rows >= 8 * tile[0] and columns > tile[1] else 1, num_stages=stages,
     )  # fmt: skip
     if not fits_held(kernel, made):
         raise TileRefusal("several kernels", "no tile of the result has what belongs together")

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from kcg.errors import ScheduleError
+from kcg.errors import KcgError, ScheduleError
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.program import Program
 from kcg.kernel.tile.cost import predicted_seconds
@@ -27,6 +27,7 @@ from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
+from kcg.unexpected import report
 
 SCHEDULES_KEPT = 8192
 BEGINNINGS = 3  # tiles from which the cheapest program is looked for, beside the prior's
@@ -90,9 +91,11 @@ class TileSpace:
         """What another process found, if it did."""
         try:
             return self.parameters(self._found()) if self._found is not None else None
-        except Exception as error:  # whatever became of that process
+        except (KcgError, TimeoutError) as error:  # whatever became of that process
             log.debug("no start came from another process: %s", error)
-            return None
+        except Exception as error:
+            report("where tile programs begin, in another process,", error)
+        return None
 
     # the tree of steps
 

@@ -32,6 +32,7 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis
 
 LEAST = 16
+WIDEST = 512  # elements of a query, and of a value: of 1,024 the registers hold 16 queries, and a step of 16 keys 64 KB
 MOST_QUERIES = 128  # of one program
 
 
@@ -44,6 +45,8 @@ def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
         stream = _stream_of(kernel)
     if not stream.rows:
         raise TileRefusal("several contractions", "its keys are made of its queries")
+    if (widest := max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))) > WIDEST:
+        raise no_attention(f"its heads take rows of {widest:,} elements, which are at most {WIDEST}")
     return replace(kernel, stream=stream)
 
 

@@ -30,7 +30,7 @@ from kcg.kernel.tile.online import running, scaled
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, masked_term
-from kcg.kernel.tile.stream import LEAST, Bound, all_rows, masks_scores, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import LEAST, WIDEST, Bound, all_rows, masks_scores, padded, reach_of, stream_axes
 from kcg.kernel.tile.stream_sums import Partials
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -43,7 +43,6 @@ from kcg.kernel.tile.tiles import (
     total_of,
 )
 
-WIDEST = 256  # elements of a query, and of a value
 KEPT_BYTES = 32 << 20  # of keys and values that L2 keeps while programs go through them (FlashAttention-3's limit)
 OUT = 'float("-inf")'
 """The score of a key that is left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+from dataclasses import dataclass
 from importlib import metadata
 
 from kcg.cli import pip_install
@@ -47,6 +48,28 @@ def supported(target: Target) -> bool:
 def is_nvidia(target: Target) -> bool:
     """Whether a target has what PTX has words for: approximate functions, limits of registers, eviction policies."""
     return target.arch.startswith("sm_")
+
+
+@dataclass(frozen=True)
+class Registers:
+    """The registers of 32 bits that a program has."""
+
+    lanes: int  # threads of a warp, which AMD calls a wave
+    file: int  # of a multiprocessor
+    most: int  # of one thread
+
+    def of_thread(self, warps: int) -> int:
+        """What each thread of a program of so many warps can have."""
+        return min(self.most, self.file // (self.lanes * warps))
+
+
+NVIDIAS_REGISTERS = Registers(lanes=32, file=65_536, most=255)  # from sm_80 on (CUDA C++ Programming Guide)
+AMDS_REGISTERS = {"gfx942": Registers(lanes=64, file=131_072, most=512)}  # with those of accumulators (CDNA 3's ISA)
+
+
+def registers_of(target: Target) -> Registers:
+    """The registers of a target's programs."""
+    return AMDS_REGISTERS.get(target.arch, NVIDIAS_REGISTERS)
 
 
 def evicts_copies() -> bool:
