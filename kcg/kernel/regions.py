@@ -330,26 +330,34 @@ class _Wiring:
         ]
 
 
-def _in_two_steps(wiring: _Wiring, variables: Variables) -> Iterator[tuple[tuple[int, ...], _Read]]:
-    """Calls that reduce what one or several calls before each left for parts of what it reduces, with these, and what
-    they come to as one: tinygrad makes a sum of 32,768 elements or more in two steps."""
-    sequence = wiring.sequence
+def _in_two_steps(wiring: _Wiring, variables: Variables) -> dict[tuple[int, ...], _Read]:
+    """Calls of which the last reduces what the others left for parts of what it reduces, and what they come to as one:
+    tinygrad makes a reduction of 32,768 elements or more in two steps."""
+    found: dict[int, tuple[tuple[int, ...], _Read]] = {}
     for place, kernel in enumerate(wiring.kernels):
         if kernel is None or not kernel.is_reduction:
             continue
         makers = {m for view in wiring.reads[place] if (m := _first_step(wiring, place, view)) is not None}
-        places = (*sorted(makers), place)
-        if not makers or not is_convex(wiring.after, places):
-            continue
-        try:
-            region = sequence.region(*places)
-        except ValueError:
-            continue
-        made = _read(region, variables)
-        if made is None or not made.is_reduction or 4 * made.reduce_extent > wiring.limits.long_row_bytes:
-            continue
-        if made.reductions + len(makers) <= sum(max(1, k.reductions) for one in places if (k := wiring.kernels[one])):
-            yield places, made
+        places = {place}.union(*(found[maker][0] if maker in found else (maker,) for maker in makers))
+        made = _as_one(wiring, tuple(sorted(places)), variables) if makers else None
+        if made is not None:
+            found = {last: one for last, one in found.items() if last not in makers}
+            found[place] = tuple(sorted(places)), made
+    return dict(found.values())
+
+
+def _as_one(wiring: _Wiring, places: tuple[int, ...], variables: Variables) -> _Read | None:
+    """Calls read as one reduction, where they come to one of rows that are not too long."""
+    if not is_convex(wiring.after, places):
+        return None
+    try:
+        made = _read(wiring.sequence.region(*places), variables)
+    except ValueError:
+        return None
+    if made is None or not made.is_reduction or 4 * made.reduce_extent > wiring.limits.long_row_bytes:
+        return None
+    alone = sum(max(1, kernel.reductions) for place in places if (kernel := wiring.kernels[place]) is not None)
+    return made if made.reductions + len(places) - 1 <= alone else None
 
 
 def _first_step(wiring: _Wiring, place: int, view: SlotBinding) -> int | None:
@@ -364,12 +372,12 @@ def _first_step(wiring: _Wiring, place: int, view: SlotBinding) -> int | None:
     return maker if reduced else None
 
 
-def _merged(wiring: _Wiring, steps: Iterable[tuple[tuple[int, ...], _Read]]) -> _Rules:
+def _merged(wiring: _Wiring, steps: Mapping[tuple[int, ...], _Read]) -> _Rules:
     """The rules' view with some calls as one, at the place of the last of them."""
     kernels, views = list(wiring.kernels), list(wiring.views)
     reads, writes = list(wiring.reads), list(wiring.writes)
     whole = dict[int, tuple[int, ...]]()
-    for places, made in steps:
+    for places, made in steps.items():
         inside = set[SlotBinding]().union(*(writes[place] for place in places[:-1]))
         last = places[-1]
         views[last] = tuple(dict.fromkeys(view for place in places for view in wiring.views[place]))
@@ -397,11 +405,12 @@ class _Rules(_Wiring):
             yield form, frozenset(one for place in found for one in self.whole.get(place, (place,))), again
 
     def _reads_rows(self, place: int) -> bool:
-        """Whether a reduction goes along what lies beside each other."""
+        """Whether a reduction goes along what lies beside each other, as over columns of a matrix none does."""
         kernel = self.kernels[place]
         assert kernel is not None
         loads = (load for loads in kernel.loads.values() for load in loads)
-        return any(load.steps is not None and _apart(load.steps, kernel.outputs) for load in loads)
+        along = any(load.steps is not None and _apart(load.steps, kernel.outputs) for load in loads)
+        return along or not kernel.outputs
 
     def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
         none: frozenset[int] = frozenset()
@@ -465,7 +474,7 @@ class _Rules(_Wiring):
             waiting = [anchor]
             while waiting and len(rows) < self.limits.calls:
                 place = waiting.pop(0)
-                if not rows[place]:
+                if not rows[place] and place not in self.whole:
                     continue  # its rows cannot be told: it is the end of the group
                 for other, mine in self._neighbours(place, rows):
                     if other not in rows and len(rows) < self.limits.calls:
@@ -509,6 +518,8 @@ class _Rules(_Wiring):
         if len(found) != 1:
             return None
         (mine,) = found
+        if not rows and not mine:  # there is one row
+            return mine
         enough = 4 * _count(mine) >= _count(rows)  # some take a part of all rows: the queries of queries and keys
         return mine if enough and mine and mine <= set(kernel.outputs) else None
 
@@ -528,6 +539,8 @@ class _Rules(_Wiring):
             return None
         if made.is_reduction and width == 1 and not self._share_data(view, self.reads[maker], read):
             return None
+        if made.is_reduction and width > 1 and not rows:
+            return None  # of one row all of its elements are rows
         mine = frozenset(r for r, step in made.stored.items() if abs(step) >= width)
         if _spread(made.stored, mine) > width:
             return frozenset() if made.is_elementwise else None
@@ -733,10 +746,9 @@ class _Candidates(_Wiring):
 
     def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
         """What the rules propose of the calls, and where reductions in two steps count as one."""
-        steps = [*_in_two_steps(self, mean_values(self.sequence))]
-        whole = [frozenset(places) for places, _ in steps]
-        for form, places, again in _merged(self, ()).proposed():
-            if not any(reduction <= places for reduction in whole):
+        steps = _in_two_steps(self, mean_values(self.sequence))
+        for form, places, again in _merged(self, {}).proposed():
+            if not any(places.issuperset(reduction) for reduction in steps):
                 yield form, places, again
         if steps:
             yield from _merged(self, steps).proposed()
