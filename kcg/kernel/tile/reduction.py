@@ -68,6 +68,13 @@ def loops_of(reductions: tuple[UOp, ...]) -> list[tuple[int, int, int]]:
     ]
 
 
+def stepped_extent(kernel: TileKernel) -> int:
+    """Elements of the reduction that a program goes through in steps: of those inside of others the longest, since
+    those around them go element by element."""
+    inside = [count for _, count, depth in loops_of(kernel.reductions) if depth]
+    return max(inside, default=kernel.reduce_extent)
+
+
 def _inside(inner: UOp, outer: UOp) -> bool:
     """Whether a reduction has to be made again in every step of another."""
     return any(r in inner.ranges for r in outer.src[1:])
