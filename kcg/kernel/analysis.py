@@ -285,20 +285,20 @@ def _named(product: Contraction) -> tuple[str, str]:
 def _better_stored(
     ast: UOp, found: Iterable[Contraction], kernel_id: str, calls: int, target: Target | None
 ) -> Recompute | None:
-    from kcg.kernel.stored_products import seconds_stored
+    from kcg.kernel.stored_products import better_stored
 
     largest = max((c for c in found if c.inside), key=lambda c: c.operations, default=None)
     if largest is None or largest.node is None:
         return None
-    seconds = seconds_stored(_as_run(ast), largest.node, target)
-    if seconds is None:
+    expected = better_stored(_as_run(ast), largest.node, target)
+    if expected is None:
         return None
     product, remedy = _named(largest)
-    alone, stored = (f"{1e6 * one:,.0f} µs" for one in seconds)
+    alone, stored = (f"{1e6 * one:,.0f} µs" for one in (expected.as_it_is_s, expected.stored_s))
     advice = (
         f"{product} is reduced over {_times(largest.inside)} as soon as it is made, which is no matmul: {alone} are "
     )
-    advice += f"expected of the kernel, {stored} of two that store it: {remedy}reduced"
+    advice += f"expected of the kernel on {expected.model}, {stored} of two that store it: {remedy}reduced"
     return Recompute(kernel_id=kernel_id, factor=1.0, wasted_operations=0.0, calls=calls, advice=advice)
 
 

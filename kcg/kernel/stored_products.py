@@ -7,7 +7,7 @@ tile of registers or a tensor core could make. Stored, it is a matmul and a redu
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
@@ -21,20 +21,32 @@ from kcg.types import Target
 
 GAIN = 2.0
 """From how many times faster on it is said: the costs of reductions were never compared with measurements."""
+GAIN_S = 1e-4
+"""And from how much on, of one call: small kernels are mostly launches, which other machines have cheaper or dearer."""
 
 
-def seconds_stored(ast: UOp, product: UOp, target: Target | None = None) -> tuple[float, float] | None:
-    """What a kernel takes as it is, and as two that store a product which it reduces, by the costs of tile programs.
+@dataclass(frozen=True)
+class Stored:
+    """What a kernel is expected to take as it is, and as two that store a product which it reduces, in seconds."""
 
-    `product` is a reduction of the AST. Costs are those of `target`, or of an H200 where it has no tile programs. None
-    where one of the three kernels has none, or the gain is less than `GAIN`.
+    as_it_is_s: float
+    stored_s: float
+    model: str  # of the device whose costs these are
+
+
+def better_stored(ast: UOp, product: UOp, target: Target | None = None) -> Stored | None:
+    """What a kernel and two in its place take by the costs of tile programs, where two are faster by `GAIN` and
+    `GAIN_S`; else None, and where one of the three kernels has no tile program.
+
+    `product` is a reduction of the AST. Costs are those of `target`, or of an H200 where it has no tile programs.
     """
     target = target if target is not None and supported(target) else TARGETS["sm_90"]
     try:
         whole, first, rest = (_seconds(one, target) for one in (ast, *_parts(ast, product)))
     except TileRefusal:
         return None
-    return (whole, first + rest) if whole >= GAIN * (first + rest) else None
+    gains = whole >= max(GAIN * (first + rest), first + rest + GAIN_S)
+    return Stored(whole, first + rest, target.model) if gains else None
 
 
 def _seconds(ast: UOp, target: Target) -> float:
