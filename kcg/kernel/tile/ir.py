@@ -574,8 +574,8 @@ def _place_of_step(node: UOp, how: Ops, over: Sequence[UOp]) -> Place | None:
     """The same of a growing function of a maximum, and of a product of a sum and what is the same for all of the ranges
     that are summed over, which is then multiplied with once."""
     if how is Ops.MAX:
-        place = _monotone(node)
-        return (place[0], False) if place is not None and place[1] else None
+        of = _monotone(node)
+        return (of[0], False) if of is not None and of[1] else None
     if how is Ops.ADD and node.op is Ops.MUL and dtypes.is_float(node.dtype):
         for place, other in ((0, node.src[1]), (1, node.src[0])):
             if not set(over) & set(other.ranges) and set(over) & set(node.src[place].ranges):

@@ -104,8 +104,8 @@ def test_parts_that_something_else_reads_are_stored() -> None:
 
 @pytest.fixture
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """tinygrad reduces rows from 64 elements on in two steps, of 6 rows in at most 10 parts."""
-    monkeypatch.setenv("REDUCEOP_SPLIT_THRESHOLD", "64")
+    """tinygrad reduces rows of 65 elements and more in two steps, 6 rows in at most 10 parts each."""
+    monkeypatch.setenv("REDUCEOP_SPLIT_THRESHOLD", "65")
     monkeypatch.setenv("REDUCEOP_SPLIT_SIZE", "6")
     getenv.cache_clear()
     yield
