@@ -560,10 +560,10 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Recompute:
-    """A kernel that computes a contraction more often than its operands need."""
+    """A kernel that computes a contraction more often than its operands need, or one that it had better store."""
 
     kernel_id: str
-    factor: float  # how many times each value is computed
+    factor: float  # how many times each value is computed; 1 where it is only better stored
     wasted_operations: float  # per call of the kernel
     calls: int
     advice: str  # where a `.contiguous()` would help

@@ -2,7 +2,8 @@
 
 tinygrad fuses across matmuls where the result is joined with something else (`cat`, `pad`, `stack`) or, in older
 schedules, used inside another reduction. Such a kernel computes the same product many times, and no schedule of that
-kernel can mend it: the model needs a `.contiguous()`. `find_recompute` says where.
+kernel can mend it: the model needs a `.contiguous()`. Nor can one mend a product that is made once and reduced at once,
+as `(x @ w).max(1)`: that is no matmul any more. `find_recompute` says where.
 
 All functions take the SINK AST of a kernel before optimisation. A symbolic extent counts with its largest possible
 value; `kcg.kernel.symbolic.at_values` fills in another. Ranges over devices do not count: what is said is said of one
@@ -19,7 +20,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ from kcg.compat.scheduling import with_loads_collapsed
 from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes, sym_infer
 from kcg.errors import CodecError
 from kcg.kernel.codec import FORMAT
-from kcg.types import Kernel, Recompute, Region, canonical_json
+from kcg.types import Kernel, Recompute, Region, Target, canonical_json
 
 NOTABLE = 1.05
 """A kernel is reported from this ratio of contraction operations in scope to those needed."""
@@ -50,7 +51,8 @@ class Contraction:
     reduce_shape: tuple[int, ...]
     repeat_shape: tuple[int, ...]
     scope_shape: tuple[int, ...]  # extents in scope without the contraction's own
-    inside: tuple[int, ...] = ()  # extents summed over by the reductions it is nested in
+    inside: tuple[int, ...] = ()  # extents of the reductions it is nested in
+    node: UOp | None = field(default=None, compare=False, repr=False)  # the REDUCE, of the AST as tinygrad runs it
 
     @property
     def factor(self) -> float:
@@ -88,6 +90,7 @@ def contractions(ast: UOp) -> list[Contraction]:
                     repeat_shape=_extents(r for r in outer if r not in node.ranges),
                     scope_shape=_extents(outer),
                     inside=_extents(around),
+                    node=node,
                 )
             )
     return found
@@ -244,19 +247,20 @@ def certain_operations(ast: UOp) -> int:
     return sum(found.values())
 
 
-def find_recompute(ast: UOp, kernel_id: str, calls: int) -> Recompute | None:
-    """A contraction of the kernel that is computed more than once, and what would help; None if there is none.
+def find_recompute(ast: UOp, kernel_id: str, calls: int, target: Target | None = None) -> Recompute | None:
+    """A contraction of the kernel that is computed more than once, or reduced as soon as it is made where storing it is
+    faster by the costs of tile programs, and what would help; None if there is none.
 
     `calls` is how often a workload calls the kernel. Reported is the contraction that wastes most; the waste is that of
-    all of them. Padding wastes below 5 % are not reported.
+    all of them. Padding wastes below 5 % are not reported. Costs are those of `target`, or of an H200 where that has no
+    tile programs.
     """
     found = contractions(ast)
     wasted = sum(c.operations - c.needed for c in found)
     if wasted <= 0 or wasted < (NOTABLE - 1) * sum(c.needed for c in found):
-        return None
+        return _better_stored(ast, found, kernel_id, calls, target)
     worst = max(found, key=lambda c: c.operations - c.needed)
-    product = f"the product over range K={_times(worst.reduce_shape)} with value shape {_times(worst.value_shape)}"
-    remedy = f"call .contiguous() on that intermediate (shape {_times(worst.value_shape)}) before it is "
+    product, remedy = _named(worst)
     if worst.inside:
         advice = f"{product} is recomputed {worst.factor:g} times inside a contraction over {_times(worst.inside)}: "
         advice += f"{remedy}used"
@@ -269,6 +273,33 @@ def find_recompute(ast: UOp, kernel_id: str, calls: int) -> Recompute | None:
     return Recompute(
         kernel_id=kernel_id, factor=worst.factor, wasted_operations=float(wasted), calls=calls, advice=advice
     )
+
+
+def _named(product: Contraction) -> tuple[str, str]:
+    """A contraction in words, and how advice to store it begins."""
+    shape = _times(product.value_shape)
+    name = f"the product over range K={_times(product.reduce_shape)} with value shape {shape}"
+    return name, f"call .contiguous() on that intermediate (shape {shape}) before it is "
+
+
+def _better_stored(
+    ast: UOp, found: Iterable[Contraction], kernel_id: str, calls: int, target: Target | None
+) -> Recompute | None:
+    from kcg.kernel.stored_products import better_stored
+
+    largest = max((c for c in found if c.inside), key=lambda c: c.operations, default=None)
+    if largest is None or largest.node is None:
+        return None
+    expected = better_stored(_as_run(ast), largest.node, target)
+    if expected is None:
+        return None
+    product, remedy = _named(largest)
+    alone, stored = (f"{1e6 * one:,.0f} µs" for one in (expected.as_it_is_s, expected.stored_s))
+    advice = (
+        f"{product} is reduced over {_times(largest.inside)} as soon as it is made, which is no matmul: {alone} are "
+    )
+    advice += f"expected of the kernel on {expected.model}, {stored} of two that store it: {remedy}reduced"
+    return Recompute(kernel_id=kernel_id, factor=1.0, wasted_operations=0.0, calls=calls, advice=advice)
 
 
 @lru_cache(64)

@@ -14,6 +14,8 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `BESIDE`: two contractions of which neither needs the other, whose tiles fill waves together (the same layer of two
   streams);
 - `VECTOR`: matrix-vector products that read the same vector (a modulation's; query, key and value of one token).
+
+A reduction that tinygrad made in two steps, of parts of a row and then of what these came to, counts as one call.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Self
 
 from kcg.compat.hazards import Access, is_convex, successors_of
 from kcg.compat.partition import own_of
@@ -32,7 +36,8 @@ from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.symbolic import at_values, mean_values
-from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic
 from kcg.kernel.tile.vectors import vectors_of
 from kcg.types import Kernel, NoRegion, Region, Sequence, SlotBinding, Variables
 from kcg.unexpected import REFUSALS, report
@@ -60,6 +65,7 @@ class Limits:
 
     calls: int = 12
     row_bytes: int = 1 << 18  # of what a call leaves of one row, in float32: a multiprocessor's registers
+    long_row_bytes: int = 1 << 21  # of a row that is reduced in two steps, in float32: one program reads it in 20 µs
     columns: int = 256  # of a row that an epilogue sees at once: the width of a tile
     points: int = 2  # of an epilogue that need the same element
     sharing: int = 4  # contractions with one operand
@@ -100,7 +106,7 @@ class Candidate:
 
 def candidates_of(sequence: Sequence, limits: Limits | None = None) -> list[Candidate]:
     """Every candidate, what saves most bytes first."""
-    return _Candidates(sequence, limits or Limits()).run()
+    return _Candidates.of(sequence, limits or Limits(), mean_values(sequence)).run()
 
 
 # ---- one kernel, as the rules see it
@@ -157,14 +163,19 @@ class Elements:
 
 
 class _Read:
-    """A kernel, read for the rules. They see symbolic sizes at their largest values, for which buffers are laid out;
-    bytes and operations are those with some values of its variables."""
+    """A call's kernel, or that of several that count as one, read for the rules. They see symbolic sizes at their
+    largest values, for which buffers are laid out; bytes and operations are those with some values of its variables."""
 
-    def __init__(self, kernel: Kernel, variables: Variables) -> None:
-        tile: TileKernel = read_kernel(Region((kernel,)))
+    def __init__(self, region: Region, variables: Variables) -> None:
+        tile: TileKernel = read_region(region)
         contraction = tile.contraction
         inside = {n for c in (*tile.before, *tile.together) for n in c.reduce.backward_slice_with_self}
-        self.ast, self.variables = ast_of(kernel), variables
+        self.asts, self.variables = [ast_of(kernel) for kernel in region.kernels], variables
+        self.reductions = len(tile.reductions)
+        # what picks one term of each sum, as a loss does, is none once it is simplified
+        self.reduces = contraction is None and any(
+            node.op is Ops.REDUCE for ast in self.asts for node in ast.toposort()
+        )
         values = {v.arg.name: int(v.vmax) for v in tile.variables} | dict(variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
@@ -185,18 +196,18 @@ class _Read:
 
     @cached_property
     def operations(self) -> float:
-        return arithmetic(at_values(self.ast, self.variables))
+        return sum(arithmetic(at_values(ast, self.variables)) for ast in self.asts)
 
     @cached_property
     def an_element(self) -> float:
         """Operations for each element that it stores."""
-        return arithmetic(self.ast) / _count(self.outputs)
+        return sum(map(arithmetic, self.asts)) / _count(self.outputs)
 
 
-def _read(kernel: Kernel, variables: Variables) -> _Read | None:
+def _read(region: Region, variables: Variables) -> _Read | None:
     """None where there is no tile program for it, or where what it stores is not at a sum of ranges, as an update of a
     cache at a position."""
-    found = _looked_at(kernel, variables)
+    found = _looked_at(region, variables)
     if isinstance(found, Exception):  # kept, so that each run in which it occurs says so
         report("a tile program of a kernel", found)
         return None
@@ -204,9 +215,9 @@ def _read(kernel: Kernel, variables: Variables) -> _Read | None:
 
 
 @lru_cache(1024)
-def _looked_at(kernel: Kernel, variables: Variables) -> _Read | Exception | None:
+def _looked_at(region: Region, variables: Variables) -> _Read | Exception | None:
     try:
-        found = _Read(kernel, variables)
+        found = _Read(region, variables)
     except REFUSALS:
         return None
     except Exception as error:
@@ -263,58 +274,154 @@ def _groups(places: list[int], most: int) -> Iterator[list[int]]:
         yield from (places[at : at + size] for at in range(0, len(places) - size + 1, size))
 
 
-# ---- the rules
+# ---- calls, and reductions in two steps
 
 
-class _Candidates:
-    def __init__(self, sequence: Sequence, limits: Limits) -> None:
+class _Wiring:
+    """The calls of a sequence by place, and who makes what others read."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        limits: Limits,
+        kernels: list[_Read | None],
+        views: list[tuple[SlotBinding, ...]],
+        reads: list[set[SlotBinding]],
+        writes: list[set[SlotBinding]],
+    ) -> None:
         self.sequence, self.limits = sequence, limits
-        values = mean_values(sequence)
-        self.kernels = [
-            _read(c.kernel, values) if c.kernel is not None and len(c.devices) < 2 else None for c in sequence.calls
-        ]
-        self.views = [call.views for call in sequence.calls]
-        self.reads = [{call.views[slot] for slot in call.reads} for call in sequence.calls]
-        self.writes = [{call.views[slot] for slot in call.writes} for call in sequence.calls]
+        self.kernels, self.views, self.reads, self.writes = kernels, views, reads, writes
         self.after = successors_of(
             [
-                Access(frozenset(v.buffer for v in reads), frozenset(v.buffer for v in writes))
-                for reads, writes in zip(self.reads, self.writes, strict=True)
+                Access(frozenset(v.buffer for v in read), frozenset(v.buffer for v in written))
+                for read, written in zip(reads, writes, strict=True)
             ]
         )
         writers: dict[int, list[int]] = defaultdict(list)
-        for place, written in enumerate(self.writes):
+        users: dict[int, int] = {}
+        for place, written in enumerate(writes):
             for view in written:
                 writers[view.buffer].append(place)
+            for view in views[place]:
+                users.setdefault(view.buffer, place)
         # values of one call that others read: what is written once, and not updated in place
         self.maker: dict[SlotBinding, int] = {}
         self.readers: dict[int, list[tuple[int, SlotBinding]]] = defaultdict(list)
-        for view in {view for written in self.writes for view in written}:
+        for view in {view for written in writes for view in written}:
             made = writers[view.buffer]
-            first = sequence.users[view.buffer][0] == made[0] and view not in self.reads[made[0]]
-            if len(made) == 1 and first and self.kernels[made[0]] is not None:
+            first = users[view.buffer] == made[0] and view not in reads[made[0]]
+            if len(made) == 1 and first and kernels[made[0]] is not None:
                 self.maker[view] = made[0]
-        for place, read in enumerate(self.reads):
+        for place, read in enumerate(reads):
             for view in read:
-                if self.kernels[place] is not None and place > self.maker.get(view, place):
+                if kernels[place] is not None and place > self.maker.get(view, place):
                     self.readers[self.maker[view]].append((place, view))
 
-    def run(self) -> list[Candidate]:
-        found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
-        seen: set[tuple[frozenset[int], frozenset[int]]] = set()
-        for form, places, again in self._proposed():
-            if (places, again) in seen:
-                continue
-            seen.add((places, again))
-            if (made := self._candidate(form, places, again)) is None:
-                continue
-            key = made.region.id, made.again
-            if key in found:
-                before = found[key]
-                made = replace(before, places=(*before.places, *made.places))
-            found[key] = made
-        in_order = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
-        return sorted(in_order, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
+    @classmethod
+    def of(cls, sequence: Sequence, limits: Limits, variables: Variables) -> Self:
+        """Each call by itself."""
+        return cls(
+            sequence,
+            limits,
+            [
+                _read(Region((c.kernel,)), variables) if c.kernel is not None and len(c.devices) < 2 else None
+                for c in sequence.calls
+            ],
+            [call.views for call in sequence.calls],
+            [{call.views[slot] for slot in call.reads} for call in sequence.calls],
+            [{call.views[slot] for slot in call.writes} for call in sequence.calls],
+        )
+
+    def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
+        """How a call reads a view."""
+        kernel = self.kernels[place]
+        assert kernel is not None
+        return [
+            load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads.get(slot, ())
+        ]
+
+
+def _in_two_steps(wiring: _Wiring, variables: Variables) -> dict[tuple[int, ...], _Read]:
+    """Calls of which the last reduces what the others left for parts of what it reduces, and what they come to as one:
+    tinygrad makes a reduction of 32,768 elements or more in two steps."""
+    found: dict[int, tuple[tuple[int, ...], _Read]] = {}
+    for place, kernel in enumerate(wiring.kernels):
+        if kernel is None or not kernel.is_reduction:
+            continue
+        makers = {m for view in wiring.reads[place] if (m := _first_step(wiring, place, view)) is not None}
+        places = {place}.union(*(found[maker][0] if maker in found else (maker,) for maker in makers))
+        made = _as_one(wiring, tuple(sorted(places)), variables) if makers else None
+        if made is not None:
+            found = {last: one for last, one in found.items() if last not in makers}
+            found[place] = tuple(sorted(places)), made
+    return dict(found.values())
+
+
+def _as_one(wiring: _Wiring, places: tuple[int, ...], variables: Variables) -> _Read | None:
+    """Calls read as one reduction, where they come to one of rows that are not too long."""
+    if not is_convex(wiring.after, places):
+        return None
+    try:
+        made = _read(wiring.sequence.region(*places), variables)
+    except ValueError:
+        return None
+    if made is None or not made.is_reduction or 4 * made.reduce_extent > wiring.limits.long_row_bytes:
+        return None
+    alone = sum(max(1, kernel.reductions) for place in places if (kernel := wiring.kernels[place]) is not None)
+    return made if made.reductions + len(places) - 1 <= alone else None
+
+
+def _first_step(wiring: _Wiring, place: int, view: SlotBinding) -> int | None:
+    """The call that leaves parts of reductions in a view, for nothing but the call at a place to reduce these."""
+    maker, kernel = wiring.maker.get(view), wiring.kernels[place]
+    made = wiring.kernels[maker] if maker is not None and maker < place else None
+    if made is None or kernel is None or not made.reduces or wiring.sequence.buffers[view.buffer].held:
+        return None
+    if not {maker, place}.issuperset(wiring.sequence.users[view.buffer]):
+        return None
+    reduced = all(load.steps and not set(load.steps) <= set(kernel.outputs) for load in wiring._loads(place, view))
+    return maker if reduced else None
+
+
+def _merged(wiring: _Wiring, steps: Mapping[tuple[int, ...], _Read]) -> _Rules:
+    """The rules' view with some calls as one, at the place of the last of them."""
+    kernels, views = list(wiring.kernels), list(wiring.views)
+    reads, writes = list(wiring.reads), list(wiring.writes)
+    whole = dict[int, tuple[int, ...]]()
+    for places, made in steps.items():
+        inside = set[SlotBinding]().union(*(writes[place] for place in places[:-1]))
+        last = places[-1]
+        views[last] = tuple(dict.fromkeys(view for place in places for view in wiring.views[place]))
+        reads[last] = set[SlotBinding]().union(*(reads[place] for place in places)) - inside
+        kernels[last], whole[last] = made, places
+        for place in places[:-1]:
+            kernels[place], views[place], reads[place], writes[place] = None, (), set(), set()
+    found = _Rules(wiring.sequence, wiring.limits, kernels, views, reads, writes)
+    found.whole = whole
+    return found
+
+
+# ---- the rules
+
+
+class _Rules(_Wiring):
+    whole: Mapping[int, tuple[int, ...]] = MappingProxyType({})  # by place: the calls that count as one there
+
+    def proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
+        """Sets of calls, with those of them that are computed again."""
+        for places in self.whole.values():
+            if self._reads_rows(places[-1]):
+                yield Form.ROWS, frozenset(places), frozenset()
+        for form, found, again in self._proposed():
+            yield form, frozenset(one for place in found for one in self.whole.get(place, (place,))), again
+
+    def _reads_rows(self, place: int) -> bool:
+        """Whether a reduction goes along what lies beside each other, as over columns of a matrix none does."""
+        kernel = self.kernels[place]
+        assert kernel is not None
+        loads = (load for loads in kernel.loads.values() for load in loads)
+        along = any(load.steps is not None and _apart(load.steps, kernel.outputs) for load in loads)
+        return along or not kernel.outputs
 
     def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
         none: frozenset[int] = frozenset()
@@ -349,14 +456,6 @@ class _Candidates:
         for places in self._of_vectors():
             yield Form.VECTOR, places, none
 
-    def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
-        """How a call reads a view."""
-        kernel = self.kernels[place]
-        assert kernel is not None
-        return [
-            load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads.get(slot, ())
-        ]
-
     # -- chains
 
     def _chained(self, place: int) -> frozenset[int] | None:
@@ -386,7 +485,7 @@ class _Candidates:
             waiting = [anchor]
             while waiting and len(rows) < self.limits.calls:
                 place = waiting.pop(0)
-                if not rows[place]:
+                if not rows[place] and place not in self.whole:
                     continue  # its rows cannot be told: it is the end of the group
                 for other, mine in self._neighbours(place, rows):
                     if other not in rows and len(rows) < self.limits.calls:
@@ -430,6 +529,8 @@ class _Candidates:
         if len(found) != 1:
             return None
         (mine,) = found
+        if not rows and not mine:  # there is one row
+            return mine
         enough = 4 * _count(mine) >= _count(rows)  # some take a part of all rows: the queries of queries and keys
         return mine if enough and mine and mine <= set(kernel.outputs) else None
 
@@ -449,6 +550,8 @@ class _Candidates:
             return None
         if made.is_reduction and width == 1 and not self._share_data(view, self.reads[maker], read):
             return None
+        if made.is_reduction and width > 1 and not rows:
+            return None  # of one row all of its elements are rows
         mine = frozenset(r for r, step in made.stored.items() if abs(step) >= width)
         if _spread(made.stored, mine) > width:
             return frozenset() if made.is_elementwise else None
@@ -630,7 +733,36 @@ class _Candidates:
                     found.append(maker)
         return sorted({maker for maker in found if maker is not None})
 
-    # -- a candidate
+
+# ---- candidates
+
+
+class _Candidates(_Wiring):
+    def run(self) -> list[Candidate]:
+        found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
+        seen: set[tuple[frozenset[int], frozenset[int]]] = set()
+        for form, places, again in self._proposed():
+            if (places, again) in seen:
+                continue
+            seen.add((places, again))
+            if (made := self._candidate(form, places, again)) is None:
+                continue
+            key = made.region.id, made.again
+            if key in found:
+                before = found[key]
+                made = replace(before, places=(*before.places, *made.places))
+            found[key] = made
+        in_order = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
+        return sorted(in_order, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
+
+    def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
+        """What the rules propose of the calls, and where reductions in two steps count as one."""
+        steps = _in_two_steps(self, mean_values(self.sequence))
+        for form, places, again in _merged(self, {}).proposed():
+            if not any(places.issuperset(reduction) for reduction in steps):
+                yield form, places, again
+        if steps:
+            yield from _merged(self, steps).proposed()
 
     def _candidate(self, form: Form, places: frozenset[int], again: frozenset[int]) -> Candidate | None:
         ordered = tuple(sorted(places))

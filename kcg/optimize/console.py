@@ -22,7 +22,7 @@ from kcg.nouns import printable
 from kcg.optimize.ends import values_of
 from kcg.optimize.next_steps import NextStep, next_steps
 from kcg.optimize.result import OUTCOMES
-from kcg.types import ModelCheck, Planning, RegionInPlan, RegionResult, Result, ScheduleKind
+from kcg.types import ModelCheck, Planning, Recompute, RegionInPlan, RegionResult, Result, ScheduleKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -556,8 +556,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
-        waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
-        lines.append((f"{name} computes a contraction {found.factor:.1f} times ({waste}): {found.advice}", "yellow"))
+        lines.append((f"{name} {_done_with(found)}: {found.advice}", "yellow"))
     if result.failures:
         lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
     if unverified := sum(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
@@ -589,6 +588,14 @@ def step_lines(result: Result) -> list[str]:
         count = counted(len(result.once), "kernel runs", "kernels run")
         lines.append(f"outside of the steps {count}: {format_seconds(before)} → {format_seconds(after)} in all")
     return lines
+
+
+def _done_with(found: Recompute) -> str:
+    """What a kernel does with a contraction that had better be stored."""
+    if found.factor <= 1:
+        return "reduces a product at once"
+    waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
+    return f"computes a contraction {found.factor:.1f} times ({waste})"
 
 
 def _left_as_they_are(result: Result) -> list[tuple[str, str]]:

@@ -328,7 +328,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         planning = replace(planning, inside=with_origins(planning.inside))
     target, toolchain = device.service.facts
     calls = (work.call for work in ended.works)
-    recomputes = (find_recompute(ast_of(k), k.id, call.calls) for call in calls for k in call.region.kernels)
+    recomputes = (find_recompute(ast_of(k), k.id, call.calls, target) for call in calls for k in call.region.kernels)
     return Result(
         workload=workload.name,
         preset=workload.preset,
@@ -553,7 +553,7 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
             ),
             key=lambda row: -float(str(row["operations"])) * int(str(row["calls"])),
         )
-        waste = [find_recompute(ast_of(w.call.region.kernel), w.call.region.id, w.call.calls) for w in works]
+        waste = [find_recompute(ast_of(w.call.region.kernel), w.call.region.id, w.call.calls, target) for w in works]
         if json_mode:
             plan = {
                 "workload": workload.name,
@@ -591,5 +591,6 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
             out(f"warning: {warning}\n")
         for found in waste:
             if found is not None:
-                out(f"recomputes {found.factor:.1f} times: {found.advice}\n")
+                what = f"recomputes {found.factor:.1f} times" if found.factor > 1 else "had better store a product"
+                out(f"{what}: {found.advice}\n")
         out(f"would write RESULT.json, report.html and journal.sqlite to {settings.folder}\n")

@@ -47,6 +47,7 @@ from kcg.kernel.tile.prior import (
     stream_bytes,
     sums_of,
 )
+from kcg.kernel.tile.reduction import depth_of, loops_of
 from kcg.kernel.tile.stream import blocks_of_tiles, padded, reach_of, reached_share, stream_tiles, visited_blocks
 from kcg.kernel.tile.tiles import Axis, launched_with
 from kcg.types import Target
@@ -426,11 +427,10 @@ def _traffic(
 def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     per_program = math.prod(p.tile) * max(1, p.reduce_tile)
     outputs = math.prod(kernel.extents)
-    terms = max(1, kernel.reduce_extent)
+    terms, steps = _terms_and_steps(kernel, p)
     held = {n for axis in p.axes for n in axis}
     others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     programs = math.prod(launched_tiles(kernel, p)) * others * p.split
-    steps = -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
     nbytes, used, moved = 0.0, 0.0, 0.0  # from memory; of each element in flight, and from L2
     for one, own in launched_with(kernel, p):
         for access in (*one.loads, one.store):
@@ -465,6 +465,18 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     # what one program waits for, others of its multiprocessor fill
     chain_s = waves * (f.opening_s / 2 + steps * (f.flight_s + f.cold_s) / ahead) / min(at_once, ENOUGH)
     return _either(stream_s, compute_s, sharp=3) + chain_s
+
+
+def _terms_and_steps(kernel: TileKernel, p: TileParameters) -> tuple[int, int]:
+    """Terms of each value that is stored, and steps of a program's loops: of a reduction inside of others as many as it
+    takes in all of theirs, of which each goes element by element."""
+    terms = max(1, kernel.reduce_extent)
+    deepest = depth_of(kernel.reductions) - 1
+    if deepest < 1 or not p.reduce_tile:
+        return terms, -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
+    loops = loops_of(kernel.reductions)
+    steps = (times * -(-count // (p.reduce_tile if depth == deepest else 1)) for times, count, depth in loops)
+    return max(times * count for times, count, _ in loops), -(-max(steps) // p.split)
 
 
 def _displaced(kernel: TileKernel, target: Target, p: TileParameters) -> float:

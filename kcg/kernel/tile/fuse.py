@@ -44,6 +44,7 @@ from kcg.kernel.tile.ir import (
     stored_of,
     with_reductions_merged,
     with_shared_operand,
+    with_steps_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
@@ -288,7 +289,7 @@ def _inlined(stored: Stored, own: dict[UOp, BufferSlot], made: dict[int, Stored]
         return stored
     if any(node in new for node in UOp.sink(*stored.store.node.src[1:], *stored.gates).toposort()):
         raise TileRefusal("address from an intermediate", "where a value is stored depends on one that is not")
-    return replace(stored, value=with_reductions_merged(stored.value.substitute(new)))
+    return replace(stored, value=with_steps_merged(stored.value.substitute(new)))
 
 
 def _loads(stored: Stored, own: dict[UOp, BufferSlot]) -> list[Access]:

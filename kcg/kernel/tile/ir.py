@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -467,26 +467,46 @@ def _reductions_of(stored: Sequence[Stored]) -> tuple[UOp, ...]:
 
 def with_reductions_merged(ast: UOp) -> UOp:
     """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction. So
-    with the largest of several largest.
+    with the largest of several largest, and products.
 
     Between them may be casts of floats, and between sums conditions that give 0 otherwise.
     """
+    return _merged(ast, _place_of_sum)
+
+
+def with_steps_merged(ast: UOp) -> UOp:
+    """The same of the values of several kernels, one of which reduces what another one left for parts: that may have
+    drawn a factor out of its sums, or scaled its maxima."""
+    return _merged(ast, lambda node, how, over: _place_of_step(node, how, over) or _place_of_sum(node, how, over))
+
+
+Place = tuple[int, bool]
+"""Which source of a node may be reduced instead of it, and whether the node is then outside of all reductions."""
+
+
+def _merged(ast: UOp, place_of: Callable[[UOp, Ops, Sequence[UOp]], Place | None]) -> UOp:
     for node in ast.toposort():
-        if node.op is Ops.REDUCE and node.arg[0] in (Ops.ADD, Ops.MAX) and dtypes.is_float(node.dtype):
-            path, inner = [], node.src[0]
-            while (place := _place_of_sum(inner, node.arg[0])) is not None:
+        if node.op is Ops.REDUCE and node.arg[0] in (Ops.ADD, Ops.MAX, Ops.MUL):
+            path, inner = list[tuple[UOp, Place]](), node.src[0]
+            while (place := place_of(inner, node.arg[0], node.src[1:])) is not None:
                 path.append((inner, place))
-                inner = inner.src[place]
+                inner = inner.src[place[0]]
             if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
                 continue
             if any(r.op is not Ops.RANGE for r in (*node.src[1:], *inner.src[1:])):
                 continue
-            term = inner.src[0]
-            for step, place in reversed(path):
-                term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
+            term = _around(inner.src[0], [(step, place) for step, (place, outside) in path if not outside])
             merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
-            return with_reductions_merged(ast.substitute({node: merged}))
+            outside = _around(merged, [(step, place) for step, (place, outside) in path if outside])
+            return _merged(ast.substitute({node: outside}), place_of)
     return ast
+
+
+def _around(value: UOp, path: list[tuple[UOp, int]]) -> UOp:
+    """A value in the place of what is at the end of a path of nodes."""
+    for step, place in reversed(path):
+        value = step.replace(src=(*step.src[:place], value, *step.src[place + 1 :]))
+    return value
 
 
 def _with_maxima_first(ast: UOp) -> UOp:
@@ -537,16 +557,29 @@ def _is_positive(node: UOp) -> bool:
     )
 
 
-def _place_of_sum(node: UOp, how: Ops) -> int | None:
-    """Which source of a node may be a sum that can be added up outside of it, or the largest of some."""
+def _place_of_sum(node: UOp, how: Ops, _over: Sequence[UOp]) -> Place | None:
+    """Of a node which source may be a sum that can be added up outside of it, or the largest of some."""
     if node.op is Ops.CAST and dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
-        return 0
+        return 0, False
     if how is not Ops.ADD:
         return None
     if node.op is Ops.WHERE and _is_zero(node.src[2]):
-        return 1
+        return 1, False
     if node.op is Ops.WHERE and _is_zero(node.src[1]):
-        return 2
+        return 2, False
+    return None
+
+
+def _place_of_step(node: UOp, how: Ops, over: Sequence[UOp]) -> Place | None:
+    """The same of a growing function of a maximum, and of a product of a sum and what is the same for all of the ranges
+    that are summed over, which is then multiplied with once."""
+    if how is Ops.MAX:
+        of = _monotone(node)
+        return (of[0], False) if of is not None and of[1] else None
+    if how is Ops.ADD and node.op is Ops.MUL and dtypes.is_float(node.dtype):
+        for place, other in ((0, node.src[1]), (1, node.src[0])):
+            if not set(over) & set(other.ranges) and set(over) & set(node.src[place].ranges):
+                return place, True
     return None
 
 

@@ -57,7 +57,7 @@ from kcg.kernel.tile.prior import (
     whole_row,
 )
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.reduction import depth_of, stepped_extent
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import LEAST as LEAST_QUERIES
 from kcg.kernel.tile.stream import padded, reach_of, stream_tiles, visited_blocks
@@ -299,7 +299,8 @@ def _warps(parameters: TileParameters) -> tuple[int, ...]:
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     if parameters.form == ELEMENTWISE:
         return (0,)
-    whole = power_of_two(kernel.rows.width if kernel.rows else kernel.reduce_extent)
+    count = stepped_extent(kernel)
+    whole = power_of_two(kernel.rows.width if kernel.rows else count)
     if parameters.form in ATTENTION:
         assert kernel.stream is not None
         sizes = STEPS if parameters.form == SPECIALIZED else (16, 32, 64, 128)
@@ -312,7 +313,7 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
         assert kernel.contraction is not None
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
-    most = max(whole, whole_row(kernel.reduce_extent, itemsize_of_rows(kernel)))
+    most = max(whole, whole_row(count, itemsize_of_rows(kernel)))
     return tuple(1 << i for i in range(15) if 1 << i <= most and (1 << i >= min(whole, 4)))
 
 

@@ -34,7 +34,7 @@ from kcg.kernel.tile.parameters import (
 )
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.reduction import depth_of, stepped_extent
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
 from kcg.kernel.tile.stream import LEAST, WIDEST, padded, reach_of, stream_axes, stream_tiles, visited_blocks
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages, registers_of
@@ -436,7 +436,7 @@ def _reads_rows(kernel: TileKernel) -> bool:
 
 
 def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-    count, rows = kernel.reduce_extent, sum(math.prod(one.extents) for one in kernel.launched)
+    count, rows = stepped_extent(kernel), sum(math.prod(one.extents) for one in kernel.launched)
     itemsize = itemsize_of_rows(kernel)
     beside = _reads_rows(kernel)
     along = None if beside or not axes else _side_by_side(kernel, axes)
@@ -456,8 +456,7 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
             tile = _shared_out(height, [_count(kernel, numbers) for numbers in axes])
         else:
             tile = tuple(height if place == along else 1 for place in range(len(axes)))
-    depth = depth_of(kernel.reductions)
-    if depth > 1:
+    if depth_of(kernel.reductions) > 1:
         step = min(step, 1024)
     made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_stages=1)
     height = math.prod(tile)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type, runs_of
-from kcg.kernel.tile.ir import Shifted, TileKernel, affine, is_invalid, is_symbolic
+from kcg.kernel.tile.ir import Shifted, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.online import running, shifted_sums
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.program import TileRefusal
@@ -50,6 +50,29 @@ def depth_of(reductions: tuple[UOp, ...]) -> int:
         inner = [depth[r] for r in depth if r in node.src[0].backward_slice_with_self and _inside(r, node)]
         depth[node] = 1 + max(inner, default=0)
     return max(depth.values(), default=0)
+
+
+def loops_of(reductions: tuple[UOp, ...]) -> list[tuple[int, int, int]]:
+    """Of each reduction that no other is inside of: how often it is made for a value that is stored, of how many
+    elements it is, and how many reductions it is inside of, one inside the other."""
+    around: dict[UOp, tuple[frozenset[UOp], int]] = {}  # the ranges of those that it is inside of, and how many
+    for node in reversed(reductions):  # inner ones come first
+        outer = [other for other in around if _inside(node, other)]
+        ranges = frozenset[UOp]().union(*(around[other][0] | set(other.src[1:]) for other in outer))
+        around[node] = ranges, max((around[other][1] + 1 for other in outer), default=0)
+    innermost = [node for node in reductions if not any(_inside(other, node) for other in reductions)]
+    return [
+        (math.prod(map(extent, ranges)), math.prod(map(extent, node.src[1:])), depth)
+        for node in innermost
+        for ranges, depth in [around[node]]
+    ]
+
+
+def stepped_extent(kernel: TileKernel) -> int:
+    """Elements of the reduction that a program goes through in steps: of those inside of others the longest, since
+    those around them go element by element."""
+    inside = [count for _, count, depth in loops_of(kernel.reductions) if depth]
+    return max(inside, default=kernel.reduce_extent)
 
 
 def _inside(inner: UOp, outer: UOp) -> bool:
