@@ -49,7 +49,7 @@ def expected_cost_s(captured: Captured, *, step_s: float, changed: int, compile_
     """About how many seconds the check takes; see `whole_model.expected_cost_s`. 0 where it will not run."""
     if captured.why_once:
         return 0.0
-    calls_s = MORE * (2 + plans) * captured.recorded_s
+    calls_s = MORE * (3 + plans) * captured.recorded_s
     steps_s = (2 + plans) * (whole_model.replays_of(step_s) + 2) * step_s
     return calls_s + steps_s + compile_s * (len(captured.workload.calls) + plans * changed)
 
@@ -200,6 +200,6 @@ def _explained(check: ModelCheck, step: Step, result: Result) -> ModelCheck:
     check = replace(check, compared=f"what it returns{changed}, for {counted(len(step.inputs), 'input')}")
     shaken = any(dtypes.is_float(value.dtype) for value in step.inputs.values())
     if check.passed is False and not shaken and rounding_of(result).floats:
-        why = "no floating tensor is among its arguments, so what it makes of rounding is not known"
+        why = "neither its arguments nor what it reads are floating, so what it makes of rounding is not known"
         return replace(check, passed=None, reason=f"no verdict: {check.reason}; {why}")
     return check

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -142,6 +141,7 @@ def test_a_step_that_goes_on_from_its_own_memory_is_compared_from_the_same_start
     assert check.passed is True and np.array_equal(state.numpy(), np.full((8, 8), 3.0, np.float32))
 
 
+@pytest.mark.slow
 def test_a_training_step_is_compared_and_trains_once() -> None:
     layer, x = nn.Linear(8, 4), X
     Tensor.realize(*nn.state.get_parameters(layer))
@@ -193,15 +193,7 @@ def test_kernels_of_a_function_are_judged_at_the_smallest_and_the_largest_value(
 
 
 def test_what_is_found_with_one_value_is_right_with_every_other(tmp_path: Path) -> None:
-    made = tuning.settings_of
-
-    def few(*args: Any, **kwargs: Any) -> Any:
-        return replace(made(*args, **kwargs), budget_s=None, measurements=4)
-
-    with mock.patch.object(tuning, "settings_of", few):
-        found = kcg.tune(columns, W, N, folder=tmp_path, quiet=True)
-    changed = replace(found, result=replace(result_of(Call(columns, (W, N))), model_check=found.result.model_check))
-    with changed.apply():
+    with tuning.Tuned(result_of(Call(columns, (W, N))), tmp_path / "RESULT.json").apply():
         for n in range(1, 33):
             expected = W.numpy()[:, :n].sum(axis=1) * 2
             assert np.allclose(columns(W, Variable("n", 1, 32).bind(n)).numpy(), expected, rtol=1e-4, atol=1e-5)
