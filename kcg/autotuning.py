@@ -47,10 +47,10 @@ class Autotuned(Generic[P, R]):
 
     A first call with new shapes, data types, devices, strings or booleans takes the budget where nothing is kept yet,
     and else a few seconds: for looking which kernels it runs, and at the device. Numbers do not count: a kernel with
-    another constant is left to tinygrad. Nor does what a `Variable` is bound to: a kernel that has it is verified at the
-    smallest and at the largest value that it can have. A function that returns lazy tensors is called twice in a first call, and once
-    more for each comparison at the end of tuning (`kcg.tune`); one that realises something is called once, and as often
-    for comparisons. What it changes then is a copy of its tensors.
+    another constant is left to tinygrad. Nor does what a `Variable` is bound to: its kernels are verified at the
+    smallest and the largest value that it can have. A function that returns lazy tensors is called twice in a first
+    call, one that realises something once. Both are called a few times more at the end of tuning (`kcg.tune`), where
+    what they change is a copy.
 
     What was found stays in use in this process, for equal kernels of other functions too.
     """

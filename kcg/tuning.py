@@ -276,10 +276,10 @@ def tune(
 
     Where the function returns lazy tensors they are scheduled and not computed; else it runs once. At the end, where
     something was found, it is called a few times more, under `TinyJit`, to compare what it returns with what it returns
-    as tinygrad schedules it. Tensors that it changes, such as a cache, are compared too; they are copied first, and stay
-    as they were. A function that draws random numbers or reads values is not called again: then each kernel is verified,
-    and the handle says that the whole is not. A `TinyJit` is tuned by what it captures, and a bound `Variable` may be an
-    argument: what was found is for all of its values.
+    as tinygrad schedules it. Tensors that it changes, such as a cache, are compared too; they are copied first, and
+    stay as they were. A function that draws random numbers or reads values is not called again: then each kernel is
+    verified, and the handle says that the whole is not. A `TinyJit` is tuned by what it captures, and a bound
+    `Variable` may be an argument: what was found is for all of its values.
 
     Nothing of the process changes: `result.apply()` or `with kcg.tuned(result):` uses what was found.
 

@@ -237,8 +237,8 @@ def _collecting() -> Iterator[list[UOp]]:
 
 @contextlib.contextmanager
 def in_place_of(others: Mapping[UOp, Tensor]) -> Iterator[None]:
-    """Inside the block every tensor has the memory of another one, a realised one of one piece, where it had a buffer of
-    these; and after it what it had, whatever the block did to it."""
+    """Inside the block every tensor that had one of these buffers has the memory of another tensor, a realised one of
+    one piece; after it what it had, whatever the block did to it."""
     begun, memory = Begun(), {buffer: tensor.uop.base for buffer, tensor in others.items()}
     for tensor, was in begun._tensors if memory else ():
         tensor.uop = was.substitute(memory)

@@ -81,8 +81,8 @@ def without(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall
 
 
 def at_possible_ends(call: WorkloadCall) -> WorkloadCall:
-    """The call, seen also with the smallest and the largest values that its variables can have, and that not once: it is
-    timed and judged there, and what it did counts as so much of both.
+    """The call, seen also, but not once, with the smallest and the largest values that its variables can have: there it
+    is timed and judged, and what it did counts as so much of both.
 
     tinygrad's own variables, whose names begin with an underscore, keep the values that they had.
     """

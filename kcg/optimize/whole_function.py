@@ -2,11 +2,11 @@
 tinygrad schedules it.
 
 It is called in the process that asked, with its own arguments, under `TinyJit`, in turns and by the rules of
-`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What it
-changes of tensors that are there, such as a cache of keys and values, is both: each call begins with a copy of it, which
-is a part of what is timed, on both sides, and the tensors themselves stay as they were. Where no floating tensor is among
-the inputs, those that it reads beside them are, the small ones first. A function that draws random numbers or reads
-values is not checked as a whole, only each kernel. What it does beside tensors, as counting its calls, repeats.
+`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What
+it changes of tensors that are there, such as a cache of keys and values, is both: each call begins with a copy of it,
+which is a part of what is timed, on both sides, and the tensors themselves stay as they were. Where no floating tensor
+is among the inputs, those that it reads beside them are, the small ones first. A function that draws random numbers or
+reads values is not checked as a whole, only each kernel. What it does beside tensors, as counting its calls, repeats.
 """
 
 from __future__ import annotations
