@@ -56,8 +56,12 @@ class Tally:
         os.register_at_fork(after_in_child=self._stop)
 
     def ran(self, place: Hashable, executions: int) -> None:
-        """Count executions of what a `Recorder` counts."""
-        self._count(place, executions, lambda: self._described(place))
+        """Count executions of what a `Recorder` counts, under its lock: one for each kernel that a program runs, and so
+        without one of its own where nothing is new."""
+        if self._live and (slot := self._slots.get(place)):
+            self._view[slot] += executions
+        else:
+            self._count(place, executions, lambda: self._described(place))
 
     def ran_sequence(self, captured: CapturedSequence, values: Variables) -> None:
         """Count one run of a sequence."""
