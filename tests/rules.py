@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"commands", "files", "nouns", "provenance"},
+    {"commands", "files", "nouns", "provenance", "shell"},
     {"cli", "hub", "kernels", "sharing"},
     {"compat"},
     {"kernel"},

@@ -33,6 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kcg import shell
 from kcg.cli import counted
 from kcg.cli import interrupted as report_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
@@ -104,7 +105,7 @@ class Program:
             case Form.CODE:
                 lines = self.what.strip().splitlines() or [""]
                 shown = lines[0] if len(lines) == 1 and len(lines[0]) <= 60 else lines[0][:60] + "…"
-                return f"-c {shlex.quote(shown)}"
+                return shell.command("-c", shown)
 
 
 def program_of(words: Sequence[str]) -> Program:
@@ -128,7 +129,7 @@ def check_program(program: Program) -> None:
         return
     path = Path(program.what)
     if path.suffix.lower() == ".ipynb":
-        export = f"jupyter nbconvert --to script {shlex.quote(str(path))}"
+        export = shell.command("jupyter nbconvert --to script", path)
         raise UsageError(
             f"{path} is a notebook: call kcg.tune in it, or export it with `{export}` and give "
             f"{path.with_suffix('.py')} instead"
