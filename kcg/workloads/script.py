@@ -501,7 +501,7 @@ class _Recording:
         self._sequences = stays.enter_context(recording_sequences())
         with contextlib.suppress(OSError):  # a full disk: what a sudden end leaves is lost then
             self._tally = Tally(self.out.parent, self._recorder, device=self.dev.split(":")[0])
-            self._recorder.told, self._sequences.told = self._tally.ran, self._tally.ran_sequence
+            self._recorder.on_execution, self._sequences.on_run = self._tally.ran, self._tally.ran_sequence
         _kept.append(stays)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
