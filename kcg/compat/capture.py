@@ -167,9 +167,7 @@ class Recorder:
     names: dict[str, str] = field(default_factory=dict)  # tag -> tinygrad's name of the program, without colours
     others: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
     queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
-    on_execution: Callable[[Hashable, int], None] = lambda place, executions: (
-        None
-    )  # of each execution, beside the counts
+    on_execution: Callable[[Hashable, int], None] = lambda place, executions: None  # told of each
     kernels: dict[UOp, Any] = field(default_factory=dict)  # what is known of ASTs: a kernel, or why none
     _variables: dict[str, frozenset[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -112,12 +112,12 @@ class Tally:
             return {"kind": str(place)}
         tag, variables, device = place
         ast, name = self._recorder.asts[tag], self._recorder.names[tag]
-        said = {"device": device, "key": ast.key.hex(), "name": name}
+        kernel_facts = {"device": device, "key": ast.key.hex(), "name": name}
         if device.split(":")[0] != self._device:
-            return {"kind": "elsewhere", **said}
+            return {"kind": "elsewhere", **kernel_facts}
         kernel = self._kernel(ast)
         if isinstance(kernel, str):
-            return {"kind": "refused", **said, "reason": kernel}
+            return {"kind": "refused", **kernel_facts, "reason": kernel}
         return {"kind": "kernel", "ast": kernel.ast_json, "variables": variables, "seen_as": asked_as(ast)}
 
     def _kernel(self, ast: Any) -> Kernel | str:
