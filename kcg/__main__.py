@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from kcg import shell
 from kcg.cli import examples, guarded, run_app
 from kcg.commands import COMMANDS, SETTINGS, command_name, program_name, start_as
 from kcg.errors import UnknownName, UsageError
@@ -43,7 +44,7 @@ def _unknown(word: str) -> UsageError:
     from kcg.workloads.registry import WORKLOADS
 
     if word.partition("/")[0] in WORKLOADS or word.endswith(".py"):
-        return UsageError(f"{word} is no command: write {command_name('optimize')} {word}")
+        return UsageError(f"{word} is no command: write {shell.command(command_name('optimize'), word)}")
     return UnknownName("command", word, list(COMMANDS))
 
 

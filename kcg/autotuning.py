@@ -48,9 +48,10 @@ class Autotuned(Generic[P, R]):
 
     A first call with new shapes, data types, devices, strings or booleans takes the budget where nothing is kept yet,
     and else a few seconds: for looking which kernels it runs, and at the device. Numbers do not count: a kernel with
-    another constant is left to tinygrad. A function that returns lazy tensors is called twice in a first call, and once
-    more for each comparison at the end of tuning (`kcg.tune`); one that realises something is called once, and not
-    compared where it changes tensors.
+    another constant is left to tinygrad. Nor does what a `Variable` is bound to: its kernels are verified at the
+    smallest and the largest value that it can have. A function that returns lazy tensors is called twice in a first
+    call, one that realises something once. Both are called a few times more at the end of tuning (`kcg.tune`), where
+    what they change is a copy.
 
     What was found stays in use in this process, for equal kernels of other functions too.
     """
@@ -145,9 +146,10 @@ def _usable(folder: Path, settings: Settings) -> Tuned | None:
 
 
 def key_of(workload: Workload, target: Target, toolchain: Toolchain) -> str:
-    """What a result is kept by: the kernels with the values of their variables, where they run, and by which tools."""
-    kernels = sorted({(c.region.id, c.seen or ((c.variables, 1),)) for c in workload.calls}, key=repr)
-    seen = [[name, sorted(values for values, _ in several)] for name, several in kernels]
+    """What a result is kept by: the kernels with their variables, whatever these are bound to, where they run, and by
+    which tools."""
+    kernels = sorted({(c.region.id, tuple(name for name, _ in c.variables)) for c in workload.calls})
+    seen = [[kernel, [names]] for kernel, names in kernels]
     return content_id([seen, target.fingerprint, toolchain.tile_fingerprint])[:KEY_LENGTH]
 
 

@@ -9,7 +9,6 @@ import gc
 import io
 import json
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kcg import shell
 from kcg.commands import COMMANDS, SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import lock_file, write_whole
@@ -35,8 +35,8 @@ SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 def command_text(name: str) -> str:
     """A command as it can be typed again: one of kcg's, or a module that `python -m` runs. What of it is no text is
     replaced, since files are to hold it."""
-    words = command_name(name).split() if name in COMMANDS else ["python", "-m", name]
-    return shlex.join([*words, *sys.argv[1:]]).encode("utf-8", "replace").decode()
+    started = command_name(name) if name in COMMANDS else shell.command("python", "-m", name)
+    return shell.command(started, *sys.argv[1:]).encode("utf-8", "replace").decode()
 
 
 def run_app(app: typer.Typer, program: str) -> ExitCode:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kcg.cli import command_app, counted, examples, guarded, run_app, showing
+from kcg.cli import command_app, examples, guarded, run_app, showing
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 from kcg.nouns import printable
+from kcg.optimize.counts import how_many, nouns_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,12 +124,12 @@ class Comparison:
         return pair.change(self.drift[0])
 
     @cached_property
-    def drift(self) -> tuple[float, float, int]:
+    def drift(self) -> tuple[float, float, tuple[Pair, ...]]:
         """By what share the same binaries of tinygrad's own schedules differ together; how many times as long they take
-        in B; and of how many kernels that is."""
+        in B; and which these are."""
         drifts = [p for p in self.pairs if p.drift]
         ratio = _ratio(sum(p.b.before_s for p in drifts), sum(p.a.before_s for p in drifts))
-        return (max(ratio, 1 / ratio) - 1, ratio, len(drifts)) if math.isfinite(ratio) else (0.0, 1.0, 0)
+        return (max(ratio, 1 / ratio) - 1, ratio, tuple(drifts)) if math.isfinite(ratio) else (0.0, 1.0, ())
 
     @cached_property
     def differences(self) -> tuple[str, ...]:
@@ -193,16 +194,17 @@ def _differences(found: Comparison) -> Iterator[str]:
     for name, result in (("A", a), ("B", b)):
         if not result.complete:
             yield f"{name} ended before all was tried."
-        if untimed := sum(not _time(row.chosen.cold_s) for row in result.regions):
-            were = "was" if untimed == 1 else "were"
-            yield f"{counted(untimed, 'kernel')} {were} not timed in {name}: its totals are without that."
+        if untimed := [row.region for row in result.regions if not _time(row.chosen.cold_s)]:
+            were = "was" if len(untimed) == 1 else "were"
+            yield f"{how_many(untimed)} {were} not timed in {name}: its totals are without that."
         if result.model_check is not None and result.model_check.passed is False:
             yield f"{name} is not to be used: with its schedules the whole failed."
-    _, ratio, kernels = found.drift
-    if found.comparable and kernels:
+    _, ratio, pairs = found.drift
+    if found.comparable and pairs:
         yield (
-            f"The same binaries of tinygrad's own schedules ({counted(kernels, 'kernel')}) took {ratio:.3f} times as "
-            "long in B: so far device and clock drifted. Only what lies beyond that is called faster or slower."
+            f"The same binaries of tinygrad's own schedules ({how_many(p.b.region for p in pairs)}) took "
+            f"{ratio:.3f} times as long in B: so far device and clock drifted. Only what lies beyond that is called "
+            "faster or slower."
         )
 
 
@@ -244,7 +246,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
     console.print(table)
     if rest := found.pairs[MOST_ROWS:]:
         a_s, b_s = _sums(rest)
-        console.print(f"... and {counted(len(rest), 'more kernel')}: {format_seconds(a_s)} and {format_seconds(b_s)}")
+        more = how_many(pair.b.region for pair in rest)
+        console.print(f"... and {more} more: {format_seconds(a_s)} and {format_seconds(b_s)}")
     console.print()
     for line in summary(found):
         console.print(text(line), width=width)
@@ -265,8 +268,8 @@ def summary(found: Comparison) -> Iterator[str]:
     pairs = [pair for pair in found.pairs if pair.timed]
     same = sum(not pair.rescheduled for pair in pairs)
     line = (
-        f"{counted(len(pairs), 'kernel')} timed in both: {format_seconds(a_s)} and {format_seconds(b_s)}; {same} with "
-        "the same schedule"
+        f"{how_many(pair.b.region for pair in pairs)} timed in both: {format_seconds(a_s)} and "
+        f"{format_seconds(b_s)}; {same} with the same schedule"
     )
     if found.comparable:
         counts = [f"{sum(found.change(p) == change for p in pairs)} {change}" for change in (FASTER, SLOWER, SAME)]
@@ -274,7 +277,8 @@ def summary(found: Comparison) -> Iterator[str]:
     yield line
     for name, rows in (("A", found.only_a), ("B", found.only_b)):
         if rows:
-            yield f"{counted(len(rows), 'kernel')} in {name} only: {format_seconds(sum(row.after_s for row in rows))}"
+            many = how_many(row.region for row in rows)
+            yield f"{many} in {name} only: {format_seconds(sum(row.after_s for row in rows))}"
 
 
 def _when(result: Result) -> str:
@@ -373,6 +377,8 @@ def render(found: Comparison) -> str:
             sides=(("A", found.a, found.a_name), ("B", found.b, found.b_name)),
             alone=[(name, rows) for name, rows in (("A", found.only_a), ("B", found.only_b)) if rows],
             title=lambda row: titles[_key(row)].title,
+            nouns=nouns_of(pair.b.region for pair in found.pairs),
+            many=lambda rows: how_many(row.region for row in rows),
             words=lambda row: titles[_key(row)].words,
             calls=_calls,
             lines=list(summary(found)),

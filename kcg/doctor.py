@@ -12,6 +12,7 @@ import typer
 from kcg.cli import command_app, examples, guarded, pip_install, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, KcgError
+from kcg.shell import setting
 
 if TYPE_CHECKING:
     from kcg.types import Target
@@ -124,7 +125,7 @@ def _compilers() -> list[Finding]:
     elif clang == clang_of_tinygrad():
         found = [Finding("clang", clang)]
     else:
-        found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export CC={clang}")]
+        found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export {setting('CC', clang)}")]
     found.append(Finding("NVIDIA GPU", "found" if has_cuda() else "none"))
     return found
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kcg import shell
 from kcg.cli import command_app, counted, examples, pip_install, run_app, table_console
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode
@@ -45,8 +46,9 @@ def show(
     console = table_console()
     console.print(overview(found) if name is None else presets_of(found[0]))
     first = f"{found[0]['name']}/{found[0]['presets'][0]['name']}"
+    command = shell.command(command_name("optimize"), first)
     lines = [
-        f"to optimise one: {command_name('optimize')} {first}; without a preset it takes what fits the device",
+        f"to optimise one: {command}; without a preset it takes what fits the device",
         f"presets for a CPU are faster with a clang ({pip_install('clang')}); those for a GPU need a GPU, and "
         f"are faster on one of NVIDIA with Triton ({pip_install('gpu')})",
         f"sizes are of weights; {command_name('optimize')} NAME/PRESET --dry-run says what else is needed",

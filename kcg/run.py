@@ -86,6 +86,7 @@ class ProgramRun:
         if place is None:
             why = f": {self._refused}" if self._refused else ": the program ran no kernel of tinygrad"
             return [f"nothing of {self._path} was used{why}"]
+        from kcg.optimize.counts import share_of
         from kcg.optimize.deploy import left_by_hand
 
         replaced, served = place.replaced, place.served & place.names.keys()
@@ -93,8 +94,10 @@ class ProgramRun:
         found = served & place.found - by_program
         # kernels that regions run are asked for where one is not put in alone
         asked = [one for one in place.names if one in served or one not in place.inside]
+        known = {row.region.id: row.region for row in self._result.deployed}
+        of_these = share_of((known[one] for one in served), (known[one] for one in asked))
         lines = [
-            f"of {self._path}, {counted(len(served), 'kernel')} of {len(asked)} served: {len(by_program)} by "
+            f"of {self._path}, {of_these} served: {len(by_program)} by "
             f"compiled programs ({counted(replaced.counts.total(), 'call')}), {len(found)} by schedules that were "
             f"found, {len(served) - len(by_program) - len(found)} by tinygrad's own"
         ]

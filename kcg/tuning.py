@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, KcgError, UsageError
 from kcg.nouns import printable
-from kcg.types import Result
+from kcg.types import RegionResult, Result
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -98,7 +98,6 @@ class Tuned:
         from kcg.kernel.kinds import describe
         from kcg.optimize.console import origin_of
 
-        rows = sorted(self.result.regions, key=lambda row: -row.before_s)
         return tuple(
             TunedKernel(
                 row.chosen.name or row.region.id[:12],
@@ -109,8 +108,12 @@ class Tuned:
                 row.outcome,
                 describe(row.chosen.schedule),
             )
-            for row in rows
+            for row in self._slowest_first
         )
+
+    @property
+    def _slowest_first(self) -> list[RegionResult]:
+        return sorted(self.result.regions, key=lambda row: -row.before_s)
 
     @property
     def total_before_s(self) -> float:
@@ -156,8 +159,8 @@ class Tuned:
             ratio = format_speedup(kernel.before_s, kernel.after_s)
             figures = f"{kernel.calls:>6}  {before:>8}  {after:>8}  {ratio:>8}"
             lines.append(f"{_short(kernel):{width}}  {figures}  {kernel.outcome}")
-        if (rest := len(kernels) - ROWS) > 0:
-            lines.append(f"... and {counted(rest, 'kernel')} more")
+        if len(kernels) > ROWS:
+            lines.append(f"... and {self._more} more")
         return "\n".join(
             map(printable, [*lines, f"result: {self.path}", f"report: {self.path.with_name('report.html')}"])
         )
@@ -196,8 +199,7 @@ class Tuned:
         )
         page = f"report: {self.path.with_name('report.html')}"
         texts = filter(None, [self._headline, self._counts, self._whole, self._missing, page])
-        rest = len(self.kernels) - len(shown)
-        more = f"<p>and {counted(rest, 'kernel')} more</p>" if rest else ""
+        more = f"<p>and {self._more} more</p>" if len(self.kernels) > ROWS else ""
         text = "".join(f"<p>{html.escape(line)}</p>" for line in texts)
         return f"{text}<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{more}"
 
@@ -212,12 +214,20 @@ class Tuned:
     @property
     def _counts(self) -> str:
         from kcg.optimize.console import format_seconds
+        from kcg.optimize.counts import how_many
         from kcg.optimize.result import OUTCOMES
 
         outcomes = [row.outcome for row in self.result.regions]
         counts = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
         searched = f"{counted(self.result.measurements, 'measurement')} in {format_seconds(self.result.search_s)}"
-        return f"{counted(len(outcomes), 'kernel')}: {counts or 'none'}; {searched}"
+        return f"{how_many(row.region for row in self.result.regions)}: {counts or 'none'}; {searched}"
+
+    @property
+    def _more(self) -> str:
+        """How many are not shown."""
+        from kcg.optimize.counts import how_many
+
+        return how_many(row.region for row in self._slowest_first[ROWS:])
 
     @property
     def _missing(self) -> str:
@@ -275,9 +285,11 @@ def tune(
     """Find faster schedules for the kernels that `fn(*args, **kwargs)` runs, verify them, and keep them in a folder.
 
     Where the function returns lazy tensors they are scheduled and not computed; else it runs once. At the end, where
-    something was found, it is called a few times more to compare what it returns with what it returns as tinygrad
-    schedules it, but not if it draws random numbers, changes tensors or reads values: then each kernel is verified, and
-    the handle says that the whole is not. A `TinyJit` is tuned by what it captures.
+    something was found, it is called a few times more, under `TinyJit`, to compare what it returns with what it returns
+    as tinygrad schedules it. Tensors that it changes, such as a cache, are compared too; they are copied first, and
+    stay as they were. A function that draws random numbers or reads values is not called again: then each kernel is
+    verified, and the handle says that the whole is not. A `TinyJit` is tuned by what it captures, and a bound
+    `Variable` may be an argument: what was found is for all of its values.
 
     Nothing of the process changes: `result.apply()` or `with kcg.tuned(result):` uses what was found.
 

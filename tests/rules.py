@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 LEVELS = (
     {"errors", "types"},
-    {"commands", "files", "nouns", "provenance", "unexpected"},
+    {"commands", "files", "nouns", "provenance", "shell", "unexpected"},
     {"cli", "hub", "kernels", "sharing"},
     {"compat"},
     {"kernel"},

@@ -14,6 +14,7 @@ from kcg.compare import FASTER, SAME, SLOWER, Comparison, app, match, print_comp
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.optimize.console import print_result
+from kcg.optimize.counts import how_many
 from kcg.optimize.result import SCHEMA, write_result
 from kcg.tuning import Tuned
 from kcg.types import RegionResult, Result
@@ -161,7 +162,7 @@ def test_the_page_has_both_schedules_and_loads_nothing(found: Comparison) -> Non
     planned = match(sample_result(), sample_plan(), names=NAMES)
     shown = " ".join(" ".join(Page(render(planned)).text).split())
     assert "2 regions of several kernels became one program each" in shown
-    assert planned.only_a and planned.only_b and f"{len(planned.only_b)} in B only" in shown
+    assert planned.only_a and planned.only_b and f"{how_many(row.region for row in planned.only_b)} in B only" in shown
 
 
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a: Result) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +167,8 @@ class Recorder:
     names: dict[str, str] = field(default_factory=dict)  # tag -> tinygrad's name of the program, without colours
     others: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
     queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
+    on_execution: Callable[[Hashable, int], None] = lambda place, executions: None  # told of each
+    kernels: dict[UOp, Any] = field(default_factory=dict)  # what is known of ASTs: a kernel, or why none
     _variables: dict[str, frozenset[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -214,7 +216,9 @@ class Recorder:
                 self.saw_executed(inner, variables)
         elif body.op is Ops.CUSTOM_FUNCTION and body.arg == "hcq":
             with self._lock:
-                self.queued += sum(len(devices) for devices, _, _ in call.arg.aux.kernels)
+                executions = sum(len(devices) for devices, _, _ in call.arg.aux.kernels)
+                self.queued += executions
+                self.on_execution("queued", executions)
         elif body.op is Ops.PROGRAM:
             devices = _devices_of(call)
             with self._lock:
@@ -228,10 +232,12 @@ class Recorder:
                 for device in devices:
                     place = (call.tag, bound, device)
                     self.counts[place] = self.counts.get(place, 0) + 1
+                    self.on_execution(place, 1)
 
     def _count_unrecorded(self, key: str, name: str, reason: str, executions: int) -> None:
         place = Unrecorded(key, name, reason)
         self.others[place] = self.others.get(place, 0) + executions
+        self.on_execution(place, executions)
 
     def watch(self, realize: Any) -> Callable[[], None]:
         """Put the hooks into the module `tinygrad.engine.realize`; what is returned takes them out again."""

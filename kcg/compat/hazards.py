@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from kcg.compat.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.partition import Partition, Wiring, again_of, own_of
+from kcg.compat.records import dataclass
 from kcg.compat.stretch import PlannedCall, Slot, stretch_of
 
 if TYPE_CHECKING:

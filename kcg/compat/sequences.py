@@ -87,6 +87,7 @@ class SequenceRecorder:
 
     def __init__(self, *, look: bool) -> None:
         self.parameters, self._look = Parameters(), look
+        self.on_run: Callable[[CapturedSequence, Variables], None] = lambda sequence, values: None  # of each run
         self._counts: dict[CapturedSequence, dict[Variables, int]] = {}
         self._layers: dict[CapturedSequence, Counter[tuple[str, ...]]] = {}
         self._jitted: weakref.WeakKeyDictionary[UOp, CapturedSequence] = weakref.WeakKeyDictionary()
@@ -127,6 +128,7 @@ class SequenceRecorder:
             counts = self._counts.setdefault(sequence, {})
             counts[bound] = counts.get(bound, 0) + 1
             self._layers.setdefault(sequence, Counter())[sequence.layers] += 1
+            self.on_run(sequence, bound)
 
     # ---- hooks ----
 

@@ -26,11 +26,12 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kcg.compat.records import dataclass
 from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
 
 try:
@@ -43,7 +44,8 @@ try:
     from tinygrad.uop import Ops
     from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp
 except ImportError as error:  # another version names them otherwise
-    raise ImportError(f"tinygrad: this needs the version that is named at the end of {__file__}: {error}") from None
+    _file = globals().get("__file__", "this text")  # a namespace in which a source was executed has none
+    raise ImportError(f"tinygrad: this needs the version that is named at the end of {_file}: {error}") from None
 
 MOST = 2**31 - 1  # of an integer that a program takes
 CORE_ID = "core_id"  # tinygrad's name of the variable that tells a CPU kernel which of its threads it is

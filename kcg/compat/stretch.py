@@ -10,11 +10,11 @@ Private: `uop.ops.buffers` (which buffers are backed by memory), `tensor.all_ten
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.hazards import Access
+from kcg.compat.records import dataclass
 
 if TYPE_CHECKING:
     from tinygrad.uop.ops import UOp

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kcg import shell
 from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import DeviceError, ExitCode, JournalError, UsageError
@@ -405,7 +406,7 @@ def push(
     from kcg.dataset.publish import push as push_now
 
     commit = push_now(folder, repo, branch=revision, message=message, private=private)
-    say_pushed(repo, commit, f"{command_name('dataset')} pull {repo} FOLDER --revision {commit}")
+    say_pushed(repo, commit, shell.command(command_name("dataset"), "pull", repo, "FOLDER", "--revision", commit))
 
 
 @app.command(epilog=examples("kcg dataset pull OWNER/NAME FOLDER --revision COMMIT"))

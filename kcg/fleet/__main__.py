@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kcg import shell
 from kcg.cli import command_group, examples, guarded, pip_install, run_app
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
@@ -106,8 +107,9 @@ def certificates(
 
     made = make(folder, days=days, hosts=[name.strip() for name in hosts.split(",") if name.strip()])
     home = str(usual_folder()).replace(str(Path.home()), "~", 1)
+    copy = shell.command("scp -rp", f"{made[-1].absolute()}/.", f"HOST:{home}/")
     typer.echo(f"made {', '.join(map(str, made))}: valid for {days} days")
-    typer.echo(f"copy what is in one to {home} of each machine of that name or role: scp -rp {made[-1]}/. HOST:{home}/")
+    typer.echo(f"copy what is in one to {home} of each machine of that name or role: {copy}")
     typer.echo(
         f"keep {folder / AUTHORITY} to yourself: it makes more certificates, and no machine of the fleet needs it"
     )

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any, Final
 
+from kcg import shell
 from kcg.errors import UsageError
 from kcg.fleet.security import parts_of, security_for
 from kcg.fleet.settings import SETTLE_S, configure, quiet
@@ -34,6 +35,12 @@ def run(listen: str, certificates: Path | None) -> None:
     asyncio.run(_serve({"protocol": f"{scheme}://", "host": host, "port": port, "security": security}))
 
 
+def how_to_join(address: str) -> str:
+    """The command of a worker; behind it what a driver takes."""
+    driver = shell.command("--fleet", address)
+    return f"{shell.command('kcg fleet worker', address)}  # on each worker; a driver takes {driver}"
+
+
 async def _serve(settings: dict[str, Any]) -> None:
     from kcg.fleet.servers import FleetScheduler
 
@@ -48,10 +55,7 @@ async def _serve(settings: dict[str, Any]) -> None:
         reason = getattr(error.__cause__, "strerror", None) or error.__cause__ or error
         where = f"{settings['protocol']}{settings['host']}:{settings['port']}"
         raise UsageError(f"cannot listen on {where}: {reason}: give another --listen") from error
-    print(
-        f"kcg fleet worker {scheduler.address}  # on each worker; a driver takes --fleet {scheduler.address}",
-        flush=True,
-    )
+    print(how_to_join(scheduler.address), flush=True)
     await ended.wait()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(scheduler.close(), CLOSE_S)

@@ -32,13 +32,14 @@ _TEXT = 4_096  # characters of a line or a name
 
 def sequences_of_captured(
     captured: Iterable[tuple[CapturedSequence, tuple[tuple[Variables, int], ...]]],
+    kernels: dict[Any, Kernel | str] | None = None,
 ) -> tuple[Sequence, ...]:
     """The sequences that were captured, in their order, each with how often it ran with which values.
 
-    A kernel that cannot be encoded is a call without a kernel.
+    A kernel that cannot be encoded is a call without a kernel. `kernels` is what is known of ASTs, and grows.
     """
-    kernels: dict[Any, Kernel | str] = {}
-    return tuple(_sequence_of(one, seen, kernels) for one, seen in captured)
+    known = {} if kernels is None else kernels
+    return tuple(_sequence_of(one, seen, known) for one, seen in captured)
 
 
 def _sequence_of(

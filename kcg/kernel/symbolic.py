@@ -75,8 +75,24 @@ def without(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall
             taken = min(count, left[other])
             left[other] -= taken
             count -= taken
+    ends = dict.fromkeys((values for values, count in call.seen if not count), 0)  # see `at_possible_ends`
     left = +left
-    return _with_values(call, left) if left else None
+    return _with_values(call, {**ends, **left}) if left else None
+
+
+def at_possible_ends(call: WorkloadCall) -> WorkloadCall:
+    """The call, seen also, but not once, with the smallest and the largest values that its variables can have: there it
+    is timed and judged, and what it did counts as so much of both.
+
+    tinygrad's own variables, whose names begin with an underscore, keep the values that they had.
+    """
+    if not call.variables:
+        return call
+    ranges, counts = ranges_of_region(call.region), dict(seen_by(call))
+    for side in (0, 1):
+        end = tuple((n, v if n.startswith("_") else ranges[n][side]) for n, v in call.variables)
+        counts.setdefault(end, 0)
+    return _with_values(call, counts)
 
 
 def _with_values(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall:

@@ -301,11 +301,12 @@ def not_verified(result: Result) -> str:
     if result.model_check is not None and result.model_check.passed is False:
         what = "script" if result.model_check.runs else "model"
         return f"the whole {what} is wrong with these schedules, do not use them: {result.model_check.reason}"
+    from kcg.optimize.counts import share_of
+
     wrong = [region for region in result.regions if region.chosen.verification.wrong]
-    return (
-        f"{len(wrong)} of {len(result.regions)} kernels are wrong with tinygrad's own schedule, and keep it; the "
-        f"first is {wrong[0].baseline.name}: {wrong[0].note}"
-    )
+    of_these = share_of((row.region for row in wrong), (row.region for row in result.regions))
+    first = f"the first is {wrong[0].baseline.name}: {wrong[0].note}"
+    return f"{of_these} are wrong with tinygrad's own schedule, and keep it; {first}"
 
 
 def nothing_faster(result: Result) -> str:
@@ -319,10 +320,12 @@ def nothing_faster(result: Result) -> str:
 
 
 def _not_searched(result: Result) -> str:
+    from kcg.optimize.counts import share_of
     from kcg.optimize.result import NO_OTHER
 
-    missing = sum(region.outcome == "not searched" and region.note != NO_OTHER for region in result.regions)
-    return f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
+    rows = [row for row in result.regions if row.outcome == "not searched" and row.note != NO_OTHER]
+    missing = share_of((row.region for row in rows), (row.region for row in result.regions))
+    return f" ({missing} were not searched)" if rows else ""
 
 
 def incomplete(result: Result) -> str:

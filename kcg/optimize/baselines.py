@@ -64,6 +64,7 @@ def measure_baselines(
                     measurements=budget.ledger.measurements,
                     budget_s=budget.limit_s,
                     kernels=(count, len(waiting)),
+                    nouns=f"{noun_for(waiting)}s",
                 )
 
     for batch in (waiting[begin : begin + size] for begin in range(0, len(waiting), size)):

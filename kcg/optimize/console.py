@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
 from kcg.nouns import printable
+from kcg.optimize.counts import how_many, share_of
 from kcg.optimize.ends import values_of
 from kcg.optimize.next_steps import NextStep, next_steps
 from kcg.optimize.result import OUTCOMES
@@ -157,6 +158,7 @@ class Progress:
         measurements: int | None = None,
         total_s: float | None = None,
         kernels: tuple[int, int] | None = None,
+        nouns: str = "kernels",
         note: str = "",
     ) -> None:
         """Where the run stands.
@@ -166,6 +168,7 @@ class Progress:
             measurements: binaries timed so far.
             total_s: the best total of the workload so far.
             kernels: how many are done, of how many.
+            nouns: what these are, where regions are among them.
             note: a few words, e.g. which kernel is being searched.
         """
         if self._quiet:
@@ -176,7 +179,7 @@ class Progress:
             self._end = None if budget_s is None else self._began + budget_s
         parts = []
         if kernels is not None:
-            parts.append(f"{kernels[0]}/{kernels[1]} kernels")
+            parts.append(f"{kernels[0]}/{kernels[1]} {nouns}")
         if measurements is not None:
             parts.append(f"{measurements} measured")
         if total_s is not None:
@@ -522,18 +525,13 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     """The lines below the table, each with its style."""
     before, after = result.total_before_s, result.total_after_s
     workload = " ".join(filter(None, (result.workload, result.preset)))
-    improved = sum(row.outcome == "improved" for row in result.regions)
+    regions = [row.region for row in result.regions]
+    improved = share_of((row.region for row in result.regions if row.outcome == "improved"), regions)
     tiles = [r for r in result.regions if r.outcome == "improved" and r.chosen.schedule.kind == ScheduleKind.TILE]
-    alone = [row.region.id for row in result.regions if not row.region.args]
-    kernels = counted(len(set(alone)), "kernel")
-    if len(set(alone)) < len(alone):
-        kernels += f", with the values of their variables {len(alone)}"
-    if several := len(result.regions) - len(alone):
-        kernels += f" and {counted(several, 'region')} of several"
     of_these = f", {counted(len(tiles), 'tile program')}" if tiles else ""
     total = f"{format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast"
     lines = [
-        (f"{workload}: {total}; {improved} of {kernels} improved{of_these}", "bold"),
+        (f"{workload}: {total}; {improved} improved{of_these}", "bold"),
         *((line, "bold") for line in step_lines(result)),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
@@ -585,7 +583,8 @@ def step_lines(result: Result) -> list[str]:
     lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
     if result.once:
         before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
-        count = counted(len(result.once), "kernel runs", "kernels run")
+        verb = "runs" if len(result.once) == 1 else "run"
+        count = f"{how_many(row.region for row in result.once)} {verb}"
         lines.append(f"outside of the steps {count}: {format_seconds(before)} → {format_seconds(after)} in all")
     return lines
 
@@ -611,8 +610,9 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
         lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
     if untimed := sum(not row.before_s > 0 for row in rows):
         lines.append(f"{untimed} of these could not be timed: the totals are without them")
-    if untimed := sum(not row.before_s > 0 for row in result.regions if row not in rows):
-        lines.append(f"{counted(untimed, 'kernel was', 'kernels were')} not timed: the totals are without them")
+    if others := [row.region for row in result.regions if row not in rows and not row.before_s > 0]:
+        were = "was" if len(others) == 1 else "were"
+        lines.append(f"{how_many(others)} {were} not timed: the totals are without them")
     return [(line, "yellow") for line in lines]
 
 

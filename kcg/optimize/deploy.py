@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import shlex
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kcg import shell
 from kcg.cli import counted
 from kcg.commands import command_name
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
@@ -66,13 +66,13 @@ class Applied:
     @property
     def undo_command(self) -> str:
         """The command that takes it back."""
-        where = "" if self.own_cache else f" --cachedb {shlex.quote(str(self.cache_db))}"
-        return f"{command_name('apply')} --undo{where}"
+        where = () if self.own_cache else ("--cachedb", self.cache_db)
+        return shell.command(command_name("apply"), "--undo", *where)
 
     @property
     def use_command(self) -> str:
         """How the user's program is started."""
-        where = "" if self.own_cache else f"CACHEDB={shlex.quote(str(self.cache_db.absolute()))} "
+        where = "" if self.own_cache else f"{shell.setting('CACHEDB', self.cache_db.absolute())} "
         return where + beam_command(self.dev, self.clang, width=self.widths[0])
 
     def __str__(self) -> str:
@@ -92,8 +92,8 @@ class Applied:
 
 def beam_command(dev: str, clang: str, *, width: int, program: Sequence[str] = ("your_program.py",)) -> str:
     """How a program is started so that it uses what was applied; with a `clang` that tinygrad does not find itself."""
-    compiler = f"CC={shlex.quote(clang)} " if clang else ""
-    return f"{compiler}DEV={dev} BEAM={width} python {shlex.join(program)}"
+    compiler = f"{shell.setting('CC', clang)} " if clang else ""
+    return f"{compiler}DEV={dev} BEAM={width} {shell.command('python', *program)}"
 
 
 def apply(
@@ -571,7 +571,7 @@ def _notes(
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
     notes += kept_as_they_are(result)
     if clang is not None:
-        advice = f"export CC={clang}" if clang else "without it, use kcg.tuned"
+        advice = f"export {shell.setting('CC', clang)}" if clang else "without it, use kcg.tuned"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
     return tuple(notes)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters of machine code in a line
 
-PARTS = ("hazards", "stretch", "partition", "replacing", "standalone")
+PARTS = ("records", "hazards", "stretch", "partition", "replacing", "standalone")
 """The modules of `kcg.compat` whose code the module is, in order. They import each other, tinygrad and Python's own."""
 
 Instead = dict[Region, "standalone.Program | list[Schedule]"]

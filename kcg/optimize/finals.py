@@ -26,6 +26,7 @@ from kcg.measure import stress
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize import ends
 from kcg.optimize.console import format_seconds
+from kcg.optimize.counts import nouns_of, share_of
 from kcg.optimize.estimates import Pace
 from kcg.optimize.kept import Side
 from kcg.optimize.paired import Compared, Comparisons
@@ -77,7 +78,7 @@ class Judge:
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
         self._comparisons = Comparisons(estimates, device, in_new_child=in_new_child)
         self._pace = Pace(estimates)
-        self._undecided = 0
+        self._undecided: list[RegionWork] = []
         self.seen: dict[tuple[str, Schedule], Compared] = {}  # the last comparison of each, by `RegionWork.id`
         self._kernels: list[RegionWork] = []  # that are due
         self._done: set[str] = set()  # what was judged, by `RegionWork.id`
@@ -91,6 +92,7 @@ class Judge:
             if work not in order:
                 judged[work.id] = work.stored or self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
+        seen: list[RegionWork] = []  # so many of them
         self._plan(left)
         self._show(count, self._of_plans(left))
         if any(self._allows(work) for work in order):
@@ -99,6 +101,7 @@ class Judge:
             while of_plans := self._of_plans(left):
                 left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
+                seen.append(work)
                 if self._allows(work):
                     judged[work.id] = self._judged_one(work)
                     self._done.add(work.id)
@@ -110,8 +113,8 @@ class Judge:
             for work in left:
                 judged[work.id] = self._not_needed(work)
         finally:
-            self._warn_of_unjudged(count)
-        return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
+            self._warn_of_unjudged(seen)
+        return RegionResults(tuple(judged[w.id] for w in works), len(self._undecided))
 
     def _show(self, count: int, left: Sequence[RegionWork]) -> None:
         """So many are judged, and these are left, which are expected to take what those before them took."""
@@ -122,6 +125,7 @@ class Judge:
             measurements=ledger.measurements,
             budget_s=self._log.elapsed_s + self._pace.left_s(left),
             kernels=(count, count + len(left)),
+            nouns=nouns_of(work.call.region for work in (*works, *left) if work in left or work.id in self._judged),
             keep=False,
         )
 
@@ -177,16 +181,14 @@ class Judge:
     def _improved(*rows: RegionResult) -> bool:
         return any(row.outcome == "improved" for row in rows)
 
-    def _warn_of_unjudged(self, count: int) -> None:
-        if spared := len(self._comparisons.taken_over - self._comparisons.made):
-            self._log.warn(
-                f"the verdicts on {spared} of {count} kernels are those of an earlier run: they were not judged again"
-            )
+    def _warn_of_unjudged(self, works: Sequence[RegionWork]) -> None:
+        regions = [work.call.region for work in works]
+        if spared := self._comparisons.taken_over - self._comparisons.made:
+            of_these = share_of((work.call.region for work in works if work.id in spared), regions)
+            self._log.warn(f"the verdicts on {of_these} are those of an earlier run: they were not judged again")
         if self._undecided:
-            self._log.warn(
-                f"the budget left no time to judge {self._undecided} of {count} kernels: they keep "
-                "tinygrad's own schedule"
-            )
+            late = share_of((work.call.region for work in self._undecided), regions)
+            self._log.warn(f"the budget left no time to judge {late}: they keep tinygrad's own schedule")
 
     def _compare_kinds(self, work: RegionWork) -> bool:
         """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
@@ -407,7 +409,7 @@ class Judge:
 
     def _too_late(self, work: RegionWork) -> RegionResult:
         """The result of a region which the budget leaves no time to judge."""
-        self._undecided += 1  # what fails as it is too: it was not seen in a fresh process
+        self._undecided.append(work)  # what fails as it is too: it was not seen in a fresh process
         if failed := _failing(work):
             return failed
         base = self._as_measured(work)

@@ -42,6 +42,7 @@ class Live:
     budget_s: float | None = None  # when the run is expected to end
     measurements: int = 0
     kernels: tuple[int, int] | None = None  # how many are done in this phase, of how many
+    nouns: str = "kernels"  # what these are
     points: tuple[ProgressPoint, ...] = ()  # the first is with tinygrad's own schedules, the last the best so far
     exit_code: int | None = None  # None: it goes on, or was killed
     schema: int = 1
@@ -71,6 +72,7 @@ class LiveFile:
         *,
         budget_s: float | None,
         kernels: tuple[int, int] | None,
+        nouns: str = "kernels",
     ) -> None:
         """Where the phase stands; a `total_s` of None leaves the best that is known."""
         points = self.live.points
@@ -78,7 +80,8 @@ class LiveFile:
             points = (*points, ProgressPoint(elapsed_s, measurements, total_s))
             if len(points) > MOST_POINTS:
                 points = (*points[:-1:2], points[-1])
-        self._update(elapsed_s=elapsed_s, measurements=measurements, budget_s=budget_s, kernels=kernels, points=points)
+        where: dict[str, Any] = {"kernels": kernels, "nouns": nouns, "points": points}
+        self._update(elapsed_s=elapsed_s, measurements=measurements, budget_s=budget_s, **where)
 
     def end(self, exit_code: int, elapsed_s: float) -> None:
         """How the run ended."""

@@ -128,6 +128,7 @@ class RunLog:
         measurements: int,
         budget_s: float | None,
         kernels: tuple[int, int] | None = None,
+        nouns: str = "kernels",
         note: str = "",
         keep: bool = True,
     ) -> None:
@@ -136,9 +137,16 @@ class RunLog:
         if keep and total_s is not None:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
         if self.live is not None:
-            self.live.show(elapsed_s, measurements, total_s if keep else None, budget_s=budget_s, kernels=kernels)
+            best_s = total_s if keep else None
+            self.live.show(elapsed_s, measurements, best_s, budget_s=budget_s, kernels=kernels, nouns=nouns)
         self.progress.update(
-            done_s=elapsed_s, budget_s=budget_s, measurements=measurements, total_s=total_s, kernels=kernels, note=note
+            done_s=elapsed_s,
+            budget_s=budget_s,
+            measurements=measurements,
+            total_s=total_s,
+            kernels=kernels,
+            nouns=nouns,
+            note=note,
         )
 
     def expect(

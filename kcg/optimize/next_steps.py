@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kcg import shell
 from kcg.errors import UsageError
 from kcg.optimize.settings import parse_budget
 from kcg.types import RegionResult, Result, ScheduleKind
@@ -31,11 +32,6 @@ class NextStep(NamedTuple):
     does: str
 
 
-def command_line(subcommand: str, *words: str | Path) -> str:
-    """A command of kcg, quoted where that is needed."""
-    return f"kcg {subcommand} {shlex.join(map(str, words))}"
-
-
 def next_steps(result: Result, path: Path) -> tuple[NextStep, ...]:
     """What to do with a result that is stored at `path`, the best first; nothing where it is wrong as a whole."""
     if result.model_check is not None and result.model_check.passed is False:
@@ -53,10 +49,10 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
     program, clang = _program(result), missing_clang(result.target)
     files = [word for file in _values(result.command, "--kernels") for word in ("--kernels", file)]
     by_hand = files if any(row.chosen.schedule.kind == ScheduleKind.SOURCE for row in found) else []
-    run = command_line("run", "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
+    run = shell.command("kcg run", "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
     name = re.sub(r"\W+", "_", program.name if program else result.workload).strip("_")
-    export = command_line("export", path, "--python", f"tuned_{name}.py", *by_hand)
-    apply = command_line("apply", path, "--beam", str(WIDTH))
+    export = shell.command("kcg export", path, "--python", f"tuned_{name}.py", *by_hand)
+    apply = shell.command("kcg apply", path, "--beam", str(WIDTH))
     only_opts = all(row.chosen.schedule.kind == ScheduleKind.OPTS for row in found)
     opts = any(ScheduleKind.OPTS in (row.chosen.schedule.kind, row.opts and row.opts.schedule.kind) for row in found)
     if not only_opts or clang == "":  # without any clang plain tinygrad does not open a CPU

@@ -30,6 +30,7 @@ from kcg.optimize.console import (
     step_lines,
     step_rows,
 )
+from kcg.optimize.counts import nouns_of, share_of
 from kcg.optimize.log import WORDS
 from kcg.optimize.next_steps import next_steps
 from kcg.optimize.prediction_quality import quality_of
@@ -331,6 +332,7 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
             noun=checked_as(result),
             repeated=repeated,
             checks=_checks(rows),
+            nouns=nouns_of(row.region for row in result.regions),
             outcomes=[
                 (name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()
             ],
@@ -379,6 +381,7 @@ def _checks(rows: Sequence[Row]) -> dict[str, object]:
         names.update(dict.fromkeys(row.region.chosen.verification.rules))
     return {
         "passed": passed,
+        "counts": share_of((row.region.region for row in passed), (row.region.region for row in rows)),
         "failed": [
             row for row in rows if _model_result(row.region.chosen.verification) in ("wrong", "unjudged", "not run")
         ],

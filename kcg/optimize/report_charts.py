@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kcg.cli import counted
 from kcg.optimize.console import format_count, format_seconds, format_speedup
+from kcg.optimize.counts import how_many, nouns_of
 from kcg.optimize.prediction_quality import expected_s, measured_s, timed_expectations
 from kcg.optimize.svg import (
     COLORS,
@@ -60,7 +60,7 @@ def slices_of(rows: Sequence[Row]) -> list[Slice]:
     ]
     if rest := [row for row in timed if row.number not in own]:
         before, after = sum(row.region.before_s for row in rest), sum(row.region.after_s for row in rest)
-        name = f"{len(rest)} more kernels"
+        name = f"{len(rest)} more {nouns_of(row.region.region for row in rest)}"
         found.append(Slice(name, name, before, after, sum(row.share for row in rest), "krest"))
     return found
 
@@ -292,7 +292,8 @@ def _words(rows: Sequence[Row], points: Sequence[Point], roofs: Roofs | None) ->
     if silent:
         share = sum(row.region.after_s for row in silent) / after_s
         words.append(
-            f"{counted(len(silent), 'kernel')} only move data and are not drawn ({format_share(share)} of the time)."
+            f"{how_many(row.region.region for row in silent)} only move data and are not drawn "
+            f"({format_share(share)} of the time)."
         )
     return words
 

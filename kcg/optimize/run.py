@@ -20,6 +20,7 @@ from kcg.optimize import handwritten, live, whole_model
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress, format_seconds
+from kcg.optimize.counts import how_many
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import Judge, as_searched
@@ -137,9 +138,9 @@ def optimize(
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)
-            if due := len(estimates.likely()):
+            if due := estimates.likely():
                 about = format_seconds(estimates.judging_s())
-                many = f"{due} kernel{'s' * (due > 1)}"
+                many = how_many(work.call.region for work in due)
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None

@@ -2,9 +2,11 @@
 tinygrad schedules it.
 
 It is called in the process that asked, with its own arguments, under `TinyJit`, in turns and by the rules of
-`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. A
-function that draws random numbers, changes tensors or reads values would not do the same again: it is not checked as a
-whole, only each kernel. What it does beside tensors, as counting its calls, repeats.
+`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What
+it changes of tensors that are there, such as a cache of keys and values, is both: each call begins with a copy of it,
+which is a part of what is timed, on both sides, and the tensors themselves stay as they were. Where no floating tensor
+is among the inputs, those that it reads beside them are, the small ones first. A function that draws random numbers or
+reads values is not checked as a whole, only each kernel. What it does beside tensors, as counting its calls, repeats.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
+from kcg.errors import UsageError
 from kcg.optimize import whole_model
 from kcg.optimize.whole_model import Stage
 from kcg.types import ModelCheck, Result
@@ -21,10 +24,15 @@ from kcg.types import ModelCheck, Result
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
+    from kcg.compat.tiny import UOp
     from kcg.optimize.work import Captured
     from kcg.workloads.family import Step
     from kcg.workloads.function import Call
 
+COMPARED_BYTES = 1 << 26  # of what it changes so much is compared, the small tensors first
+SHAKEN_BYTES = 1 << 26  # and of what it reads beside its arguments so much is changed by a rounding unit
+KEPT = "kept_"  # begins the names of the inputs that a function changes
+COPIES = 6  # of what it changes: of the inputs three more, and one of each of the first programs
 MORE = 1.5  # times as long as when it was captured takes a call that `TinyJit` captures: its memory is planned anew
 
 
@@ -41,7 +49,7 @@ def expected_cost_s(captured: Captured, *, step_s: float, changed: int, compile_
     """About how many seconds the check takes; see `whole_model.expected_cost_s`. 0 where it will not run."""
     if captured.why_once:
         return 0.0
-    calls_s = MORE * (2 + plans) * captured.recorded_s
+    calls_s = MORE * (3 + plans) * captured.recorded_s
     steps_s = (2 + plans) * (whole_model.replays_of(step_s) + 2) * step_s
     return calls_s + steps_s + compile_s * (len(captured.workload.calls) + plans * changed)
 
@@ -52,8 +60,8 @@ def check_function(call: Call, results: Sequence[Result], *, seed: int) -> list[
     from kcg.compat.calling import Begun
 
     begun, stages = Begun(), [Stage(whole_model.OWN)]
-    step = step_of(call)
     try:
+        step = step_of(call)
         whole_model.leave_others(step)
         checks = whole_model.compare(step, results, seed=seed, report=stages.append)
         if any(check.passed is False for check in checks) and not _repeats(step, results[0], seed=seed):
@@ -71,32 +79,97 @@ def check_function(call: Call, results: Sequence[Result], *, seed: int) -> list[
 
 
 def step_of(call: Call) -> Step:
-    """A call as a step: its tensors and bound variables are the inputs, those that it returns the outputs, which are
-    the floating ones where there are any."""
-    from tinygrad import Tensor, UOp, dtypes
+    """A call as a step: the inputs are its tensors and bound variables, what it changes beside them, and where none of
+    these is floating what it reads; the outputs are what it returns and changes, the floating ones where there are any.
 
-    from kcg.compat.calling import tensors_in
+    Raises UsageError where what it changes cannot be copied, and what the function raises.
+    """
+    from tinygrad import Tensor, dtypes
+
+    from kcg.compat.calling import (
+        Begun,
+        bound_in,
+        in_place_of,
+        is_lazy,
+        memory_of_call,
+        tensors_in,
+        values_in,
+        with_values,
+    )
     from kcg.workloads.family import Step
 
-    named: dict[str, Any] = {
-        **dict(zip(map(str, range(len(call.args))), call.args, strict=True)),
-        **(call.kwargs or {}),
-    }
-    inputs: dict[str, Any] = {}
-    names: dict[str, str] = {}  # of an argument -> of the input that it is: one tensor may be given twice
-    for name, value in named.items():
-        if isinstance(value, Tensor | UOp):
-            same = next((known for known, other in inputs.items() if other is value), f"input_{len(inputs)}")
-            inputs[same], names[name] = value, same
+    arguments, memory = [call.args, dict(call.kwargs or {})], memory_of_call(call.plain())
+    _check_kept(memory.written)
+    given = _given(arguments, memory.written)
+    inputs: dict[str, Any] = {f"input_{place}": tensor for place, tensor in enumerate(given)}
+    inputs |= {f"variable_{place}": one for place, one in enumerate(bound_in(values_in(arguments)))}
+    kept = {f"{KEPT}{place}": buffer for place, buffer in enumerate(memory.written)}
+    others = {} if _any_floats([*given, *memory.written]) else _small_floats(memory.read)
+    inputs |= {name: Tensor(buffer) for name, buffer in (kept | others).items()}
+    compared = _small(memory.written, COMPARED_BYTES)
 
-    def run(**given: Any) -> tuple[Tensor, ...]:
-        args = [given[names[str(n)]] if str(n) in names else value for n, value in enumerate(call.args)]
-        kwargs = {k: given[names[k]] if k in names else value for k, value in (call.kwargs or {}).items()}
-        returned = tensors_in(replace(call, args=tuple(args), kwargs=kwargs).plain()())
-        floating = tuple(tensor for tensor in returned if dtypes.is_float(tensor.dtype))
-        return floating or tuple(returned)
+    def run(**now: Any) -> tuple[Tensor, ...]:
+        by_tensor = {id(tensor): now[f"input_{place}"] for place, tensor in enumerate(given)}
+        args, kwargs = with_values(arguments, lambda tensor: by_tensor.get(id(tensor), tensor))
+        copies = {buffer: now[name].clone().realize() for name, buffer in kept.items()}
+        with in_place_of(copies | {buffer: now[name] for name, buffer in others.items()}):
+            begun = Begun()
+            returned = tensors_in(replace(call, args=args, kwargs=kwargs).plain()())
+            if lazy := [tensor for tensor in [*returned, *begun.changed()] if is_lazy(tensor)]:
+                Tensor.realize(*lazy)
+            # of their own: what the function returns may be a tensor that soon stands for what it was before
+            made = [Tensor(tensor.uop) for tensor in returned]
+        made += [Tensor(copy.uop) for buffer, copy in copies.items() if buffer in compared]
+        return tuple(tensor for tensor in made if dtypes.is_float(tensor.dtype)) or tuple(made)
 
     return Step(inputs, run)
+
+
+def _given(arguments: Any, written: Sequence[UOp]) -> list[Tensor]:
+    """The tensors of the arguments, each once, but for those that the function writes to and those of a shape that
+    varies: it gets these as they are."""
+    from kcg.compat.calling import is_symbolic, tensors_in
+
+    found = {id(tensor): tensor for tensor in tensors_in(arguments)}
+    return [tensor for tensor in found.values() if tensor.uop.base not in written and not is_symbolic(tensor)]
+
+
+def _check_kept(written: Sequence[UOp]) -> None:
+    """Raises UsageError where there is no copy of what a function changes, or no memory for it."""
+    from kcg.compat.hardware import memory_of
+
+    if any(not isinstance(buffer.device, str) for buffer in written):
+        raise UsageError("it changes tensors that lie on several devices")
+    size = sum(int(buffer.nbytes()) for buffer in written)
+    known = memory_of(written[0].device.split(":")[0]) if written else None
+    if known is not None and COPIES * size > known[0]:
+        raise UsageError(f"it changes tensors of {size / 1e9:.1f} GB, of which {COPIES} copies have no room in memory")
+
+
+def _any_floats(values: Sequence[Tensor | UOp]) -> bool:
+    from tinygrad import dtypes
+
+    return any(dtypes.is_float(value.dtype) for value in values)
+
+
+def _small(buffers: Sequence[UOp], limit: int) -> set[UOp]:
+    """The smallest of some buffers, of at most `limit` bytes in all."""
+    found: set[UOp] = set()
+    size = 0
+    for buffer in sorted(buffers, key=lambda buffer: int(buffer.nbytes())):
+        size += int(buffer.nbytes())
+        if size <= limit:
+            found.add(buffer)
+    return found
+
+
+def _small_floats(buffers: Sequence[UOp]) -> dict[str, UOp]:
+    """Floating ones of these, the smallest: what is changed by a rounding unit in the place of an argument."""
+    from kcg.compat.tiny import Device
+
+    here = [b for b in buffers if _any_floats([b]) and b.device == Device.DEFAULT]
+    small = _small(here, SHAKEN_BYTES)
+    return {f"read_{place}": buffer for place, buffer in enumerate(b for b in here if b in small)}
 
 
 def _repeats(step: Step, result: Result, *, seed: int) -> bool:
@@ -122,9 +195,11 @@ def _explained(check: ModelCheck, step: Step, result: Result) -> ModelCheck:
 
     from kcg.optimize.whole_script import rounding_of
 
-    check = replace(check, compared=f"what it returns, for {counted(len(step.inputs), 'input')}")
+    kept = sum(name.startswith(KEPT) for name in step.inputs)
+    changed = f" and {counted(kept, 'tensor')} that it changes" if kept else ""
+    check = replace(check, compared=f"what it returns{changed}, for {counted(len(step.inputs), 'input')}")
     shaken = any(dtypes.is_float(value.dtype) for value in step.inputs.values())
     if check.passed is False and not shaken and rounding_of(result).floats:
-        why = "no floating tensor is among its arguments, so what it makes of rounding is not known"
+        why = "neither its arguments nor what it reads are floating, so what it makes of rounding is not known"
         return replace(check, passed=None, reason=f"no verdict: {check.reason}; {why}")
     return check

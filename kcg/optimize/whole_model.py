@@ -136,11 +136,18 @@ def perturbed(inputs: dict[str, Any], *, seed: int, least: float = 0.0) -> dict[
 
 
 def different(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Inputs of which a model makes something else: floating ones turned around and halved, others 0."""
-    from tinygrad import dtypes
+    """Inputs of which a model makes something else: floating ones turned around and halved, other tensors 0; variables
+    are bound to other values where no tensor is floating."""
+    from tinygrad import Tensor, dtypes
 
-    changed = {}
+    from kcg.compat.calling import elsewhere
+
+    changed = {name: value for name, value in inputs.items() if not isinstance(value, Tensor)}
+    if not any(dtypes.is_float(value.dtype) for value in inputs.values()):
+        changed = dict(zip(changed, elsewhere(list(changed.values())), strict=True))
     for name, value in inputs.items():
+        if name in changed:
+            continue
         turned = value.flip(*range(value.ndim)) * 0.5 if dtypes.is_float(value.dtype) else value.zeros_like()
         changed[name] = turned.cast(value.dtype).contiguous().realize()
     return changed
@@ -579,7 +586,10 @@ class _Program:
     def _keep(self, returned: Sequence[Tensor]) -> None:
         from tinygrad import dtypes
 
-        wide = (o.float() if dtypes.is_float(o.dtype) and o.dtype != dtypes.float64 else o for o in returned)
+        from kcg.compat.calling import at_its_size
+
+        read = map(at_its_size, returned)
+        wide = (o.float() if dtypes.is_float(o.dtype) and o.dtype != dtypes.float64 else o for o in read)
         self.outputs.append([o.numpy().astype("float64") for o in wide])
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kcg import shell
 from kcg.cli import command_group, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
@@ -107,7 +108,9 @@ def push(
     from kcg.predictor.publish import push as push_now
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
-    say_pushed(repo, commit, f"{command_name('predictor')} pull {repo} --revision {commit} --out FOLDER")
+    say_pushed(
+        repo, commit, shell.command(command_name("predictor"), "pull", repo, "--revision", commit, "--out", "FOLDER")
+    )
 
 
 @app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))

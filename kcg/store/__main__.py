@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kcg import shell
 from kcg.cli import command_group, counted, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import CodecError, DataError, ExitCode, UsageError
@@ -144,7 +145,7 @@ def push(
     from kcg.store.publish import push as push_now
 
     commit = push_now(store, repo, branch=revision, message=message, private=private)
-    say_pushed(repo, commit, f"{command_name('optimize')} WORKLOAD --store hf://{repo}@{commit}")
+    say_pushed(repo, commit, shell.command(command_name("optimize"), "WORKLOAD", "--store", f"hf://{repo}@{commit}"))
 
 
 @app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kcg import shell
 from kcg.optimize.console import format_seconds, format_speedup
 from kcg.optimize.log import WORDS
 from kcg.optimize.svg import STYLE, Axis, Canvas, cut, drawable, format_date, grid, short_seconds
@@ -62,6 +63,7 @@ def render(found: Found, folder: Path) -> str:
         .render(
             found=found,
             folder=str(folder),
+            example=shell.command("kcg optimize flux --report", folder / "flux"),
             running=[one for one in found.watched if one.state == "running"],
             killed=[one for one in found.watched if one.state == "killed"],
             lists=[

@@ -26,6 +26,7 @@ from kcg.measure.lock import is_locked
 from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.console import name_of
+from kcg.optimize.counts import share_of
 from kcg.optimize.ends import values_of
 from kcg.optimize.live import Live, read_live
 from kcg.optimize.report import FILE_NAME as REPORT
@@ -80,6 +81,7 @@ class Run:
     before_s: float
     after_s: float
     kernels: tuple[KernelTime, ...]
+    share: str  # how many kernels and regions improved, in words
     complete: bool
     wrong: bool
     state: str = ""
@@ -89,10 +91,6 @@ class Run:
     def is_kept(self) -> bool:
         """Whether `kcg.autotuned` keeps it, to use it again."""
         return BY_CONTENT.fullmatch(self.place.rpartition("/")[2]) is not None
-
-    @property
-    def improved(self) -> int:
-        return sum(kernel.outcome == "improved" for kernel in self.kernels)
 
 
 @dataclass(frozen=True)
@@ -294,6 +292,9 @@ def _read_run(path: Path) -> Run:
         before_s=result.total_before_s,
         after_s=result.total_after_s,
         kernels=_kernels(result),
+        share=share_of(
+            (row.region for row in result.regions if row.outcome == "improved"), (row.region for row in result.regions)
+        ),
         complete=result.complete,
         wrong=check is not None and check.passed is False,
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
+from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Unrecorded, asked_as, planned_calls
 from kcg.compat.sequences import SequenceRecorder, recording_sequences
 from kcg.errors import CodecError
 from kcg.kernel import symbolic
@@ -24,20 +24,35 @@ Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its vari
 Refused = dict[str, Counter[tuple[str, str]]]  # reason -> executions of each kernel, by its key and name
 
 
+class Elsewhere(NamedTuple):
+    """A kernel that ran on another device than the one that is recorded."""
+
+    device: str
+    key: str
+    name: str
+    executions: int
+
+
 def to_workload(
-    name: str, preset: str, captured: Sequence[CapturedCall], *, refused: Refused | None = None
+    name: str,
+    preset: str,
+    captured: Sequence[CapturedCall],
+    *,
+    refused: Refused | None = None,
+    kernels: dict[Any, Kernel | str] | None = None,
 ) -> Workload:
     """Count equal kernels together, whatever the values of their variables. The order is that of the first call.
 
     A kernel whose AST cannot be encoded raises CodecError. Where there is a `refused`, it is left out instead, and
-    `refused[reason]` counts the executions of each such kernel.
+    `refused[reason]` counts the executions of each such kernel. `kernels` holds what `kernel_or_reason` made of ASTs
+    before, and gets more.
     """
-    kernels: dict[Any, Kernel | str] = {}  # AST -> its kernel, or why there is none
+    kernels = {} if kernels is None else kernels
     counts: dict[Place, WorkloadCall] = {}
     seen: dict[str, dict[SeenAs, None]] = defaultdict(dict)
     for call in captured:
         if call.ast not in kernels:
-            kernels[call.ast] = _kernel_or_reason(call.ast, strict=refused is None)
+            kernels[call.ast] = kernel_or_reason(call.ast, strict=refused is None)
         kernel = kernels[call.ast]
         if isinstance(kernel, str):
             assert refused is not None
@@ -48,23 +63,32 @@ def to_workload(
         earlier = counts.get(key)
         counts[key] = WorkloadCall(region, call.calls + (earlier.calls if earlier else 0), call.variables)
         seen[region.id][asked_as(call.ast)] = None
-    calls = merged(replace(call, seen_as=tuple(seen[call.region.id])) for call in counts.values())
-    return Workload(name, preset, calls)
+    return Workload(name, preset, with_asked(merged(counts.values()), seen))
+
+
+def with_asked(calls: Iterable[WorkloadCall], seen: Mapping[str, Mapping[SeenAs, None]]) -> tuple[WorkloadCall, ...]:
+    """The calls with the ways in which programs asked for their regions."""
+    return tuple(replace(call, seen_as=tuple(seen[call.region.id])) for call in calls)
 
 
 def left_out(
-    recorder: Recorder, refused: Refused, elsewhere: Sequence[CapturedCall], *, device: str, names_kept: int
+    others: Mapping[Unrecorded, int],
+    refused: Refused,
+    elsewhere: Iterable[Elsewhere],
+    *,
+    device: str,
+    names_kept: int,
 ) -> tuple[LeftOut, ...]:
-    """What a program ran besides its workload on `device`: kernels that are no candidates, `refused` ones, and those
+    """What a program ran besides its workload on `device`: `others` that are no candidates, `refused` ones, and those
     `elsewhere`. One for each reason, the most kernels first."""
     found: dict[tuple[str, bool], Counter[tuple[str, str]]] = defaultdict(Counter)
-    for one, executions in recorder.unrecorded().items():
+    for one, executions in others.items():
         found[one.reason, one.reason == PARTLY_FIXED][one.key, one.name] += executions
     for reason, counts in refused.items():
         found[f"not encodable: {reason}", True].update(counts)
-    for call in elsewhere:
-        reason = f"on {call.device.split(':')[0]}, where kernels of {device} are recorded"
-        found[reason, True][call.ast.key.hex(), call.name] += call.calls
+    for run in elsewhere:
+        reason = f"on {run.device.split(':')[0]}, where kernels of {device} are recorded"
+        found[reason, True][run.key, run.name] += run.executions
     left = []
     for (reason, searched), counts in found.items():
         names = tuple(dict.fromkeys(name for (_, name), _ in counts.most_common()))
@@ -72,7 +96,8 @@ def left_out(
     return tuple(sorted(left, key=lambda one: -one.kernels))
 
 
-def _kernel_or_reason(ast: Any, *, strict: bool) -> Kernel | str:
+def kernel_or_reason(ast: Any, *, strict: bool = False) -> Kernel | str:
+    """The kernel of an AST, or why there is none; a `strict` one raises what is wrong instead."""
     try:
         return kernel_of(ast)
     except CodecError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import UsageError
+from kcg.kernel.symbolic import at_possible_ends
 from kcg.types import Workload
 from kcg.workloads.script import bounded, sequences_on, workload_and_notes
 
@@ -137,19 +138,29 @@ def _captured(call: Call, *, device: str) -> tuple[CapturedCall | None, Sequence
         outputs = [tensor for tensor in tensors_in(returned) if is_lazy(tensor)]
         if recorder.is_empty and not (device and watched.read):
             changed = [tensor for tensor in begun.changed() if is_lazy(tensor)]
-            why_once = _why_once(begun, read=False, wrote=bool(changed))
+            why_once = _why_once(begun, read=False)
             if missing := begun.lazy_in([*outputs, *changed]):
                 begun.restore()
                 return None, missing
             workload = _scheduled([*outputs, *changed], Workload(name, preset, ()), sequences, device=device)
             begun.restore()
-            return CapturedCall(workload, returned, False, (), why_once, time.monotonic() - started), ()
+            return CapturedCall(_for_any_value(workload), returned, False, (), why_once, _since(started)), ()
         if device and outputs:
             Tensor.realize(*outputs)
     workload, notes = workload_and_notes(recorder, name, preset, device=device)
-    workload = replace(workload, sequences=sequences_on(device, sequences))
-    why_once = _why_once(begun, read=watched.read, wrote=watched.wrote)
-    return CapturedCall(workload, returned, True, tuple(notes), why_once, time.monotonic() - started), ()
+    workload = _for_any_value(replace(workload, sequences=sequences_on(device, sequences)))
+    why_once = _why_once(begun, read=watched.read)
+    return CapturedCall(workload, returned, True, tuple(notes), why_once, _since(started)), ()
+
+
+def _for_any_value(workload: Workload) -> Workload:
+    """The workload with kernels that are timed and judged at the smallest and the largest values that their variables
+    can have: the function is called with others later."""
+    return replace(workload, calls=tuple(map(at_possible_ends, workload.calls)))
+
+
+def _since(started: float) -> float:
+    return time.monotonic() - started
 
 
 def _scheduled(
@@ -167,11 +178,9 @@ def _scheduled(
     return workload
 
 
-def _why_once(begun: Begun, *, read: bool, wrote: bool) -> str:
+def _why_once(begun: Begun, *, read: bool) -> str:
     if begun.drew:
         return "it draws random numbers"
-    if wrote:
-        return "it changes tensors that were there before"
     return "it reads values while it runs (.numpy(), .item()), which TinyJit cannot capture" if read else ""
 
 

@@ -4,7 +4,8 @@ The program runs in a process of its own (`python -m kcg.workloads.script`), as 
 or `python -c code` would run it, so that nothing it does to tinygrad or to the process can disturb a search. tinygrad
 is imported by the program, after whatever it sets in its environment. What was recorded is written when the process
 ends, after the program's threads and exit handlers, however it ends. Only the process of the program itself is
-recorded, not those that it starts.
+recorded, not those that it starts. What it runs is written down while it runs too (`kcg.workloads.tally`): that is what
+is left of a process that a signal ends at once.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kcg import shell
 from kcg.cli import counted
 from kcg.cli import interrupted as report_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import meant_by, write_whole
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
-from kcg.kernel.symbolic import merged, seen_by
+from kcg.kernel.symbolic import VALUES_KEPT, merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
 from kcg.types import Sequence as CallSequence
+from kcg.workloads.tally import Tally, read_tally
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
     from kcg.compat.sequences import CapturedSequence, SequenceRecorder
+    from kcg.workloads.capture import Refused
 
 
 # ---- Running somebody's program as Python would run it: a script, a module (`-m`) or code (`-c`).
@@ -101,7 +105,7 @@ class Program:
             case Form.CODE:
                 lines = self.what.strip().splitlines() or [""]
                 shown = lines[0] if len(lines) == 1 and len(lines[0]) <= 60 else lines[0][:60] + "…"
-                return f"-c {shlex.quote(shown)}"
+                return shell.command("-c", shown)
 
 
 def program_of(words: Sequence[str]) -> Program:
@@ -125,7 +129,7 @@ def check_program(program: Program) -> None:
         return
     path = Path(program.what)
     if path.suffix.lower() == ".ipynb":
-        export = f"jupyter nbconvert --to script {shlex.quote(str(path))}"
+        export = shell.command("jupyter nbconvert --to script", path)
         raise UsageError(
             f"{path} is a notebook: call kcg.tune in it, or export it with `{export}` and give "
             f"{path.with_suffix('.py')} instead"
@@ -339,10 +343,10 @@ def capture_program(program: Program, *, dev: str, late: Late | None = None) -> 
 
     The workload is `script:` and the program's name, its preset the arguments. tinygrad's cache is a new one for this
     run. A program that still runs when it is `late` is waited for all the same. One that raises, exits with an error,
-    or is interrupted keeps what it ran, and a note says how it ended.
+    is interrupted, or dies by a signal keeps what it ran, and a note says how it ended.
 
-    Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded, or ended
-    without Python, KeyboardInterrupt where this process is interrupted before a kernel was recorded.
+    Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded,
+    KeyboardInterrupt where this process is interrupted before a kernel was recorded.
     """
     check_program(program)
     with tempfile.TemporaryDirectory(prefix="kcg-capture-", ignore_cleanup_errors=True) as folder:
@@ -350,12 +354,11 @@ def capture_program(program: Program, *, dev: str, late: Late | None = None) -> 
         command = [sys.executable, "-m", "kcg.workloads.script", str(out), program.form, program.what]
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
         code, interrupted = _run([*command, *program.arguments], environment, late)
-        answer = json.loads(out.read_text()) if out.exists() else None
-    if interrupted and (answer is None or "error" in answer):
+        found = json.loads(out.read_text()) if out.exists() else None
+        answer = found or _answer_of_the_dead(program, Path(folder), device=dev.split(":")[0], code=code)
+    if interrupted and "error" in answer:
         report_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
         raise KeyboardInterrupt
-    if answer is None:
-        raise ScriptError(f"{program.label} {_unforeseen(code)}, and its kernels are not recorded; run it alone first")
     if "error" in answer:
         kind, message = answer["error"]
         raise {"script": ScriptError, "usage": UsageError}.get(kind, KcgError)(message)
@@ -365,7 +368,24 @@ def capture_program(program: Program, *, dev: str, late: Late | None = None) -> 
 def _unforeseen(code: int) -> str:
     if code >= 0:
         return f"replaced its process or ended it without Python (exit code {code})"
-    return f"was killed by {signal.Signals(-code).name}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # one of those for real time has no name
+        return f"was killed by signal {-code}"
+
+
+def _answer_of_the_dead(program: Program, folder: Path, *, device: str, code: int) -> dict[str, Any]:
+    """What `_Recording` would have answered for a program whose process ended with this exit code, without a word."""
+    from kcg.workloads.capture import left_out
+
+    tallied, ended = read_tally(folder), _unforeseen(code)
+    name, preset = _names_of(program)
+    workload = Workload(name, preset, tallied.calls, sequences=tallied.sequences)
+    left = left_out(tallied.others, tallied.refused, tallied.elsewhere, device=device, names_kept=NAMES_KEPT)
+    workload, notes = _noted(replace(workload, left_out=left), queued=tallied.queued)
+    kernels = counted(len({call.region.id for call in workload.calls}), "kernel")
+    kept = f"what it ran before is recorded, {kernels}"
+    return _answer(program, workload, notes, ended=ended, kept=kept, processes=tallied.processes)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], late: Late | None) -> tuple[int, bool]:
@@ -455,6 +475,7 @@ class _Recording:
         self.advice = ""  # what to do about it, where that is known
         self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
         self.processes = 0  # that the program started
+        self._tally: Tally | None = None
         self._starting = threading.local()
         self._pid = os.getpid()
         self._written = False
@@ -478,6 +499,9 @@ class _Recording:
         stays.enter_context(opening(self.dev))
         self._recorder = stays.enter_context(recording())
         self._sequences = stays.enter_context(recording_sequences())
+        with contextlib.suppress(OSError):  # a full disk: what a sudden end leaves is lost then
+            self._tally = Tally(self.out.parent, self._recorder, device=self.dev.split(":")[0])
+            self._recorder.on_execution, self._sequences.on_run = self._tally.ran, self._tally.ran_sequence
         _kept.append(stays)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -543,7 +567,7 @@ class _Recording:
                 self._write()
                 self.ended = before  # what is to replace it may not exist
             elif event == "subprocess.Popen" and os.getpid() == self._pid:
-                self.processes += Path(os.fsdecode(arguments[0])).name.startswith("python")
+                self._started(Path(os.fsdecode(arguments[0])).name.startswith("python"))
 
         sys.addaudithook(audit)
 
@@ -552,7 +576,7 @@ class _Recording:
         start = module.BaseProcess.start
 
         def start_and_count(process: Any) -> None:
-            self.processes += not type(process).__module__.startswith("tinygrad.")
+            self._started(not type(process).__module__.startswith("tinygrad."))
             self._starting.now = True
             try:
                 start(process)
@@ -562,8 +586,13 @@ class _Recording:
         module.BaseProcess.start = start_and_count
 
     def _forked(self) -> None:
-        if os.getpid() == self._pid and not getattr(self._starting, "now", False):
-            self.processes += 1
+        self._started(os.getpid() == self._pid and not getattr(self._starting, "now", False))
+
+    def _started(self, one: bool) -> None:
+        """Count a process, if it is `one` of the program's."""
+        self.processes += one
+        if one and self._tally is not None:
+            self._tally.started_process()
 
     def finish(self) -> None:
         """Write the answer, once, and only in the process of the program itself: not in one that it forked."""
@@ -591,25 +620,42 @@ class _Recording:
             return {"error": self.error}
         assert self._recorder is not None
         device = self.dev.split(":")[0]
-        name, preset = workload_name(self.program), bounded(shlex.join(self.program.arguments))
-        workload, notes = workload_and_notes(self._recorder, name, preset, device=device)
+        workload, notes = workload_and_notes(self._recorder, *_names_of(self.program), device=device)
         if workload.calls and self._sequences is not None:
             workload = replace(workload, sequences=sequences_on(device, self._sequences))
-        if self.processes:
-            what = counted(self.processes, "process", "processes")
-            notes.append(f"{what} that the program started: what runs there is not recorded")
-        if workload.calls:
-            if self.ended:
-                advice = f"; {self.advice}" if self.advice else ""
-                notes.insert(0, f"{self.program.label} {self.ended}: what it ran before is recorded{advice}")
-            return {**workload_json(workload), "notes": notes}
-        if self.ended:
-            ran, advice = "before it ran a tinygrad kernel that can be recorded", self.advice or "run it alone first"
-            return {"error": ("script", f"{self.program.label} {self.ended}, {ran}; {advice}")}
-        notes += map(str, workload.left_out)
-        imports = "does it realise its tensors?" if "tinygrad" in sys.modules else "it imported no tinygrad"
-        why = "; ".join(notes) or imports
-        return {"error": ("script", f"{self.program.label} ran no tinygrad kernel that can be recorded: {why}")}
+        return _answer(self.program, workload, notes, ended=self.ended, advice=self.advice, processes=self.processes)
+
+
+def _names_of(program: Program) -> tuple[str, str]:
+    """The name and the preset of its workload."""
+    return workload_name(program), bounded(shlex.join(program.arguments))
+
+
+def _answer(
+    program: Program,
+    workload: Workload,
+    notes: list[str],
+    *,
+    ended: str,
+    processes: int,
+    advice: str = "",
+    kept: str = "what it ran before is recorded",
+) -> dict[str, Any]:
+    """What is said of a program that ran, with how it `ended` where that was not well, and how much of it is `kept`."""
+    if processes:
+        what = counted(processes, "process", "processes")
+        notes.append(f"{what} that the program started: what runs there is not recorded")
+    if workload.calls:
+        if ended:
+            notes.insert(0, f"{program.label} {ended}: {kept}{f'; {advice}' if advice else ''}")
+        return {**workload_json(workload), "notes": notes}
+    if ended:
+        ran = "before it ran a tinygrad kernel that can be recorded"
+        return {"error": ("script", f"{program.label} {ended}, {ran}; {advice or 'run it alone first'}")}
+    notes += map(str, workload.left_out)
+    imports = "does it realise its tensors?" if "tinygrad" in sys.modules else "it imported no tinygrad"
+    why = "; ".join(notes) or imports
+    return {"error": ("script", f"{program.label} ran no tinygrad kernel that can be recorded: {why}")}
 
 
 _kept: list[contextlib.ExitStack] = []  # closed by the end of the process
@@ -619,18 +665,26 @@ def workload_and_notes(recorder: Recorder, name: str, preset: str, *, device: st
     """What a program ran on `device`, with what is left out of it, and a line for all else that is to be said."""
     if recorder.is_empty:
         return Workload(name, preset, ()), []  # without importing tinygrad
-    from kcg.kernel.symbolic import VALUES_KEPT
-    from kcg.workloads.capture import Refused, left_out, thinned, to_workload
+    from kcg.workloads.capture import Elsewhere, left_out, to_workload
 
     refused: Refused = {}
     all_calls = recorder.calls()
     calls = [c for c in all_calls if c.device.split(":")[0] == device]
-    elsewhere = [c for c in all_calls if c.device.split(":")[0] != device]
-    workload = to_workload(name, preset, calls, refused=refused)
-    workload = replace(workload, left_out=left_out(recorder, refused, elsewhere, device=device, names_kept=NAMES_KEPT))
+    elsewhere = [
+        Elsewhere(c.device, c.ast.key.hex(), c.name, c.calls) for c in all_calls if c.device.split(":")[0] != device
+    ]
+    workload = to_workload(name, preset, calls, refused=refused, kernels=recorder.kernels)
+    left = left_out(recorder.unrecorded(), refused, elsewhere, device=device, names_kept=NAMES_KEPT)
+    return _noted(replace(workload, left_out=left), queued=recorder.queued)
+
+
+def _noted(workload: Workload, *, queued: int) -> tuple[Workload, list[str]]:
+    """The workload with few values of its variables, and a line for that and for what was `queued`."""
+    from kcg.workloads.capture import thinned
+
     notes = []
-    if recorder.queued:
-        notes.append(f"{counted(recorder.queued, 'execution')} by HCQ2=1, which shows no ASTs, left out")
+    if queued:
+        notes.append(f"{counted(queued, 'execution')} by HCQ2=1, which shows no ASTs, left out")
     few = thinned(workload)
     if few != workload:
         notes.append(

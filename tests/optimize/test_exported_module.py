@@ -98,6 +98,74 @@ def test_it_needs_no_more_than_the_folders_of_tinygrad_and_numpy(stored: Path, t
     assert done.returncode == 0, done.stderr
 
 
+LOADED = """
+import importlib, importlib.util, json, runpy, shutil, sys, zipfile
+from pathlib import Path
+sys.path.append(SCRIPTS)
+from small_model import output
+folder = Path(FOLDER)
+file, source = folder / "tuned_model.py", (folder / "tuned_model.py").read_text()
+
+def without_sys_modules():
+    spec = importlib.util.spec_from_file_location("no name of a module", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+def executed(**names):
+    exec(compile(source, "somewhere", "exec"), names)
+    return names
+
+def from_a_zip():
+    with zipfile.ZipFile(folder / "packed.zip", "w") as packed:
+        packed.write(file, "packed_model.py")
+    sys.path.insert(0, str(folder / "packed.zip"))
+    return vars(importlib.import_module("packed_model"))
+
+def a_copy():
+    shutil.copy(file, folder / "copied_model.py")
+    sys.path.insert(0, str(folder))
+    return vars(importlib.import_module("copied_model"))
+
+def again():
+    return vars(importlib.reload(importlib.import_module("tuned_model")))
+
+plain, before = output().numpy(), set(sys.modules)
+ways = {
+    "without sys.modules": without_sys_modules, "as a path": lambda: runpy.run_path(str(file)),
+    "executed": executed, "executed under a name": lambda: executed(__name__="tuned.model"),
+    "executed as main": lambda: executed(__name__="__main__"), "from a zip": from_a_zip, "a copy": a_copy,
+    "again": again,
+}
+counts, loaded = {}, []
+for name, way in ways.items():
+    for many in (1, 2):  # the second time beside the first one
+        loaded.append(way())
+        assert abs(output().numpy() - plain).max() < 1e-5
+        each = {id(one): one for names in loaded for one in names["installed"]}  # an import gives what is there
+        counts[f"{name}, {many}"] = sum(sum(one.counts.values()) for one in each.values())
+    for names in loaded:  # the first one first
+        names["uninstall"]()
+    loaded.clear()
+    assert abs(output().numpy() - plain).max() == 0
+print(json.dumps([counts, sorted(set(sys.modules) - before)]))
+"""
+
+
+def test_however_it_is_loaded_it_is_in_place_until_it_is_taken_out(result: Result, tmp_path: Path) -> None:
+    first, *_ = result.regions
+    text = module_text(result, deploy.choices(result)[0], {first.region: compiled(first, result)})
+    (tmp_path / "tuned_model.py").write_text(text)
+    script = LOADED.replace("FOLDER", repr(str(tmp_path))).replace("SCRIPTS", repr(str(SCRIPTS)))
+    settings = {"CACHEDB": str(tmp_path / "cache.db"), "PARALLEL": "0", "DEV": "CPU:X86"}
+    done = python("-c", script, PYTHONPATH=folders_of("tinygrad", "numpy"), **stand_in(tmp_path), **settings)
+    assert done.returncode == 0, done.stderr
+    counts, modules = json.loads(done.stdout)
+    assert len(counts) == 16
+    assert counts == {name: int(name[-1]) for name in counts}, "once for each run, whoever of two takes it"
+    assert {"packed_model", "copied_model", "tuned_model"} <= set(modules) and "no name of a module" not in modules
+
+
 def test_the_module_reads_as_it_is_written_in_kcg(stored: Path, tmp_path: Path) -> None:
     export(stored, tmp_path / "tuned_model.py")
     text = (tmp_path / "tuned_model.py").read_text()

@@ -171,7 +171,7 @@ def test_it_is_reported_of_how_many_kernels_every_result_was_taken_over(
 
     assert printed(anew(opened)) == []
     assert printed(resumed(opened)) == [
-        "the verdicts on 1 of 1 kernels are those of an earlier run: they were not judged again"
+        "the verdicts on 1 of 1 kernel are those of an earlier run: they were not judged again"
     ]
     action = work.space.actions(work.space.start())[-1].schedule
     monkeypatch.setattr(work, "offers", [Offer("mine", action)])

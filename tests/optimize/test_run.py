@@ -45,7 +45,7 @@ def test_a_script_has_the_schedules_and_its_own_output_and_exit_status(stored: P
     done = run(stored, script, "7", "--result", "x")
     assert done.returncode == 7, done.stderr
     assert done.stdout == "__main__ ['7', '--result', 'x'] 32.0000\n", "as without"
-    assert "3 kernels of 3 served: 0 by compiled programs (0 calls), 2 by schedules that were found, 1 by" in served(
+    assert "3 of 3 kernels served: 0 by compiled programs (0 calls), 2 by schedules that were found, 1 by" in served(
         done
     )
     assert done.stderr.rstrip().endswith(served(done)), "after all that the program says"
@@ -83,7 +83,7 @@ def test_whenever_the_first_kernel_is_planned_all_is_in_place(code: str, stored:
 
 def test_what_the_program_did_not_ask_for_is_named(result: Result, stored: Path) -> None:
     done = run(stored, "-c", "from tinygrad import Tensor; (Tensor.ones(9).contiguous() + 1).realize()")
-    assert "0 kernels of 3 served" in served(done)
+    assert "0 of 3 kernels served" in served(done)
     names = ", ".join(row.baseline.name for row in result.regions[:-1])
     assert f"kcg: not served, since the program did not ask for them: {names}" in done.stderr
 
@@ -159,4 +159,4 @@ def test_another_model_of_the_same_kind_is_left_to_tinygrad(model: str, stored: 
     assert done.returncode == 0, done.stderr
     line = f"CPU:1: its kernels are left to tinygrad: model: made for {result.target.model!r}, there it is 'another'"
     assert (line in done.stderr) == bool(model)
-    assert f"{0 if model else 3} kernels of 3 served" in served(done)
+    assert f"{0 if model else 3} of 3 kernels served" in served(done)

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -63,6 +64,14 @@ match settings.how:
         signal.raise_signal(signal.SIGINT)  # here: interrupt
     case "killed":
         os.kill(os.getpid(), 9)
+    case "dereferences":
+        ctypes.string_at(1)
+    case "divides":  # in native code: a kernel's own SIGFPE on x86
+        os.kill(os.getpid(), signal.SIGFPE)
+    case "aborts":
+        os.abort()
+    case "real-time":
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
     case "replaced":
         os.execv(sys.executable, [sys.executable, "-c", "pass"])  # here: replaced
     case "later":

@@ -88,19 +88,17 @@ def test_what_a_lazy_function_does_to_tensors_is_undone() -> None:
     Tensor.manual_seed(7)
     first = Tensor.rand(2).numpy()
     Tensor.manual_seed(7)
-    assert captured(lambda x: state.assign(state + x), X).why_once == "it changes tensors that were there before"
+    assert not captured(lambda x: state.assign(state + x), X).why_once
     assert captured(lambda x: x + Tensor.rand(8, 8), X).why_once == "it draws random numbers"
     assert not state.numpy().any()
     assert np.array_equal(Tensor.rand(2).numpy(), first) and drawn.shape == (2,)
 
 
-def test_who_changes_or_reads_while_it_runs_is_not_called_again() -> None:
-    state = Tensor.zeros(8, 8).contiguous().realize()
-    assert captured(lambda x: state.assign(state + x).realize(), X).why_once.startswith("it changes")
+def test_who_reads_while_it_runs_is_not_called_again() -> None:
     assert captured(lambda x: (x @ x).sum().item(), X).why_once.startswith("it reads values")
 
 
-def test_a_training_step_runs_once_and_is_not_called_again() -> None:
+def test_a_training_step_runs_once() -> None:
     layer = nn.Linear(8, 1)
     Tensor.realize(*nn.state.get_parameters(layer))
     optimizer = nn.optim.SGD(nn.state.get_parameters(layer), lr=0.01)
@@ -114,7 +112,7 @@ def test_a_training_step_runs_once_and_is_not_called_again() -> None:
         return loss.realize()
 
     found = captured(step, X)
-    assert found.ran and found.why_once == "it changes tensors that were there before"
+    assert found.ran and not found.why_once
     assert len(found.workload.calls) >= 3
 
 

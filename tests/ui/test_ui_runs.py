@@ -28,7 +28,8 @@ def test_a_run_is_shown_with_what_it_came_to(tmp_path: Path) -> None:
     assert (run.workload, run.preset, run.model, run.place) == ("flux", "mini", "NVIDIA H200", "flux")
     assert (run.before_s, run.after_s, run.created) == (result.total_before_s, result.total_after_s, result.created)
     assert run.state == runs.FINISHED and run.report == tmp_path / "flux" / "report.html"
-    assert run.improved == sum(row.outcome == "improved" for row in result.regions)
+    improved = sum(row.outcome == "improved" for row in result.regions)
+    assert run.share == f"{improved} of {len(result.regions)} kernels"
 
 
 @pytest.mark.parametrize(

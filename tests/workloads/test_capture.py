@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from kcg.compat.capture import CapturedCall
+from kcg.compat.capture import CapturedCall, Recorder, Unrecorded
 from kcg.compat.tiny import Ops, UOp
 from kcg.dataset.journal import Journal
 from kcg.errors import CodecError, ExitCode, ScriptError
@@ -27,7 +28,8 @@ from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import Workload
 from kcg.workloads.capture import Refused, to_workload
-from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
+from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program, workload_json
+from kcg.workloads.tally import LINES, Tally, read_tally
 from tests.commands import python
 from tests.known_targets import X86
 from tests.waiting import PATIENCE_S
@@ -260,6 +262,95 @@ def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     assert "Traceback" not in capfd.readouterr().err
 
 
+KILLED = [
+    ("killed", "SIGKILL"),
+    ("dereferences", "SIGSEGV"),
+    pytest.param("divides", "SIGFPE", marks=pytest.mark.slow),
+    pytest.param("aborts", "SIGABRT", marks=pytest.mark.slow),
+    pytest.param("real-time", f"signal {signal.SIGRTMIN + 3}", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("how", "name"), KILLED)
+def test_a_script_that_dies_by_a_signal_keeps_what_it_ran(how: str, name: str, ran_well: Captured) -> None:
+    """All that is known of one that ends well: kernels, counts, how they are asked for, sequences with their lines."""
+    script = SCRIPTS / "any_ending.py"
+    captured = capture_of(script, how)
+    assert captured.lines == (f"{script} was killed by {name}: what it ran before is recorded, 2 kernels",)
+    assert not captured.interrupted
+    assert replace(captured.workload, preset="exit") == ran_well.workload
+    assert workload_json(captured.workload)["sequences"] == workload_json(ran_well.workload)["sequences"]
+    assert [call.seen_as for call in captured.workload.calls] == [call.seen_as for call in ran_well.workload.calls]
+
+
+@pytest.fixture(scope="module")
+def ran_well() -> Captured:
+    return capture_of(SCRIPTS / "any_ending.py", "exit")
+
+
+DYING = """
+import os, sys
+from tinygrad import Tensor, TinyJit, Variable
+sys.path.insert(0, {scripts!r})
+import two_devices, hand_written
+w = Tensor([[float(i * j) for i in range(16)] for j in (1, 2)]).realize()
+jitted = TinyJit(lambda w, n: (w[:, :n] * 2).sum(axis=1).realize())
+for n in range(1, 9):
+    jitted(w, Variable("n", 1, 16).bind(n))
+if os.fork() == 0:  # what it counts is its own
+    (w * 3).contiguous().realize()
+    os._exit(0)
+os.wait()
+x = Tensor.ones(4, dtype="int32").contiguous().realize()
+if {dies}:
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_variables_devices_replays_and_what_is_left_out_are_kept_too(tmp_path: Path) -> None:
+    script, found = tmp_path / "dying.py", list[Captured]()
+    for dies in (False, True):
+        script.write_text(DYING.format(scripts=str(SCRIPTS), dies=dies))
+        found.append(capture_of(script))
+    well, died = found
+    assert workload_json(died.workload) == workload_json(well.workload)
+    assert any(len(call.seen) == 8 for call in died.workload.calls) and died.workload.left_out
+    kernels = len({call.region.id for call in died.workload.calls})
+    assert died.lines == (
+        f"{script} was killed by SIGKILL: what it ran before is recorded, {kernels} kernels",
+        *well.lines,
+    )
+
+
+def test_a_kernel_that_divides_by_zero_costs_only_itself(tmp_path: Path) -> None:
+    """tinygrad's assembler divides whole numbers by the processor's own instruction, which raises SIGFPE."""
+    script, out = tmp_path / "divides.py", tmp_path / "k.sqlite"
+    script.write_text(
+        "from tinygrad import Tensor\nx = Tensor(list(range(64)), dtype='int32').realize()\n"
+        "for size in (16, 64):\n    print((x[:size] * size).sum().item(), flush=True)\n"
+        "print((x // (x % 5)).realize().numpy()[:3])\n"
+    )
+    done = run("capture", "--out", out, "--", script)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert f"{script} was killed by SIGFPE: what it ran before is recorded, 2 kernels" in done.stderr
+    with Journal.open(out, create=False) as journal:
+        (workload,) = journal.workloads()
+    assert sum(call.calls for call in workload.calls) == 2
+
+
+def test_a_line_that_the_end_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+    tally = Tally(tmp_path, Recorder(), device="CPU")
+    tally.ran(Unrecorded("key", "name", "reason"), 3)
+    tally.ran(Unrecorded("other", "name", "reason"), 1)
+    whole = (tmp_path / LINES).read_bytes()
+    for cut in range(len(whole)):
+        (tmp_path / LINES).write_bytes(whole[:cut])
+        assert len(read_tally(tmp_path).others) == whole[:cut].count(b"\n")
+    (tmp_path / LINES).write_bytes(whole)
+    assert read_tally(tmp_path).others[Unrecorded("key", "name", "reason")] == 3
+    assert read_tally(tmp_path / "nothing").calls == ()
+
+
 IDLE = [pytest.param(how, says, marks=() if how in SAID_TWICE else pytest.mark.slow) for how, says in FAILING]
 
 
@@ -285,7 +376,7 @@ def test_a_programs_own_hook_for_exceptions_is_called(tmp_path: Path, capfd: pyt
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("killed", "was killed by SIGKILL, and its kernels are not recorded; run it alone first"),
+        ("killed", "was killed by SIGKILL, before it ran a tinygrad kernel that can be recorded; run it alone first"),
         ("exit", "ran no tinygrad kernel that can be recorded: does it realise its tensors?"),
     ],
 )
