@@ -280,10 +280,6 @@ class SlotBinding:
         return self.buffer == other.buffer and not apart
 
 
-class NoRegion(ValueError):
-    """Some calls of a sequence are no region."""
-
-
 @dataclass(frozen=True)
 class SequenceBuffer:
     """Memory that calls of a sequence share."""
@@ -348,7 +344,7 @@ class Sequence:
     def region(self, *places: int, again: Iterable[int] = (), ordered: bool = False) -> Region:
         """The region of some calls, in their order, or as they are `ordered` in one that keeps all hazards too.
 
-        Raises NoRegion where one runs no kernel that can be scheduled, or where two of their views share memory that
+        Raises ValueError where one runs no kernel that can be scheduled, or where two of their views share memory that
         one of them writes: a region's buffers are apart.
 
         Its outputs are what is held, and what a call outside of it uses: fewer are not safe, more are allowed. The
@@ -358,14 +354,14 @@ class Sequence:
         chosen = [self.calls[place] for place in places]
         kernels = tuple(call.kernel for call in chosen if call.kernel is not None)
         if not chosen or len(kernels) != len(chosen):
-            raise NoRegion("a region is of calls that run kernels")
+            raise ValueError("a region is of calls that run kernels")
         if len(kernels) == 1:
             return Region(kernels)
         numbers: dict[SlotBinding, int] = {}
         args = tuple(tuple(numbers.setdefault(view, len(numbers)) for view in call.views) for call in chosen)
         written = {call.views[slot]: place for place, call in zip(places, chosen, strict=True) for slot in call.writes}
         if any(view.overlaps(other) for view in written for other in numbers if view != other):
-            raise NoRegion("two of its views share memory, and one of them is written")
+            raise ValueError("two of its views share memory, and one of them is written")
         inside, redone = set(places), set(again)
         observed = [
             view

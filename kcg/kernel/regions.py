@@ -39,7 +39,7 @@ from kcg.kernel.symbolic import at_values, mean_values
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic
 from kcg.kernel.tile.vectors import vectors_of
-from kcg.types import Kernel, NoRegion, Region, Sequence, SlotBinding, Variables
+from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
 from kcg.unexpected import REFUSALS, report
 
 Steps = dict[UOp, int]
@@ -773,7 +773,7 @@ class _Candidates(_Wiring):
         ordered = self._canonical(ordered)
         try:
             region = self.sequence.region(*ordered, again=again, ordered=True)
-        except NoRegion:
+        except ValueError:  # they are no region
             return None
         moved = self._bytes(ordered, region)
         saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved

@@ -30,7 +30,7 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize.region_plans import Interval, next_to_measure
 from kcg.optimize.region_search import alone_s_of, beats_its_parts, measured_savings, plans_by
-from kcg.types import NoRegion, Region
+from kcg.types import Region
 from kcg.types import Sequence as CallSequence
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def neighbourhood_of(sequence: CallSequence, places: Sequence[int]) -> Neighbour
         after = readers if is_maker else sorted([*readers, place])
         try:
             region = sequence.region(*before, *places, *after, ordered=True)
-        except NoRegion:  # it runs no kernel, or two views share memory
+        except ValueError:  # it runs no kernel, or two views share memory
             continue
         if not ranges_of_region(region):
             makers, readers, found = before, after, region
