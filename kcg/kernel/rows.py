@@ -10,11 +10,12 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
+from kcg.compat.tiny import AxisType, Invalid, Ops, UOp, dtypes
 from kcg.kernel.arithmetic import Value
 from kcg.kernel.reference import Run, buffer_of, store_of
 
@@ -48,17 +49,48 @@ class ReducedLoad:
         op = self.reduction.arg[0]
         return op is Ops.MAX or (op is Ops.MUL and self.reduction.dtype is dtypes.bool)
 
-    @functools.cached_property
+    @property
     def equals(self) -> UOp | None:
         """The load, the same for all terms, with which the reduction compares this one for equality: of an argmax."""
+        return self._equality[0] if self._equality else None
+
+    def equal_to(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Stored bits of this load that count as equal to those of `equals`: of an argmin the negated ones."""
+        assert self._equality is not None
+        return np.asarray(-values if self._equality[1] is Ops.MUL else ~values if self._equality[1] else values)
+
+    @functools.cached_property
+    def _equality(self) -> tuple[UOp, Ops | None] | None:
+        """`equals`, and by what the load is turned round before it is compared."""
         for u in self.reduction.src[0].toposort():
-            if u.op in (Ops.CMPNE, Ops.CMPEQ):
-                for ours, other in (u.src, u.src[::-1]):
-                    if ours is self.load and other.op is Ops.INDEX and not _varies(other, self.reduction):
-                        return other
+            for ours, other in (u.src, u.src[::-1]) if u.op in (Ops.CMPNE, Ops.CMPEQ) else ():
+                turned = ours.op in (Ops.MUL, Ops.XOR) and ours.src[1].op is Ops.CONST and ours.src[1].arg == -1
+                load = ours.src[0] if turned else ours
+                if load is self.load and other.op is Ops.INDEX and not _varies(other, self.reduction):
+                    held = load.dtype is other.dtype and (ours.op is not Ops.MUL or load.dtype.fmt is not None)
+                    return (other, ours.op if turned else None) if held else None
         return None
 
-    def elements(self, points: Elements, terms: Elements, rng: np.random.Generator) -> tuple[Elements, NDArray[np.bool_]]:
+    @functools.cached_property
+    def is_alike_for_all_terms(self) -> bool:
+        """Whether the kernel makes no difference between the terms: this load is the only one of its buffer, nothing
+        else varies from term to term, each is read, and each is a term of the outputs at all points of a row."""
+        sink = self.ast.src[self.place]
+        reduced = frozenset(self.reduction.src[1:])
+        ranges = reduced | frozenset(sink.src[1:] if sink.op is Ops.END else ())
+        others = [u for u in self.ast.toposort() if u.op is Ops.INDEX and u is not self.load]
+        outside = self.reduction.src[0].toposort(gate=lambda u: u is not self.load)
+        gated = any(u.op is Ops.CONST and u.arg is Invalid for at in self.load.src[1:] for u in at.toposort())
+        return (
+            not gated
+            and frozenset(self.load.ranges) <= ranges
+            and not reduced & outside.keys()
+            and all(int(buffer_of(u).arg.slot) != self.slot for u in others)
+        )
+
+    def elements(
+        self, points: Elements, terms: Elements, rng: np.random.Generator
+    ) -> tuple[Elements, NDArray[np.bool_]]:
         """The element that is read for a term of each point, both of one length, and whether it is read at all. Ranges
         of other reductions are anywhere."""
         return self._of(self.load, points, terms, rng)

@@ -35,6 +35,7 @@ UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: 
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 LOWERED_RECIPE = "lowered-v1"  # all scores of softmax and attention far below 0: see `lowered`
+LESS_LOWERED_RECIPE = "less-lowered-v1"  # the same where 16 bits hold the scores
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
@@ -100,6 +101,7 @@ _WITH_STRAYS = frozenset(
         NEGATIVE_RECIPE,
         BELOW_ZERO_RECIPE,
         LOWERED_RECIPE,
+        LESS_LOWERED_RECIPE,
         SPECIAL_RECIPE,
         WIDE_RECIPE,
         WIDE_POSITIVE_RECIPE,
@@ -411,17 +413,21 @@ def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = l
 
 LOWER = -300.0
 """Of scores: the exponentials of what is 104 below 0 are 0 in float32, and float16 tells 300 from 301."""
-OPPOSED = 400.0  # about the size of scores that are sums of products, where their root is taken; else they are larger
+OPPOSED = {LOWERED_RECIPE: 400.0, LESS_LOWERED_RECIPE: 220.0}
+"""About the size of scores that are sums of products, where these are divided by the root of their number; else they
+are larger. The exponentials of 220 below a maximum that begins at -100 are 0 too, and float16 is off by .06 there."""
 ALIKE = 1 / 64  # the deviation of factors of scores, as a part of their size: rows of scores then differ by a few
 
 
-def lowered(asts: Sequence[UOp]) -> dict[int, float]:
+def lowered(asts: Sequence[UOp], recipe: str = LOWERED_RECIPE) -> dict[int, float]:
     """What makes all scores of a softmax or an attention far below 0, for buffers of kernels that run in order: what is
     added to scores themselves, below 0, and about what the elements of their factors are: of queries above 0, of keys
     below. Empty where no exponents have a maximum: without one most exponentials would be 0.
     """
     found: dict[int, float] = {}
-    beneath = [one for k, ast in enumerate(asts) for u in ast.toposort() if u.op is Ops.EXP2 for one in _under(asts, k, u)]
+    beneath = [
+        one for k, ast in enumerate(asts) for u in ast.toposort() if u.op is Ops.EXP2 for one in _under(asts, k, u)
+    ]
     if not any(u.op is Ops.REDUCE and u.arg[0] is Ops.MAX for _, u in beneath):
         return found
     for k, u in beneath:
@@ -433,9 +439,9 @@ def lowered(asts: Sequence[UOp]) -> dict[int, float]:
         if product.op is Ops.MUL and product.src[0] is not product.src[1]:
             one, other = (_floats_under(asts, k, side) for side in product.src)
             depth = np.prod([float(r.vmax) + 1 for r in u.src[1:]])
-            size = float(np.sqrt(OPPOSED / np.sqrt(depth)))
+            size = float(np.sqrt(OPPOSED[recipe] / np.sqrt(depth)))
             found |= dict.fromkeys(one - other, size) | dict.fromkeys(other - one, -size)
-    return found | dict.fromkeys(_beneath(asts, Ops.EXP2, through=_by_a_step) - found.keys(), LOWER)
+    return found or dict.fromkeys(_beneath(asts, Ops.EXP2, through=_by_a_step), LOWER)
 
 
 def _under(asts: Sequence[UOp], kernel: int, node: UOp) -> Iterator[tuple[int, UOp]]:
@@ -595,7 +601,7 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
     become = roles(asts) if recipe == SPIKY_RECIPE else None
-    lower = lowered(asts) if recipe == LOWERED_RECIPE else None
+    lower = lowered(asts, recipe) if recipe in OPPOSED else None
     guarded = guarded_indices(asts) if recipe in _WITH_STRAYS else None
     for ast in asts:
         bound = integer_bounds(ast) if len(asts) > 1 else {}
@@ -753,7 +759,7 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return rng.choice(np.array(FEW, np.float32), count)
     if recipe == SPIKY_RECIPE:
         return _spiky(asked, kind, count, rng)
-    if recipe == LOWERED_RECIPE:
+    if recipe in OPPOSED:
         values = rng.standard_normal(count, dtype=np.float32)
         return asked.lower + values if asked.lower <= LOWER or not asked.lower else asked.lower * (1 + ALIKE * values)
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):

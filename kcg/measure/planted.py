@@ -43,11 +43,13 @@ Edits = dict[int, tuple[NDArray[np.int64], Array]]
 """Slot -> some of its elements, and the bits that are written there."""
 
 POINTS = 96  # outputs of a kernel whose rows are planted in
-OF_SEVERAL = 24  # outputs of several kernels that are looked at
+OF_SEVERAL = 16  # outputs of several kernels that are looked at
 LAUNCHES = 512  # with a planted element, at most
-EVERY = 1024  # terms of a row, up to which every one is planted, in as many launches
+EVERY = 1024  # terms of a row, up to which every one is planted where the place makes no difference
 ROWS_EACH = 4  # rows in which a term is planted, where there are so many
-LAUNCHES_OF_SEVERAL = 48  # of a region of several kernels: its reference is computed anew for each
+LAUNCHES_OF_SEVERAL = 128  # of a region of several kernels: its reference is computed anew for each
+TERMS_OF_SEVERAL = 1 << 20  # that all of these references may take
+FEWEST_OF_SEVERAL = 16
 TERMS = 1 << 25  # elements that all launches together may read, and terms that all references may take
 BEGUN_BELOW = 1 << 23  # elements of a kernel that runs on such data at all
 BLOCKS = (1024, 512, 256, 128, 64, 32)  # of which rows are made, perhaps
@@ -130,6 +132,7 @@ class Planter:
         self._chain, self._variables, self.ordinary = chain, variables, inputs
         self._by_slot = {info.slot: info for info in buffers}
         self._size = sum(info.size for info in buffers)
+        self._at: dict[bool, dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], Array]]] = {}
 
     # ---- where
 
@@ -140,7 +143,11 @@ class Planter:
         kept = {slot for ast in chain.asts for slot in (*integer_bounds(ast), *divisors(ast))}
         for kernel, ast in enumerate(chain.asts):
             for load in reduced_loads(ast, self._variables):
-                if load.slot in self.ordinary and load.slot not in kept and chain.writer_before(load.slot, kernel) is None:
+                if (
+                    load.slot in self.ordinary
+                    and load.slot not in kept
+                    and chain.writer_before(load.slot, kernel) is None
+                ):
                     found.append((kernel, load))
         return found
 
@@ -183,10 +190,14 @@ class Planter:
         targets = self._targets[kind is Kind.EQUAL]
         if kind not in (*VALUED, Kind.EQUAL) or not targets:
             return 0
-        most = LAUNCHES_OF_SEVERAL if len(self._chain.asts) > 1 else LAUNCHES
-        if most == LAUNCHES and max(target.load.terms for target in targets) <= EVERY:
-            most = EVERY
         terms = max(len(target.points) * target.load.terms for target in targets)
+        most = LAUNCHES
+        if len(self._chain.asts) > 1:
+            # each takes the terms of some kernels
+            affordable = TERMS_OF_SEVERAL // (len(self._chain.asts) * terms)
+            most = min(LAUNCHES_OF_SEVERAL, max(FEWEST_OF_SEVERAL, affordable))
+        if self._is_same_anywhere and kind is not Kind.EQUAL and targets[0].load.terms <= EVERY:
+            most = EVERY  # of which the reference is computed once
         wanted = max(target.wanted() for target in targets)
         return min(most, wanted, TERMS // max(self._work(targets), terms))
 
@@ -212,16 +223,30 @@ class Planter:
                 for slot, at in self._zero_rows.items()
             }
         found: Edits = {}
-        for target in self._targets[kind is Kind.EQUAL]:
-            rng, slot = np.random.default_rng(number), target.load.slot
-            at, opened = target.load.elements(target.points, target.at(number - 1), rng)
-            if kind is Kind.EQUAL:
-                other, elements = target.load.compared(target.points, rng)
-                bits = _whole(self.ordinary[other])[elements]
-            else:
+        for slot, (elements, opened, equal) in self._planted_at(kind).items():
+            at, here = elements[number - 1], opened[number - 1]
+            bits = equal
+            if kind is not Kind.EQUAL:
                 bits = np.broadcast_to(_planted(self._by_slot[slot].dtype, kind, level), len(at))
-            found[slot] = at[opened], bits[opened]
+            found[slot] = at[here], bits[here]
         return found
+
+    def _planted_at(self, kind: Kind) -> dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], Array]]:
+        """Slot -> the elements that are planted, `(launches, points)`, whether they are read, and of `EQUAL` the bits."""
+        equal = kind is Kind.EQUAL
+        if equal not in self._at:
+            found, count = {}, self.launches(kind)
+            for target in self._targets[equal]:
+                rng, shape = np.random.default_rng(0), (count, len(target.points))
+                terms = np.concatenate([target.at(number) for number in range(count)])
+                at, opened = target.load.elements(np.tile(target.points, (count, 1)), terms, rng)
+                bits = np.zeros(0)
+                if equal:
+                    other, elements = target.load.compared(target.points, rng)
+                    bits = target.load.equal_to(_whole(self.ordinary[other])[elements])
+                found[target.load.slot] = at.reshape(shape), opened.reshape(shape), bits
+            self._at[equal] = found
+        return self._at[equal]
 
     @cached_property
     def _zero_rows(self) -> dict[int, NDArray[np.int64]]:
@@ -249,14 +274,36 @@ class Planter:
         values = {slot: v if slot not in self.base_slots(kind) else np.array(v) for slot, v in values.items()}
         evaluate = self._evaluator(kind, values)
         yield evaluate()
-        for number in range(1, self.launches(kind) + 1):
+        count = self.launches(kind)
+        for number in range(1, count + 1):
             before = []
             for slot, (at, bits) in self.edits(kind, level, number).items():
                 before.append((slot, at, values[slot][at]))
                 values[slot][at] = to_values(bits, self._by_slot[slot].dtype)
-            yield evaluate()
+            yield (expected := evaluate())
+            if count > 1 and kind in VALUED and self._is_same_anywhere:
+                yield from [expected] * (count - 1)
+                return
             for slot, at, held in before:
                 values[slot][at] = held
+
+    @cached_property
+    def _is_same_anywhere(self) -> bool:
+        """Whether it makes no difference to the outputs at which place of its row the one element is."""
+        if len(self._targets[False]) != 1:
+            return False
+        (target,) = self._targets[False]
+        readers = [k for k, uses in enumerate(self._chain.uses) if target.load.slot in uses]
+        loads = [(k, load) for k, load in self._loads if load.slot == target.load.slot]
+        terms, rng = np.arange(len(target.points)) % target.load.terms, np.random.default_rng(0)
+        at = target.load.elements(target.points, terms, rng)[0]
+        return [k for k, _ in loads] == readers and all(
+            load.is_alike_for_all_terms
+            and load.terms == target.load.terms
+            and np.array_equal(self._points(load), target.points)
+            and np.array_equal(load.elements(target.points, terms, rng)[0], at)
+            for _, load in loads
+        )
 
     def base_slots(self, kind: Kind) -> frozenset[int]:
         """The buffers that something is planted in."""
@@ -268,11 +315,13 @@ class Planter:
         chain = self._chain
         if len(chain.asts) > 1:
             points = chain.sample_points(OF_SEVERAL, np.random.default_rng(0), self._variables)
-            return lambda: tuple(chain.on(values, self._variables).at(points))
+            return lambda: tuple(chain.on(values, self._variables, shaken=False).at(points))
         run, (ast,) = Run(chain.asts[0], values, self._variables), chain.asts
-        loads = [load for _, load in self._loads] if kind is Kind.ZERO else [
-            target.load for target in self._targets[kind is Kind.EQUAL]
-        ]
+        loads = (
+            [load for _, load in self._loads]
+            if kind is Kind.ZERO
+            else [target.load for target in self._targets[kind is Kind.EQUAL]]
+        )
         at = {load.place: self._points(load) for load in loads}
 
         def evaluate() -> tuple[StoreValues, ...]:
@@ -303,8 +352,10 @@ def _far(dtype: str, count: int, kind: Kind, level: int, rng: np.random.Generato
         return np.full(count, low if below else high, held)
     middle = (low + high) // 2
     quarter = (high - low) // 4
-    return rng.integers(low, middle - quarter, count, held, endpoint=True) if below else (
-        rng.integers(middle + quarter, high, count, held, endpoint=True)
+    return (
+        rng.integers(low, middle - quarter, count, held, endpoint=True)
+        if below
+        else (rng.integers(middle + quarter, high, count, held, endpoint=True))
     )
 
 
