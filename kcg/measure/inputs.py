@@ -337,9 +337,10 @@ def _guards(position: UOp) -> dict[int, int]:
             below[u.src[0]] = int(u.src[1].arg)
         elif u.op is Ops.CMPLT and u.src[0].op is Ops.CONST and u.src[0].arg >= -1:
             above.add(u.src[1])
-        elif u.op is Ops.CMPNE and u.src[1].arg is True and (lower := u.src[0]).op is Ops.CMPLT:
-            if lower.src[1].op is Ops.CONST and lower.src[1].arg >= 0:
-                above.add(lower.src[0])
+        elif u.op is Ops.CMPNE and u.src[1].arg is True and u.src[0].op is Ops.CMPLT:  # not below
+            value, number = u.src[0].src
+            if number.op is Ops.CONST and number.arg >= 0:
+                above.add(value)
     found: dict[int, int] = {}
     for value, extent in below.items():
         if value in above:
@@ -789,7 +790,7 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return values
     if kind == _ALL_SMALL:  # whole rows of a mask
         values[: count // 2] = -np.inf
-        values[count // 2 : 3 * count // 4] = 0.0
+        values[3 * count // 8 : count // 2] = 0.0
     if kind == _ALL_LARGE:
         # up to the largest number, and not only as far as products are finite
         values = _signed(_magnitudes(asked.dtype, -8.0, FLOATS[asked.dtype][1], count, rng), rng)
@@ -916,8 +917,8 @@ def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) ->
 
 
 def _with_strays(values: Array, extent: int, rng: np.random.Generator) -> Array:
-    """The same, but for some that are below 0, at the extent and beyond: next to where a comparison tips, a whole extent
-    away, where few bits would make them right, and anywhere near."""
+    """The same, but for some that are below 0, at the extent and beyond: next to where a comparison tips, a whole
+    extent away, where few bits would make them right, and anywhere near."""
     near = [-1, -2, 1 - extent, -extent, -extent - 1, -2 * extent, extent, extent + 1, 2 * extent - 1, 2 * extent, -100]
     near += [bits + extent // 2 for bits in (1 << 8, 1 << 16, -(1 << 16)) if extent <= abs(bits)]
     limits = np.iinfo(values.dtype)

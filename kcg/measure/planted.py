@@ -203,15 +203,16 @@ class Planter:
 
     # ---- what
 
-    def base(self, kind: Kind, level: int) -> dict[int, Array]:
-        """Slot -> stored bits of the buffers that are not as they are ordinarily, or are written into later."""
+    def base(self, kind: Kind, level: int, *, again: bool = False) -> dict[int, Array]:
+        """Slot -> stored bits of the buffers that are not as they are ordinarily, or are written into later; `again`
+        others of the same kind."""
         if kind is Kind.ZERO:
             return {slot: _whole(self.ordinary[slot]) for slot in self._zero_rows}
         if kind is Kind.EQUAL:
             return {target.load.slot: _whole(self.ordinary[target.load.slot]) for target in self._targets[True]}
         made = {}
         for slot in (target.load.slot for target in self._targets[False]):
-            info, rng = self._by_slot[slot], np.random.default_rng([slot, level])
+            info, rng = self._by_slot[slot], np.random.default_rng([slot, level, again])
             made[slot] = _far(info.dtype, info.size, kind, level, rng)
         return made
 
@@ -232,7 +233,7 @@ class Planter:
         return found
 
     def _planted_at(self, kind: Kind) -> dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], Array]]:
-        """Slot -> the elements that are planted, `(launches, points)`, whether they are read, and of `EQUAL` the bits."""
+        """Slot -> the elements that are planted, `(launches, points)`, whether they are read, and bits of `EQUAL`."""
         equal = kind is Kind.EQUAL
         if equal not in self._at:
             found, count = {}, self.launches(kind)
@@ -269,23 +270,32 @@ class Planter:
 
     def references(self, kind: Kind, level: int) -> Iterator[tuple[StoreValues, ...]]:
         """What each launch must leave, the first one without anything planted."""
-        inputs = {**self.ordinary, **self.base(kind, level)}
-        values = {slot: to_values(bits, self._by_slot[slot].dtype) for slot, bits in inputs.items()}
-        values = {slot: v if slot not in self.base_slots(kind) else np.array(v) for slot, v in values.items()}
+        values = self._values({**self.ordinary, **self.base(kind, level)}, kind)
         evaluate = self._evaluator(kind, values)
         yield evaluate()
         count = self.launches(kind)
+        if count and kind in VALUED and self._is_same_anywhere:
+            others = self._values({**self.ordinary, **self.base(kind, level, again=True)}, kind)
+            for changed in (values, others):
+                for slot, (at, bits) in self.edits(kind, level, 1).items():
+                    changed[slot][at] = to_values(bits, self._by_slot[slot].dtype)
+            # the one element alone decides, or it decides nothing: it was the maximum of all below it, perhaps
+            if same_values(expected := evaluate(), self._evaluator(kind, others)()):
+                yield from [expected] * count
+            return
         for number in range(1, count + 1):
             before = []
             for slot, (at, bits) in self.edits(kind, level, number).items():
                 before.append((slot, at, values[slot][at]))
                 values[slot][at] = to_values(bits, self._by_slot[slot].dtype)
-            yield (expected := evaluate())
-            if count > 1 and kind in VALUED and self._is_same_anywhere:
-                yield from [expected] * (count - 1)
-                return
+            yield evaluate()
             for slot, at, held in before:
                 values[slot][at] = held
+
+    def _values(self, inputs: dict[int, Any], kind: Kind) -> dict[int, Any]:
+        """Inputs as numbers, of which those that something is planted in may be written into."""
+        values = {slot: to_values(bits, self._by_slot[slot].dtype) for slot, bits in inputs.items()}
+        return {slot: np.array(v) if slot in self.base_slots(kind) else v for slot, v in values.items()}
 
     @cached_property
     def _is_same_anywhere(self) -> bool:
@@ -329,6 +339,11 @@ class Planter:
                 return tuple(run.store(ast.src[place], points) for place, points in at.items())
 
         return evaluate
+
+
+def same_values(one: Sequence[StoreValues], other: Sequence[StoreValues]) -> bool:
+    """Whether all stores write the same at the same points."""
+    return all(np.array_equal(a.values, b.values, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
 def _whole(bits: Any) -> Array:

@@ -44,7 +44,7 @@ from kcg.measure.inputs import (
     make_inputs_of_kernels,
     to_values,
 )
-from kcg.measure.planted import LEVELS, VALUED, Kind, Planter, Planting
+from kcg.measure.planted import LEVELS, VALUED, Kind, Planter, Planting, same_values
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, ZERO_POISON, Workbench
 from kcg.types import Region, Target, Variables, Verification
 
@@ -253,17 +253,13 @@ def _planting(planter: Planter, kind: Kind) -> Planting | None:
                 if len(found) < 2 and not (tells and reference.judged() >= KNOWN):
                     break
                 found.append(expected)
-                if len(found) == 2 and _alike(*found):
+                if len(found) == 2 and same_values(*found):
                     return Planting(kind, level, (found[0],)) if kind in VALUED else None
             else:
                 return Planting(kind, level, tuple(found))
         except VerificationError:  # it takes too long, or an index is planted in after all
             return None
     return None
-
-
-def _alike(one: tuple[StoreValues, ...], other: tuple[StoreValues, ...]) -> bool:
-    return all(np.array_equal(a.values, b.values, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
 def _products(tf32: bool) -> contextlib.AbstractContextManager[None]:
@@ -702,7 +698,7 @@ class CheckedBench(Workbench, Referee):
         self.guard(GUARD_BYTE)
         self.restore_inputs()
         before: dict[int, tuple[NDArray[np.int64], Bits]] = {}
-        for number, expected in enumerate(planting.expected):
+        for number, wanted in enumerate(planting.expected):
             edits = planter.edits(kind, level, number) if number else {}
             for changes in (before, edits):
                 if changes is edits:
@@ -712,7 +708,7 @@ class CheckedBench(Workbench, Referee):
                     self.put(slot, at)
             self.poison(NAN_POISON)
             launch()
-            if reason := self.compare(expected, result):
+            if reason := self.compare(wanted, result):
                 return self._spoiled() or reason
         return self._spoiled()
 
@@ -854,6 +850,7 @@ class CheckedBench(Workbench, Referee):
                 poison = ZERO_POISON if run == ZEROED_RUN and all(map(self._covered, self.outputs)) else NAN_POISON
                 reason = self._run(launch, poison, arounds.get(run, GUARD_BYTE))[0]
                 why = " (with other numbers around the buffers: it may read outside them)" if run in arounds else ""
+                why = " (on outputs of zeros: it may leave what looks done)" if poison == ZERO_POISON else why
             for slot, snapshot in expected.items():
                 if not reason and not self.holds(slot, snapshot):
                     reason = f"run {run} differs from the others in buffer {slot}{why}"
