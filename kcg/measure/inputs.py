@@ -675,6 +675,10 @@ def _kinds(asked: _Asked, count: int, rng: np.random.Generator) -> list[int]:
     for kind, at in zip(_kinds_of_ends(asked), (0, (count - 1) % KINDS), strict=True):
         other = kinds.index(kind)
         kinds[at], kinds[other] = kinds[other], kinds[at]
+    middle = (count - 1) // 2 % KINDS
+    if asked.recipe in _MEETING and kinds[middle] == _ALL_LARGE and asked.dtype != "bool":
+        other = kinds.index(_EXTREME)  # which is what comes there: it would overwrite the only NaN and infinities
+        kinds[middle], kinds[other] = kinds[other], kinds[middle]
     return [kinds[at % KINDS] for at in range(count)]
 
 
@@ -793,7 +797,7 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values[3 * count // 8 : count // 2] = 0.0
     if kind == _ALL_LARGE:
         # up to the largest number, and not only as far as products are finite
-        values = _signed(_magnitudes(asked.dtype, -8.0, FLOATS[asked.dtype][1], count, rng), rng)
+        values = np.copysign(_magnitudes(asked.dtype, -8.0, FLOATS[asked.dtype][1], count, rng), values)
         chance = rng.random(count)
         values[chance < 1 / 32] = np.inf
         values[chance < 1 / 64] = -np.inf
@@ -919,12 +923,11 @@ def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) ->
 def _with_strays(values: Array, extent: int, rng: np.random.Generator) -> Array:
     """The same, but for some that are below 0, at the extent and beyond: next to where a comparison tips, a whole
     extent away, where few bits would make them right, and anywhere near."""
-    near = [-1, -2, 1 - extent, -extent, -extent - 1, -2 * extent, extent, extent + 1, 2 * extent - 1, 2 * extent, -100]
-    near += [bits + extent // 2 for bits in (1 << 8, 1 << 16, -(1 << 16)) if extent <= abs(bits)]
+    near = [-1, -2, 1 - extent, -extent, -extent - 1, extent, extent + 1, 2 * extent - 1, -100]
+    near += [(1 << 8) + extent // 2] if extent <= 1 << 8 else []
     limits = np.iinfo(values.dtype)
-    drawn = np.where(
-        rng.random(len(values)) < 0.5, rng.choice(near, len(values)), rng.integers(-2 * extent, 3 * extent, len(values))
-    )
+    anywhere = rng.integers(-extent - SMALL_INTEGERS, 2 * extent, len(values))
+    drawn = np.where(rng.random(len(values)) < 0.5, rng.choice(near, len(values)), anywhere)
     fits = (drawn >= limits.min) & (drawn <= limits.max) & ((drawn < 0) | (drawn >= extent))
     return np.where(fits & (rng.random(len(values)) < STRAYS), drawn, values).astype(values.dtype)
 

@@ -45,7 +45,7 @@ Edits = dict[int, tuple[NDArray[np.int64], Array]]
 POINTS = 96  # outputs of a kernel whose rows are planted in
 OF_SEVERAL = 16  # outputs of several kernels that are looked at
 LAUNCHES = 512  # with a planted element, at most
-EVERY = 1024  # terms of a row, up to which every one is planted where the place makes no difference
+EVERY = 1024  # launches, up to which every term is planted in some row, where the place makes no difference
 ROWS_EACH = 4  # rows in which a term is planted, where there are so many
 LAUNCHES_OF_SEVERAL = 128  # of a region of several kernels: its reference is computed anew for each
 TERMS_OF_SEVERAL = 1 << 20  # that all of these references may take
@@ -196,8 +196,9 @@ class Planter:
             # each takes the terms of some kernels
             affordable = TERMS_OF_SEVERAL // (len(self._chain.asts) * terms)
             most = min(LAUNCHES_OF_SEVERAL, max(FEWEST_OF_SEVERAL, affordable))
-        if self._is_same_anywhere and kind is not Kind.EQUAL and targets[0].load.terms <= EVERY:
-            most = EVERY  # of which the reference is computed once
+        if self._is_same_anywhere and kind is not Kind.EQUAL:  # of which the reference is computed once
+            each = -(-targets[0].load.terms // len(targets[0].points))
+            most = max(LAUNCHES, each) if each <= EVERY else LAUNCHES
         wanted = max(target.wanted() for target in targets)
         return min(most, wanted, TERMS // max(self._work(targets), terms))
 

@@ -19,6 +19,7 @@ KEPT = {
     *("above", "affine", "axpy", "byte_compare", "convolution", "cumsum", "large", "logarithm", "long_sum", "mask"),
     *("pad", "relu", "rms", "row_min", "row_sum", "sum_of_exp"),
     *("argmax", "doubles", "gather", "half_matmul", "int_product", "two_outputs"),
+    *("few_any", "few_int_max", "one_row_max", "scale", "take_along", "copysign"),
 }
 """With every kind of fault in two programs, if there are two that have it, in every type and form of a kernel. The
 others are slow; `python -m evaluation.measure.fault_catalogue` judges all."""
