@@ -119,7 +119,8 @@ class _Target:
         """The term that is planted in the row of each point, in one launch: neighbours in the order of places, from one
         time to the next in other rows."""
         turn = number * len(self.points) + np.arange(len(self.points))
-        return self._order[(turn + turn // self.load.terms) % self.load.terms]
+        at: NDArray[np.int64] = self._order[(turn + turn // self.load.terms) % self.load.terms]
+        return at
 
 
 class Planter:
@@ -381,7 +382,8 @@ def _planted(dtype: str, kind: Kind, level: int) -> Array:
     if dtype == "bool":
         return np.array(above)
     if dtype in FLOATS:
-        return to_bits(np.array([1.5 * _far_float(dtype, level) * (1.0 if above else -1.0)]), dtype)[0]
+        bits: Array = to_bits(np.array([1.5 * _far_float(dtype, level) * (1.0 if above else -1.0)]), dtype)
+        return np.asarray(bits[0])
     held = np.dtype(numpy_dtype(dtype))
     low, high = _far_integers(held, level)
     return np.array(high if above else low, held)

@@ -157,7 +157,7 @@ class Referee:
         return self._recipes[place, variables]
 
     def _extreme(self, place: int, variables: Variables) -> str:
-        recipes = EXTREMES[place] if self.inputs_are_read else ()
+        recipes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
         if LOWERED_RECIPE in recipes and not lowered(self.chain.asts):
             recipes = tuple(recipe for recipe in recipes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
         if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
