@@ -52,9 +52,11 @@ TERMS_OF_SEVERAL = 1 << 20  # that all of these references may take
 FEWEST_OF_SEVERAL = 16
 TERMS = 1 << 25  # elements that all launches together may read, and terms that all references may take
 BEGUN_BELOW = 1 << 23  # elements of a kernel that runs on such data at all
+MANY_ABOVE = 1 << 18  # elements, from which on so many rows
+MANY_ROWS = 64  # tell enough by themselves: in random data each has its largest element elsewhere
 BLOCKS = (1024, 512, 256, 128, 64, 32)  # of which rows are made, perhaps
 ZERO_ROWS = 8
-ZEROS_BELOW = 1 << 22  # elements of a buffer that gets rows of zeros
+ZEROS_BELOW = 1 << 22  # elements of a buffer, and terms of a kernel, that get rows of zeros
 
 
 class Kind(StrEnum):
@@ -173,12 +175,17 @@ class Planter:
         """The kinds of data that can tell something."""
         valued, equal = self._targets[False], self._targets[True]
         kinds: list[Kind] = []
-        if self._work(valued) <= BEGUN_BELOW:
-            kinds += VALUED if valued else ()
-            kinds += (Kind.LEAST, Kind.MOST) if valued and len(self._chain.asts) == 1 else ()
-        if equal and self._work(equal) <= BEGUN_BELOW:
+        if self._are_few(valued):
+            kinds += VALUED
+            kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 else ()
+        if self._are_few(equal):
             kinds.append(Kind.EQUAL)
         return kinds + ([Kind.ZERO] if self._zero_rows else [])
+
+    def _are_few(self, targets: Sequence[_Target]) -> bool:
+        """Whether there are rows that are so few, or so short, that planting in them is worth its launches."""
+        work = self._work(targets)
+        return any(work <= (MANY_ABOVE if target.rows >= MANY_ROWS else BEGUN_BELOW) for target in targets)
 
     def _work(self, targets: Sequence[_Target]) -> int:
         """About how much one launch reads."""
@@ -186,8 +193,6 @@ class Planter:
 
     def launches(self, kind: Kind) -> int:
         """How many launches have something planted, at most."""
-        if kind is Kind.ZERO:
-            return 1
         targets = self._targets[kind is Kind.EQUAL]
         if kind not in (*VALUED, Kind.EQUAL) or not targets:
             return 0
@@ -209,7 +214,10 @@ class Planter:
         """Slot -> stored bits of the buffers that are not as they are ordinarily, or are written into later; `again`
         others of the same kind."""
         if kind is Kind.ZERO:
-            return {slot: _whole(self.ordinary[slot]) for slot in self._zero_rows}
+            made = {slot: _whole(self.ordinary[slot]) for slot in self._zero_rows}
+            for slot, at in self._zero_rows.items():
+                made[slot][at] = 0
+            return made
         if kind is Kind.EQUAL:
             return {target.load.slot: _whole(self.ordinary[target.load.slot]) for target in self._targets[True]}
         made = {}
@@ -220,11 +228,6 @@ class Planter:
 
     def edits(self, kind: Kind, level: int, number: int) -> Edits:
         """What is planted in the launch of this number, from 1 on."""
-        if kind is Kind.ZERO:
-            return {
-                slot: (at, np.zeros(len(at), numpy_dtype(self._by_slot[slot].dtype)))
-                for slot, at in self._zero_rows.items()
-            }
         found: Edits = {}
         for slot, (elements, opened, equal) in self._planted_at(kind).items():
             at, here = elements[number - 1], opened[number - 1]
@@ -255,11 +258,12 @@ class Planter:
     def _zero_rows(self) -> dict[int, NDArray[np.int64]]:
         """Slot -> elements that become 0: all that a few outputs are reduced from, where 0 is a case of its own."""
         found: dict[int, list[NDArray[np.int64]]] = {}
-        if not any(_zero_tells(ast) for ast in self._chain.asts):
+        if not _zero_tells(self._chain.asts):
             return {}
         for _, load in self._loads:
             info = self._by_slot[load.slot]
-            if info.dtype not in FLOATS or info.size > ZEROS_BELOW or ZERO_ROWS * load.terms > ZEROS_BELOW:
+            work = max(info.size, ZERO_ROWS * load.terms, self._rows(load) * load.terms)
+            if info.dtype not in FLOATS or work > ZEROS_BELOW:
                 continue
             points = self._points(load)[:ZERO_ROWS]
             points = points[: max(1, min(len(points), self._rows(load) // 2))]
@@ -406,10 +410,15 @@ def _far_integers(held: np.dtype[Any], level: int) -> tuple[int, int]:
 _CASES = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ, Ops.MAX, Ops.WHERE, Ops.RECIPROCAL, Ops.FDIV, Ops.SQRT, Ops.LOG2, Ops.POW)
 
 
-def _zero_tells(ast: UOp) -> bool:
-    """Whether a kernel compares, divides by or takes the root of floats of which some were reduced, perhaps before."""
-    for sink in ast.src:
-        for u in store_of(sink).src[1].toposort():
-            if u.op in _CASES and any(dtypes.is_float(s.dtype) and s.op is not Ops.CONST for s in u.src):
-                return True
+def _zero_tells(asts: Sequence[UOp]) -> bool:
+    """Whether kernels compare, divide by or take the root of floats that were reduced, in one of them or before."""
+    reduced = False
+    for ast in asts:
+        nodes = [u for sink in ast.src for u in store_of(sink).src[1].toposort()]
+        after = frozenset(s for u in nodes if u.op is Ops.REDUCE for s in u.src[0].toposort())
+        cases = [u for u in nodes if u.op in _CASES and any(dtypes.is_float(s.dtype) for s in u.src)]
+        sums = {u for u in nodes if u.op is Ops.REDUCE}
+        if cases and (reduced or any(u not in after and not sums.isdisjoint(u.toposort()) for u in cases)):
+            return True
+        reduced = reduced or bool(sums)
     return False
