@@ -51,7 +51,7 @@ LAUNCHES_OF_SEVERAL = 128  # of a region of several kernels: its reference is co
 TERMS_OF_SEVERAL = 1 << 20  # that all of these references may take
 FEWEST_OF_SEVERAL = 16
 TERMS = 1 << 25  # elements that all launches together may read, and terms that all references may take
-BEGUN_BELOW = 1 << 23  # elements of a kernel that runs on such data at all
+BEGUN_BELOW = 1 << 22  # elements of a kernel that runs on such data at all
 MANY_ABOVE = 1 << 18  # elements, from which on so many rows
 MANY_ROWS = 64  # tell enough by themselves: in random data each has its largest element elsewhere
 BLOCKS = (1024, 512, 256, 128, 64, 32)  # of which rows are made, perhaps
@@ -175,15 +175,16 @@ class Planter:
         """The kinds of data that can tell something."""
         valued, equal = self._targets[False], self._targets[True]
         kinds: list[Kind] = []
-        if self._are_few(valued):
+        if valued and self._work(valued) <= BEGUN_BELOW:
             kinds += VALUED
-            kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 else ()
+            kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 and self._are_few(valued) else ()
         if self._are_few(equal):
             kinds.append(Kind.EQUAL)
         return kinds + ([Kind.ZERO] if self._zero_rows else [])
 
     def _are_few(self, targets: Sequence[_Target]) -> bool:
-        """Whether there are rows that are so few, or so short, that planting in them is worth its launches."""
+        """Whether there are rows that are so few, or so short, that planting in them is worth its launches. What a
+        maximum starts from is looked at in any case."""
         work = self._work(targets)
         return any(work <= (MANY_ABOVE if target.rows >= MANY_ROWS else BEGUN_BELOW) for target in targets)
 
@@ -194,7 +195,7 @@ class Planter:
     def launches(self, kind: Kind) -> int:
         """How many launches have something planted, at most."""
         targets = self._targets[kind is Kind.EQUAL]
-        if kind not in (*VALUED, Kind.EQUAL) or not targets:
+        if kind not in (*VALUED, Kind.EQUAL) or not self._are_few(targets):
             return 0
         terms = max(len(target.points) * target.load.terms for target in targets)
         most = LAUNCHES
