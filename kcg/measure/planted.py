@@ -177,7 +177,7 @@ class Planter:
         kinds: list[Kind] = []
         if valued and self._work(valued) <= BEGUN_BELOW:
             kinds += VALUED
-            kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 and self._are_few(valued) else ()
+            kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 else ()
         if self._are_few(equal):
             kinds.append(Kind.EQUAL)
         return kinds + ([Kind.ZERO] if self._zero_rows else [])
