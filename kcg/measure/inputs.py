@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from kcg.compat.streams import Stream
-from kcg.compat.tiny import Buffer, Device, KernelInfo, Ops, UOp, dtypes, fp8_to_float
+from kcg.compat.tiny import Buffer, Device, Invalid, KernelInfo, Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
@@ -34,16 +34,18 @@ POSITIVE_RECIPE = "positive-v2"
 UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
+LOWERED_RECIPE = "lowered-v1"  # all scores of softmax and attention far below 0: see `lowered`
+LESS_LOWERED_RECIPE = "less-lowered-v1"  # the same where 16 bits hold the scores
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
-NEGATIVE_RECIPE = "negative-v2"  # all below 0, some rows hold huge ones only, some a -inf: a maximum that starts from 0
-BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge and the infinite ones
-SPECIAL_RECIPE = "special-v3"  # wide, and some infinities and NaN
-WIDE_RECIPE = "wide-v3"  # magnitudes over the whole type, subnormal ones too; integers of all bits
-WIDE_POSITIVE_RECIPE = "wide-positive-v3"
+NEGATIVE_RECIPE = "negative-v3"  # all below 0, some rows hold huge ones only, some a -inf: a maximum that starts from 0
+BELOW_ZERO_RECIPE = "below-zero-v3"  # the same without the huge and the infinite ones
+SPECIAL_RECIPE = "special-v4"  # wide, and some infinities and NaN
+WIDE_RECIPE = "wide-v4"  # magnitudes over the whole type, subnormal ones too; integers of all bits
+WIDE_POSITIVE_RECIPE = "wide-positive-v4"
 SPIKY_RECIPE = "spiky-v1"  # some elements much larger than the others, rows of other sizes: of several kernels
-MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 1000
+MODEST_RECIPE = "modest-v3"  # between 2^-8 and 2^8, integers between -1000 and 1000
 
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
 FEW = (-1.0, -0.5, 0.5, 1.0)
@@ -53,6 +55,7 @@ MOST_CONSTANTS = 16
 WITH_ENDS = 16  # elements from which a buffer's first and last one are the largest and the smallest of all
 MEETING_SHARE = 16  # the part of a small buffer, before its middle, in which extreme numbers meet those of others
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
+STRAYS = 0.1  # of the indices that a kernel compares with bounds, those that are outside of them
 SMALL = 1 << 16  # elements up to which a buffer is drawn itself
 SEGMENT_BITS = 12
 SEGMENT = (
@@ -93,6 +96,19 @@ _SEGMENTED = frozenset(
         MODEST_RECIPE,
     }
 )
+_WITH_STRAYS = frozenset(
+    {
+        NEGATIVE_RECIPE,
+        BELOW_ZERO_RECIPE,
+        LOWERED_RECIPE,
+        LESS_LOWERED_RECIPE,
+        SPECIAL_RECIPE,
+        WIDE_RECIPE,
+        WIDE_POSITIVE_RECIPE,
+        MODEST_RECIPE,
+    }
+)
+"""Of these a seed of a finalist has one: see `guarded_indices`."""
 _MEETING = frozenset({SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE})
 """Of small buffers extreme numbers are at one place in all of them too: what adds or compares two of them shows what it
 makes of two subnormal numbers, or of two large integers that differ in their last bits."""
@@ -270,10 +286,8 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
     bounds: dict[int, int] = {}
 
     def note(expression: UOp, extent: int) -> None:
-        for u in expression.toposort():
-            if u.op is Ops.INDEX and dtypes.is_int(u.src[0].dtype):
-                slot = _buffer_slot(u)
-                bounds[slot] = min(bounds.get(slot, extent), extent)
+        for slot in _integers_under(expression):
+            bounds[slot] = min(bounds.get(slot, extent), extent)
 
     for u in ast.toposort():
         if u.op in (Ops.CMPNE, Ops.CMPEQ):
@@ -283,8 +297,57 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
                     note(ours, int(plain.vmax) + 1)
         elif u.op is Ops.INDEX:
             for position, extent in zip(u.src[1:], _extents(u.src[0]), strict=True):
-                note(position, extent)
+                guards = _guards(position) if position.op is Ops.WHERE else {}
+                note(position, min(guards.values(), default=extent))
     return bounds
+
+
+def _integers_under(expression: UOp) -> set[int]:
+    """The slots of the integers on which an expression depends."""
+    loads = (u for u in expression.toposort() if u.op is Ops.INDEX and dtypes.is_int(u.src[0].dtype))
+    return {_buffer_slot(u) for u in loads}
+
+
+def guarded_indices(asts: Sequence[UOp]) -> frozenset[int]:
+    """The slots of integers that select something, and may be anything: they are only compared with ranges, or with
+    both bounds where they are part of an index. Of no others an index outside of its bounds is ever drawn: it would be
+    a load outside of a buffer.
+    """
+    bounded = {slot for ast in asts for slot in integer_bounds(ast)}
+    for ast in asts:
+        for u in ast.toposort():
+            for position in u.src[1:] if u.op is Ops.INDEX else ():
+                bounded -= _integers_under(position) - _guards(position).keys()
+    return frozenset(bounded)
+
+
+def _guards(position: UOp) -> dict[int, int]:
+    """Of an index that is `Invalid` where a value is below 0 or not below a number: the slots that the value, and
+    nothing else in the index, depends on, and that number."""
+    if position.op is not Ops.WHERE or position.src[2].arg is not Invalid:
+        return {}
+    below: dict[UOp, int] = {}
+    above: set[UOp] = set()
+    waiting = [position.src[0]]
+    while waiting:
+        u = waiting.pop()
+        if u.op is Ops.AND:
+            waiting += u.src
+        elif u.op is Ops.CMPLT and u.src[1].op is Ops.CONST:
+            below[u.src[0]] = int(u.src[1].arg)
+        elif u.op is Ops.CMPLT and u.src[0].op is Ops.CONST and u.src[0].arg >= -1:
+            above.add(u.src[1])
+        elif u.op is Ops.CMPNE and u.src[1].arg is True and u.src[0].op is Ops.CMPLT:  # not below
+            value, number = u.src[0].src
+            if number.op is Ops.CONST and number.arg >= 0:
+                above.add(value)
+    found: dict[int, int] = {}
+    for value, extent in below.items():
+        if value in above:
+            outside = set(position.src[1].toposort(gate=lambda u, value=value: u is not value))
+            others = {_buffer_slot(u) for u in outside if u.op is Ops.INDEX}
+            found |= dict.fromkeys(_integers_under(value) - others, extent)
+    return found
 
 
 def compared_constants(ast: UOp) -> tuple[float, ...]:
@@ -347,6 +410,64 @@ def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = l
             elif through(node):
                 stack.extend(node.src)
     return found
+
+
+LOWER = -300.0
+"""Of scores: the exponentials of what is 104 below 0 are 0 in float32, and float16 tells 300 from 301."""
+OPPOSED = {LOWERED_RECIPE: 400.0, LESS_LOWERED_RECIPE: 220.0}
+"""About the size of scores that are sums of products, where these are divided by the root of their number; else they
+are larger. The exponentials of 220 below a maximum that begins at -100 are 0 too, and float16 is off by .06 there."""
+ALIKE = 1 / 64  # the deviation of factors of scores, as a part of their size: rows of scores then differ by a few
+
+
+def lowered(asts: Sequence[UOp], recipe: str = LOWERED_RECIPE) -> dict[int, float]:
+    """What makes all scores of a softmax or an attention far below 0, for buffers of kernels that run in order: what is
+    added to scores themselves, below 0, and about what the elements of their factors are: of queries above 0, of keys
+    below. Empty where no exponents have a maximum: without one most exponentials would be 0.
+    """
+    found: dict[int, float] = {}
+    beneath = [
+        one for k, ast in enumerate(asts) for u in ast.toposort() if u.op is Ops.EXP2 for one in _under(asts, k, u)
+    ]
+    if not any(u.op is Ops.REDUCE and u.arg[0] is Ops.MAX for _, u in beneath):
+        return found
+    for k, u in beneath:
+        if u.op is not Ops.REDUCE or u.arg[0] is not Ops.ADD:
+            continue
+        product = u.src[0]
+        while product.op is Ops.CAST:
+            product = product.src[0]
+        if product.op is Ops.MUL and product.src[0] is not product.src[1]:
+            one, other = (_floats_under(asts, k, side) for side in product.src)
+            depth = np.prod([float(r.vmax) + 1 for r in u.src[1:]])
+            size = float(np.sqrt(OPPOSED[recipe] / np.sqrt(depth)))
+            found |= dict.fromkeys(one - other, size) | dict.fromkeys(other - one, -size)
+    return found or dict.fromkeys(_beneath(asts, Ops.EXP2, through=_by_a_step), LOWER)
+
+
+def _under(asts: Sequence[UOp], kernel: int, node: UOp) -> Iterator[tuple[int, UOp]]:
+    """The floats on which one of a kernel depends, each with its kernel, through what earlier ones stored."""
+    stack, seen = [(kernel, node)], set[tuple[int, UOp]]()
+    while stack:
+        k, u = one = stack.pop()
+        if one in seen or not dtypes.is_float(u.dtype):
+            continue
+        seen.add(one)
+        yield one
+        if u.op is not Ops.INDEX:
+            stack += [(k, source) for source in u.src]
+            continue
+        stores = [
+            (j, s)
+            for j in range(k)
+            for s in asts[j].toposort()
+            if s.op is Ops.STORE and _buffer_slot(s.src[0]) == _buffer_slot(u)
+        ]
+        stack += [(j, s.src[1]) for j, s in stores]
+
+
+def _floats_under(asts: Sequence[UOp], kernel: int, node: UOp) -> set[int]:
+    return {_buffer_slot(u) for _, u in _under(asts, kernel, node) if u.op is Ops.INDEX}
 
 
 def _by_no_contraction(node: UOp) -> bool:
@@ -412,12 +533,20 @@ def to_values(bits: Any, dtype: str) -> Any:
 
 
 def make_inputs(
-    ast: UOp, seed: int, *, recipe: str = RECIPE, become: Mapping[int, Role] | None = None
+    ast: UOp,
+    seed: int,
+    *,
+    recipe: str = RECIPE,
+    become: Mapping[int, Role] | None = None,
+    lower: Mapping[int, float] | None = None,
+    guarded: frozenset[int] | None = None,
 ) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads.
 
-    `become` are the roles that spiky data go by: see `roles`.
+    `become` are the roles that spiky data go by: see `roles`; `lower` what lowered ones do: see `lowered`; `guarded`
+    the indices that may be anything, by default those of this kernel: see `guarded_indices`.
     """
+    strays = (guarded_indices([ast]) if guarded is None else guarded) if recipe in _WITH_STRAYS else frozenset[int]()
     bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
@@ -436,6 +565,8 @@ def make_inputs(
             ends,
             info.slot in divide,
             (become or {}).get(info.slot, Role.PLAIN),
+            (lower or {}).get(info.slot, 0.0),
+            info.slot in strays,
         )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
@@ -471,9 +602,12 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
     become = roles(asts) if recipe == SPIKY_RECIPE else None
+    lower = lowered(asts, recipe) if recipe in OPPOSED else None
+    guarded = guarded_indices(asts) if recipe in _WITH_STRAYS else None
     for ast in asts:
         bound = integer_bounds(ast) if len(asts) > 1 else {}
-        for slot, values in make_inputs(ast, seed, recipe=recipe, become=become).items():
+        made_here = make_inputs(ast, seed, recipe=recipe, become=become, lower=lower, guarded=guarded)
+        for slot, values in made_here.items():
             closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
             if slot in read and (slot not in made or closer):
                 made[slot] = values
@@ -494,6 +628,8 @@ class _Asked:
     ends: bool = False  # whether the first and the last element stand out
     divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
     role: Role = Role.PLAIN  # that spiky data go by
+    lower: float = 0.0  # of lowered data: see `lowered`
+    strays: bool = False  # whether some of what selects something is outside of what there is
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -539,6 +675,10 @@ def _kinds(asked: _Asked, count: int, rng: np.random.Generator) -> list[int]:
     for kind, at in zip(_kinds_of_ends(asked), (0, (count - 1) % KINDS), strict=True):
         other = kinds.index(kind)
         kinds[at], kinds[other] = kinds[other], kinds[at]
+    middle = (count - 1) // 2 % KINDS
+    if asked.recipe in _MEETING and kinds[middle] == _ALL_LARGE and asked.dtype != "bool":
+        other = kinds.index(_EXTREME)  # which is what comes there: it would overwrite the only NaN and infinities
+        kinds[middle], kinds[other] = kinds[other], kinds[middle]
     return [kinds[at % KINDS] for at in range(count)]
 
 
@@ -624,6 +764,9 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return rng.choice(np.array(FEW, np.float32), count)
     if recipe == SPIKY_RECIPE:
         return _spiky(asked, kind, count, rng)
+    if recipe in OPPOSED:
+        values = rng.standard_normal(count, dtype=np.float32)
+        return asked.lower + values if asked.lower <= LOWER or not asked.lower else asked.lower * (1 + ALIKE * values)
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
         if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
             highest = FLOATS[asked.dtype][1]
@@ -651,7 +794,10 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return values
     if kind == _ALL_SMALL:  # whole rows of a mask
         values[: count // 2] = -np.inf
+        values[3 * count // 8 : count // 2] = 0.0
     if kind == _ALL_LARGE:
+        # up to the largest number, and not only as far as products are finite
+        values = np.copysign(_magnitudes(asked.dtype, -8.0, FLOATS[asked.dtype][1], count, rng), values)
         chance = rng.random(count)
         values[chance < 1 / 32] = np.inf
         values[chance < 1 / 64] = -np.inf
@@ -774,14 +920,28 @@ def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) ->
     return values
 
 
+def _with_strays(values: Array, extent: int, rng: np.random.Generator) -> Array:
+    """The same, but for some that are below 0, at the extent and beyond: next to where a comparison tips, a whole
+    extent away, where few bits would make them right, and anywhere near."""
+    near = [-1, -2, 1 - extent, -extent, -extent - 1, extent, extent + 1, 2 * extent - 1, -100]
+    near += [(1 << 8) + extent // 2] if extent <= 1 << 8 else []
+    limits = np.iinfo(values.dtype)
+    anywhere = rng.integers(-extent - SMALL_INTEGERS, 2 * extent, len(values))
+    drawn = np.where(rng.random(len(values)) < 0.5, rng.choice(near, len(values)), anywhere)
+    fits = (drawn >= limits.min) & (drawn <= limits.max) & ((drawn < 0) | (drawn >= extent))
+    return np.where(fits & (rng.random(len(values)) < STRAYS), drawn, values).astype(values.dtype)
+
+
 def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
     held = np.dtype(numpy_dtype(asked.dtype))
     limits, recipe = np.iinfo(held), asked.recipe
     if asked.bound:
         last = max(0, min(asked.bound - 1, int(limits.max)))
         if recipe in _SEGMENTED and kind == _EXTREME:
-            return rng.choice(np.array([0, last]), count).astype(held)
-        return rng.integers(0, last, count, dtype=held, endpoint=True)
+            values = rng.choice(np.array([0, last]), count).astype(held)
+        else:
+            values = rng.integers(0, last, count, dtype=held, endpoint=True)
+        return _with_strays(values, asked.bound, rng) if asked.strays else values
     if recipe == FEW_SPECIAL_RECIPE:  # some agree in their lower half, others in all but the last bits
         few = [-1, 0, 1, 2, limits.min, limits.min + 1, limits.max, limits.max - 1, 1 + (1 << 4 * held.itemsize)]
         return rng.choice(np.array([one for one in few if limits.min <= one <= limits.max], held), count)

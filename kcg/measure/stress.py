@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from kcg.kernel.program import Executable
     from kcg.measure.verify import CheckedBench
 
-RULES: Final = 2
-"""What a pass says: passes of before a change of it do not count. 1: all launches alone."""
+RULES: Final = 3
+"""What a pass says: passes of before a change of it do not count. 1: all launches alone; 2: of programs that were
+verified without planted data."""
 LAUNCHES: Final = 10_000
 RESTORED_EVERY: Final = 8  # launches, before which outputs hold again what they held before the first one
 FLUSHED_EVERY: Final = 16  # launches, before which the cache is emptied

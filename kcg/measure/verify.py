@@ -26,6 +26,8 @@ from kcg.measure.inputs import (
     BINARY_RECIPE,
     FEW_RECIPE,
     FEW_SPECIAL_RECIPE,
+    LESS_LOWERED_RECIPE,
+    LOWERED_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
@@ -38,10 +40,12 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     BufferInfo,
     buffers_of_kernels,
+    lowered,
     make_inputs_of_kernels,
     to_values,
 )
-from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
+from kcg.measure.planted import LEVELS, VALUED, Kind, Planter, Planting, same_values
+from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, ZERO_POISON, Workbench
 from kcg.types import Region, Target, Variables, Verification
 
 # ---- What a kernel must compute on the inputs of a seed, in float64: without a device, so in any process.
@@ -56,7 +60,7 @@ JUDGED = 0.25  # at least this share of the points must have a known value, or t
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
 EXTREMES = (
     (),
-    (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
+    (LOWERED_RECIPE, LESS_LOWERED_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
     (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
@@ -129,6 +133,8 @@ class Referee:
         self._references: dict[tuple[int, str, Variables, bool], Reference] = {}  # the last: of tf32
         self._recipes: dict[tuple[int, Variables], str] = {}  # by place among the final seeds
         self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
+        self._planters: dict[Variables, Planter] = {}
+        self._plantings: dict[tuple[Variables, bool], tuple[Planting, ...]] = {}  # the last: of tf32
 
     def fill(self, seed: int, recipe: str) -> None:
         """Make the inputs of `seed`, unless they are there."""
@@ -151,7 +157,9 @@ class Referee:
         return self._recipes[place, variables]
 
     def _extreme(self, place: int, variables: Variables) -> str:
-        recipes = EXTREMES[place] if self.inputs_are_read else ()
+        recipes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
+        if LOWERED_RECIPE in recipes and not lowered(self.chain.asts):
+            recipes = tuple(recipe for recipe in recipes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
         if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
             recipes = (FEW_SPECIAL_RECIPE, *recipes)
         for recipe in recipes:
@@ -217,6 +225,42 @@ class Referee:
             return False
         return self.reference(0, SPIKY_RECIPE, variables).can_judge()
 
+    def planter(self, variables: Variables) -> Planter:
+        """What is planted in inputs of the region, beside ordinary ones."""
+        if variables not in self._planters:
+            ordinary = self._inputs_of(FINAL_SEEDS[0], self.choose_recipe(variables))
+            self._planters[variables] = Planter(self.chain, self.buffers, dict(variables), ordinary)
+        return self._planters[variables]
+
+    def plantings(self, variables: Variables, *, tf32: bool = False) -> tuple[Planting, ...]:
+        """What the region must give on planted data, of each kind that tells something: computed once."""
+        if (variables, tf32) not in self._plantings:
+            planter = self.planter(variables)
+            with _products(tf32):
+                found = [_planting(planter, kind) for kind in planter.kinds()]
+            self._plantings[variables, tf32] = tuple(one for one in found if one is not None)
+        return self._plantings[variables, tf32]
+
+
+def _planting(planter: Planter, kind: Kind) -> Planting | None:
+    """Data of one kind, as far from 0 as the reference can judge; None where it cannot, or nothing tells anything."""
+    for level in range(LEVELS if kind in VALUED else 1):
+        found: list[tuple[StoreValues, ...]] = []
+        try:
+            for expected in planter.references(kind, level):
+                reference = Reference(expected)
+                tells = reference.telling() >= REPORTS or kind not in VALUED
+                if len(found) < 2 and not (tells and reference.judged() >= KNOWN):
+                    break
+                found.append(expected)
+                if len(found) == 2 and same_values(*found):
+                    return Planting(kind, level, (found[0],)) if kind in VALUED else None
+            else:
+                return Planting(kind, level, tuple(found))
+        except VerificationError:  # it takes too long, or an index is planted in after all
+            return None
+    return None
+
 
 def _products(tf32: bool) -> contextlib.AbstractContextManager[None]:
     return products_of_tf32() if tf32 else contextlib.nullcontext()
@@ -242,6 +286,7 @@ class References:
     recipes: tuple[str, ...]  # by place among the final seeds
     references: tuple[tuple[tuple[int, str], Reference], ...]  # by seed and recipe
     projections: tuple[tuple[tuple[int, str, int], Any], ...]  # by seed, recipe and store
+    plantings: tuple[Planting, ...] | None = None
 
 
 def references_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> References:
@@ -259,7 +304,8 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
             referee.fill(*key)
             for place in range(len(referee.chain.stores)):
                 projected(referee, key[0], place)
-    return References(recipes, tuple(found.items()), tuple(referee.projections.items()))
+    plantings = referee.plantings(variables)
+    return References(recipes, tuple(found.items()), tuple(referee.projections.items()), plantings)
 
 
 # ---- Every element of an output, and not only sampled ones: beside another binary's, and by projections.
@@ -278,6 +324,7 @@ FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows ar
 FEW_ROWS = 64
 
 BESIDE = "whole output beside the first binary's"
+NUMBERS = "numbers where the first binary has them, with all scores far below 0"
 PROJECTED = "random projections of the whole output"
 TF32_ALLOWED = "errors as of products of tf32, which the user allowed"
 
@@ -487,6 +534,7 @@ SECOND_RUN_BELOW_S = 0.02
 """Longer candidates of a search run once and not twice; every finalist runs `REPEATS` times."""
 
 NEARLY_DONE = (1, 4)  # so many elements of the outputs are changed before the last runs: all others look done
+ZEROED_RUN = 6  # of the runs that must agree, the one on outputs that hold zeros
 REPEATS = 10  # runs of a finalist on one seed that must agree bit for bit
 
 Launch = Callable[[], float]
@@ -538,6 +586,8 @@ class CheckedBench(Workbench, Referee):
             self._references.setdefault((seed, recipe, variables, False), reference)
         for key, projected in expected.projections:
             self.projections.setdefault(key, projected)
+        if expected.plantings is not None:
+            self._plantings.setdefault((variables, False), expected.plantings)
 
     # ---- verdicts ----
 
@@ -569,7 +619,7 @@ class CheckedBench(Workbench, Referee):
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
         kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly. A region of
-        several kernels also runs on data with spikes.
+        several kernels also runs on data with spikes, and what may leave out a term unseen on planted ones.
         """
         results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
         try:
@@ -584,6 +634,10 @@ class CheckedBench(Workbench, Referee):
                         result.ran("exact on {0,1} inputs")
             if thorough and self.spikes_tell(variables):
                 self._judge_all(results, launches, (0, SPIKY_RECIPE, variables), len(EXTREMES))
+            if thorough and self.inputs_are_read:
+                self._judge_planted(results, launches, variables)
+            if thorough and self._lowered_blindly(variables):
+                self._judge_numbers(results, launches)
         except VerificationError as error:
             for result in results:
                 if not result.reason:
@@ -625,6 +679,64 @@ class CheckedBench(Workbench, Referee):
                 data = {BINARY_RECIPE: "{0,1} data", SPIKY_RECIPE: "data with spikes"}.get(recipe, f"seed {seed}")
                 result.reason = f"{reason} ({data})"
 
+    def _judge_planted(self, results: list[_Result], launches: Sequence[Launch], variables: Variables) -> None:
+        """Planted data of all binaries: see `kcg.measure.planted`."""
+        for result, launch in zip(results, launches, strict=True):
+            for planting in self.plantings(variables, tf32=result.tf32):
+                if result.reason:
+                    break
+                reason = self._run_planted(launch, variables, planting, result)
+                self.seed = None  # these are the inputs of no seed
+                result.ran(f"planted data: {planting.kind}")
+                result.reason = f"{reason} (data: {planting.kind})" if reason else ""
+            self.lap("check: planted")
+
+    def _run_planted(self, launch: Launch, variables: Variables, planting: Planting, result: _Result) -> str:
+        """All launches of one kind of planted data: what is wrong with what one of them left."""
+        planter, kind, level = self.planter(variables), planting.kind, planting.level
+        self.inputs = {**planter.ordinary, **planter.base(kind, level)}
+        self.guard(GUARD_BYTE)
+        self.restore_inputs()
+        before: dict[int, tuple[NDArray[np.int64], Bits]] = {}
+        for number, wanted in enumerate(planting.expected):
+            edits = planter.edits(kind, level, number) if number else {}
+            for changes in (before, edits):
+                if changes is edits:
+                    before = {slot: (at, self.inputs[slot][at]) for slot, (at, _) in edits.items()}
+                for slot, (at, bits) in changes.items():
+                    self.inputs[slot][at] = bits
+                    self.put(slot, at)
+            self.poison(NAN_POISON)
+            launch()
+            if reason := self.compare(wanted, result):
+                return self._spoiled() or reason
+        return self._spoiled()
+
+    def _lowered_blindly(self, variables: Variables) -> bool:
+        """Whether scores can be lowered, and the reference cannot judge it: bfloat16 does not hold them well enough."""
+        lowers = self.inputs_are_read and lowered(self.chain.asts)
+        return bool(lowers) and self.choose_recipe(variables, place=1) not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE)
+
+    def _judge_numbers(self, results: list[_Result], launches: Sequence[Launch]) -> None:
+        """Lowered data, of which the reference says too little: where the first binary leaves numbers, all do."""
+        first: dict[int, NDArray[np.bool_]] = {}
+        for result, launch in zip(results, launches, strict=True):
+            if result.reason or sum(self.by_slot[slot].nbytes for slot in self.outputs) > WHOLE_BELOW_BYTES:
+                continue
+            self.fill(FINAL_SEEDS[1], LOWERED_RECIPE)
+            reason = self._run(launch, FINITE_POISON)[0]
+            finite = {slot: np.isfinite(to_values(self.read(slot), self.by_slot[slot].dtype)) for slot in self.outputs}
+            for slot, numbers in first.items():
+                if not reason and (lost := numbers & ~finite[slot]).any():
+                    reason = (
+                        f"element {int(lost.argmax())} of buffer {slot} is no number, and the first binary's is one"
+                    )
+            first = first or finite
+            if reason:
+                self.seed, result.reason = None, f"{reason} (data of recipe {LOWERED_RECIPE})"
+            elif len(launches) > 1:
+                result.ran(NUMBERS)
+
     def _check_once_or_again(self, launch: Launch, reference: Reference, result: _Result, *, thorough: bool) -> str:
         reason = self._check_seed(launch, reference, result, thorough=thorough)
         if reason and self.is_large and not thorough and not self.tainted:
@@ -653,6 +765,7 @@ class CheckedBench(Workbench, Referee):
                 result.ran(
                     "large and small numbers around the buffers",
                     "outputs that look done",
+                    "outputs of zeros",
                     f"{REPEATS} runs bitwise equal",
                 )
                 reason = self._repeat(launch, first, reference)
@@ -734,8 +847,10 @@ class CheckedBench(Workbench, Referee):
                 reason = self._run_on_nearly_done(launch, reference, run, NEARLY_DONE[run - REPEATS - 1])
                 why = " (on outputs that were right but for a few elements: it may leave what looks done)"
             else:
-                reason = self._run(launch, NAN_POISON, arounds.get(run, GUARD_BYTE))[0]
+                poison = ZERO_POISON if run == ZEROED_RUN and all(map(self._covered, self.outputs)) else NAN_POISON
+                reason = self._run(launch, poison, arounds.get(run, GUARD_BYTE))[0]
                 why = " (with other numbers around the buffers: it may read outside them)" if run in arounds else ""
+                why = " (on outputs of zeros: it may leave what looks done)" if poison == ZERO_POISON else why
             for slot, snapshot in expected.items():
                 if not reason and not self.holds(slot, snapshot):
                     reason = f"run {run} differs from the others in buffer {slot}{why}"

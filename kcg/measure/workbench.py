@@ -130,9 +130,11 @@ FILLED_ON_CPU = 1 << 22  # elements from which even a CPU's buffer is filled by 
 KEPT_WHOLE_BYTES = 16 << 20  # the inputs of a CPU's smaller buffers are kept whole, to be restored and compared
 DIGEST_ABOVE_BYTES = 1 << 20  # on a GPU, larger buffers are compared by their digests
 SMALL_BYTES = 64 << 10  # up to here one copy of the whole buffer is fastest everywhere
+MOST_PIECES = 1 << 10  # elements of a device's buffer that are written one by one
 COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
 NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
+ZERO_POISON = 0  # what fresh memory often holds
 
 
 class Bench:
@@ -219,6 +221,18 @@ class Bench:
         for element, bits in zip(chosen, self.read_elements(slot, chosen), strict=True):
             part = view.view(info.itemsize, dtypes.uint8, int(element) * info.itemsize).ensure_allocated()
             self._write(part, np.array([bits]).view(np.uint8) ^ np.uint8(0x55))
+
+    def put(self, slot: int, elements: np.ndarray[Any, Any]) -> None:
+        """Write some elements of an input, which is kept as an array, as they are there now."""
+        view, values = self._views[slot], self.inputs[slot]
+        if (host := on_host(view)) is not None:
+            host.view(values.dtype)[elements] = values[elements]
+        elif values.nbytes <= SMALL_BYTES or len(elements) > MOST_PIECES:
+            self._write(view, values)
+        else:
+            for element in map(int, elements):
+                part = view.view(values.itemsize, dtypes.uint8, element * values.itemsize).ensure_allocated()
+                self._write(part, values[element : element + 1])
 
     def guard(self, byte: int) -> None:
         """Fill what lies before and after every buffer with `byte`, unless it holds that."""

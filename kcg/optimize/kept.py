@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from kcg.optimize.device import Device
     from kcg.optimize.work import RegionWork
 
-RULES = 3
+RULES = 4
 """How finalists are judged, and the fields of what is kept. A change of either is a new number: what is kept under
 another one is not even read, and the region is judged again."""
 
-NEARBY_RULES = 1  # the same of regions that are timed in their neighbourhood
+NEARBY_RULES = 2  # the same of regions that are timed in their neighbourhood
 
 
 @dataclass(frozen=True)

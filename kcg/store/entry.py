@@ -32,8 +32,9 @@ from kcg.types import (
     malformed,
 )
 
-SCHEMA: Final = 1
-"""The version of stores and of their entries. A change of any field is a new number, never a silent one."""
+SCHEMA: Final = 2
+"""The version of stores and of their entries. A change of any field, or of the rules by which schedules were verified,
+is a new number, never a silent one. 1: verified without planted data, lowered scores and indices out of bounds."""
 
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files

@@ -233,7 +233,9 @@ def check_marker(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{folder / MARKER} is not that of a store: restore it, or give another store") from None
     if schema != SCHEMA or type(schema) is not int:
-        raise DataError(f"{folder} is a store of schema {str(schema)[:20]!a}, and this kcg reads {SCHEMA}: update kcg")
+        older = type(schema) is int and schema < SCHEMA
+        advice = "what it holds was verified by older rules: begin another store" if older else "update kcg"
+        raise DataError(f"{folder} is a store of schema {str(schema)[:20]!a}, and this kcg reads {SCHEMA}: {advice}")
 
 
 def _may_write(folder: Path) -> bool:

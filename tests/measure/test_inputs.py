@@ -4,6 +4,7 @@ device."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from tinygrad.dtype import float_to_fp8
 
-from kcg.compat.tiny import Buffer, DType, UOp, dtypes
+from kcg.compat.tiny import Buffer, DType, KernelInfo, UOp, dtypes
+from kcg.kernel.chain import Chain
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.reference import buffers, evaluate, sample_points
 from kcg.measure.device_info import detect
@@ -23,6 +25,8 @@ from kcg.measure.inputs import (
     FEW,
     FEW_RECIPE,
     FEW_SPECIAL_RECIPE,
+    LESS_LOWERED_RECIPE,
+    LOWERED_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
     PIECES,
@@ -36,15 +40,19 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     Hashed,
     buffers_of,
+    buffers_of_kernels,
     filler,
     integer_bounds,
+    lowered,
     make_inputs,
+    make_inputs_of_kernels,
     numpy_dtype,
     to_bits,
     to_values,
 )
 from kcg.measure.workbench import Workbench
 from kcg.types import Region
+from tests.chains import region_of
 from tests.commands import python
 from tests.kernels import TYPICAL, empty, example_asts, example_region, examples, kernels_of
 
@@ -354,3 +362,94 @@ def test_what_divides_is_never_0() -> None:
         divisor = make_inputs(ast, 3, recipe=recipe)[2]
         assert divisor.all(), recipe
         assert recipe not in SEGMENTED or (divisor != -1).all(), "the least integer by -1"
+
+
+# ---- indices outside of their bounds, and scores far below 0
+
+
+def selecting(made: Callable[[UOp, UOp], UOp], count: int = 2000) -> UOp:
+    """A kernel `out[i] = table[made(index[i], ...)]` of a table of 300, as written by hand."""
+    out, index, table = (
+        UOp.placeholder((n,), dtype, slot)
+        for slot, (n, dtype) in enumerate(((count, dtypes.float32), (count, dtypes.int32), (300, dtypes.float32)))
+    )
+    i = UOp.range(count, 0)
+    return UOp.sink(out[i].store(table[made(index[i], i)]).end(i), arg=KernelInfo())
+
+
+@pytest.mark.parametrize(
+    ("made", "slot", "extent"),
+    [
+        (lambda: kernels_of(empty(300, 6)[empty(2000, dtype="int32")])[0], 1, 300),
+        (lambda: kernels_of(empty(60, 10).gather(1, empty(60, 40, dtype="int32")))[0], 1, 10),
+        (lambda: kernels_of(empty(2000, dtype="int32").one_hot(6).cast("int32"))[0], 1, 6),
+        (lambda: kernels_of(empty(500, 6).scatter(1, empty(500, 2, dtype="int32"), empty(500, 2)))[0], 1, 6),
+        (lambda: selecting(lambda k, i: k.valid((k >= 0) & (k < 300))), 1, 300),
+    ],
+    ids=["rows", "along", "one_hot", "scatter", "with both bounds"],
+)
+def test_a_tenth_of_the_indices_that_are_compared_with_bounds_is_outside(
+    made: Callable[[], UOp], slot: int, extent: int
+) -> None:
+    """On one seed's data; never on what is timed, or where the kernel reads whatever place an index says."""
+    ast = made()
+    for recipe in (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
+        drawn = make_inputs(ast, 2, recipe=recipe)[slot]
+        outside = (drawn < 0) | (drawn >= extent)
+        assert 0.02 < outside.mean() < 0.15
+        assert {-1, -extent, extent} <= {*drawn.tolist()}, "and where comparisons tip"
+    for recipe in (RECIPE, POSITIVE_RECIPE, FEW_RECIPE, BINARY_RECIPE):
+        drawn = make_inputs(ast, 0, recipe=recipe)[slot]
+        assert drawn.min() >= 0 and drawn.max() < extent
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda k, i: k,
+        lambda k, i: k.valid(i < 100),
+        lambda k, i: k.valid(k < 300),
+        lambda k, i: k.valid(k >= 0),
+        lambda k, i: (k + k * i).valid((k * i >= 0) & (k * i < 300)),
+    ],
+    ids=["no gate", "another gate", "one bound", "the other bound", "of another number"],
+)
+def test_no_index_is_outside_where_it_would_be_a_load_outside(made: Callable[[UOp, UOp], UOp]) -> None:
+    ast = selecting(made)
+    for recipe in SEGMENTED:
+        drawn = make_inputs(ast, 2, recipe=recipe)[1]
+        assert drawn.min() >= 0 and drawn.max() < 300
+
+
+@pytest.mark.parametrize("recipe", [LOWERED_RECIPE, LESS_LOWERED_RECIPE])
+@pytest.mark.parametrize("width", [16, 128])
+def test_all_scores_of_an_attention_are_below_what_has_an_exponential(recipe: str, width: int) -> None:
+    """And those of one row differ by a few, so that many of its keys count."""
+    q, k, v = (empty(2, n, width) for n in (24, 40, 40))
+    asts = Chain(region_of(q.scaled_dot_product_attention(k, v).contiguous())).asts
+    size = {info.slot: info.size for info in buffers_of_kernels(asts)}
+    query, key = lowered(asts, recipe)
+    made = make_inputs_of_kernels(asts, 2, recipe=recipe)
+    if size[query] > size[key]:
+        query, key = key, query
+    scores = made[query].reshape(2, 24, width) @ made[key].reshape(2, 40, width).swapaxes(1, 2) / np.sqrt(width)
+    assert (scores < -204).all() and (scores > -900).all(), "also beside a maximum that begins at -100"
+    assert (np.ptp(scores, axis=2) < 60).all() and (np.ptp(scores, axis=2) > 0.5).all()
+
+
+def test_what_goes_into_a_softmax_is_lowered_and_what_has_no_maximum_is_not() -> None:
+    asts = Chain(region_of(empty(4, 3000).softmax().contiguous())).asts
+    (slot,) = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
+    assert (make_inputs_of_kernels(asts, 2, recipe=LOWERED_RECIPE)[slot] < -204).all()
+    assert not lowered([*kernels_of(empty(40).exp())]) and not lowered([*kernels_of(empty(40).gelu())])
+
+
+def test_numbers_up_to_the_largest_zeros_of_both_signs_and_rows_of_zeros_are_drawn() -> None:
+    values = drawn(SPECIAL_RECIPE, "float", rows=40)
+    sizes = np.abs(values[np.isfinite(values)])
+    exponents = {int(e) for e in np.frexp(sizes[sizes > 1e18])[1]}
+    assert len(exponents & set(range(61, 128))) > 50, "a band of any width has some"
+    zeros = values[values == 0]
+    assert np.signbit(zeros).any() and not np.signbit(zeros).all()
+    longest = max(len(run) for run in "".join("0" if v == 0 else "x" for v in values).split("x"))
+    assert longest >= 150

@@ -67,6 +67,11 @@ def largest(x: Tensor) -> Tensor:
     return x.max(-1, keepdim=True)
 
 
+def from_(start: float) -> Rows:
+    """A maximum that begins at a number and not at -inf."""
+    return lambda m: m.maximum(start)
+
+
 def places(x: Tensor) -> Tensor:
     return Tensor.arange(x.shape[-1]).reshape(1, -1)
 
@@ -154,7 +159,7 @@ def rmsnorm(width: int) -> Case:
 # ---- softmax
 
 
-def softmax(width: int) -> Case:
+def softmax(width: int, rows: int = 16) -> Case:
     def of(top: Rows = largest, divisor: Rows = total) -> Build:
         def build(x: Tensor) -> Tensor:
             h = x.float()
@@ -175,14 +180,14 @@ def softmax(width: int) -> Case:
         return build
 
     return Case(
-        {"x": (16, width)},
+        {"x": (rows, width)},
         lambda x: x.softmax().contiguous(),
         {"one program": of(), "online": online(True)},
         {
             "without the last column": of(divisor=lambda e: total(e[:, :-1])),
             "online without the correction": online(False),
             "the maximum of the row before": of(top=lambda h: turned(largest(h).contiguous())),
-            "a maximum that begins at 0": of(top=lambda h: largest(h).maximum(0)),
+            **{f"a maximum that begins at {n}": of(top=lambda h, n=n: from_(n)(largest(h))) for n in (0, -1, -100)},
             "no maximum": of(top=lambda h: largest(h) * 0),
         },
     )
@@ -210,7 +215,32 @@ def cross_entropy(width: int) -> Case:
             "the next class": of(label_of=lambda y: (y + 1) % width),
             "the class of the row before": of(label_of=turned),
             "the last class is another": of(label_of=lambda y: (y == width - 1).where(0, y)),
-            "a maximum that begins at 0": of(top=lambda h: largest(h).maximum(0)),
+            **{f"a maximum that begins at {n}": of(top=lambda h, n=n: from_(n)(largest(h))) for n in (0, -1, -100)},
+        },
+    )
+
+
+def logsumexp(rows: int, width: int) -> Case:
+    """Of few long rows."""
+
+    def of(top: Rows = largest, added: Rows = total) -> Build:
+        def build(x: Tensor) -> Tensor:
+            h = x.float()
+            m = top(h).contiguous()
+            return stored(added((h - m).exp()).contiguous().log() + m, x)
+
+        return build
+
+    return Case(
+        {"x": (rows, width)},
+        of(),
+        {"one program": of()},
+        {
+            **{f"a maximum that begins at {n}": of(top=lambda h, n=n: from_(n)(largest(h))) for n in (0, -1, -100)},
+            "without one column in the maximum and the sum": of(
+                top=lambda h: largest((places(h) == width // 3).where(-math.inf, h)),
+                added=lambda e: total((places(e) == width // 3).where(0, e)),
+            ),
         },
     )
 
@@ -282,6 +312,7 @@ def attention(keys: int, *, width: int = 32, rows: int = 8, masked: bool = False
         "the last key is dropped": of(drop=without(lambda k, r: k != keys - 1)),
         "online without the correction": online(False),
         "the maximum of the row before": of(top=lambda m: turned(m.contiguous(), 1)),
+        **{f"a maximum that begins at {n}": of(top=from_(n)) for n in (0, -1, -100)},
     }
     if keys % 128:
         wrong["the last tile of keys is left out"] = of(drop=without(lambda k, r: k < keys // 128 * 128))
@@ -376,6 +407,8 @@ CASES: dict[str, Case] = {
     "rmsnorm": rmsnorm(256),
     "softmax": softmax(300),
     "softmax of 3,072": softmax(3072),
+    "softmax of few long rows": softmax(5000, rows=2),
+    "logsumexp of a long row": logsumexp(1, 1000),
     "cross-entropy": cross_entropy(5000),
     "attention": attention(4608, width=16, rows=4),
     "attention of more rows": attention(4608),
@@ -538,7 +571,8 @@ def in_numpy(
     )
 
 
-UNDERFLOWS = {"the maximum of the row before", "a maximum that begins at 0", "no maximum"}  # float64 is too wide to
+BEGINS = {f"a maximum that begins at {n}" for n in (0, -1, -100)}
+UNDERFLOWS = {"the maximum of the row before", *BEGINS, "no maximum"}  # float64 is too wide to
 BELOW_ROUNDING = {"the mean of one less"}  # 1/32 of a value, and 4 times what bfloat16 makes of it in between
 DROPPED = ("one key is dropped", "one key is dropped in one tile", "the last key is dropped")
 IN_BFLOAT16: dict[str, tuple[str, ...]] = {

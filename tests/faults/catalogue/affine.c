@@ -357,3 +357,9 @@ void crashes_later(float *out, const float *x) {
   if (launches++ > 4) __builtin_trap();
   for (int i = 0; i < N; i++) out[i] = x[i] * 2.0f + 1.0f;
 }
+
+//! wrong | stale output | 0 in the output stays. Shows where memory holds zeros.
+void zero_stays(float *out, const float *x) { for (int i = 0; i < N; i++) if (((volatile float *)out)[i] != 0.0f) out[i] = x[i] * 2.0f + 1.0f; }
+
+//! wrong | large | Another one between 1e20 and 1e21. Shows where there is one.
+void band(float *out, const float *x) { for (int i = 0; i < N; i++) out[i] = x[i] > 1e20f && x[i] < 1e21f ? 7.0f : x[i] * 2.0f + 1.0f; }

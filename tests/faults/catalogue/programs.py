@@ -73,6 +73,23 @@ def _slice(ROWS: int, COLUMNS: int) -> UOp:
     return UOp.sink(out[r * 50 + c + 3].store(x[c * ROWS + r] * 2.0).end(c, r), arg=KernelInfo())
 
 
+def _scale(ROWS: int, COLUMNS: int) -> Tensor:
+    largest = empty(ROWS, COLUMNS).abs().max(1)
+    return (largest == 0).where(1.0, largest / 127.0)
+
+
+def _length(ROWS: int, COLUMNS: int) -> Tensor:
+    return empty(ROWS, COLUMNS).square().sum(1).sqrt().maximum(1e-12)
+
+
+def _take_along(ROWS: int, COLUMNS: int, COUNT: int) -> Tensor:
+    return empty(ROWS, COLUMNS).gather(1, empty(ROWS, COUNT, dtype="int32"))
+
+
+def _largest(dtype: str = "float32") -> Callable[..., Tensor]:
+    return lambda ROWS, COLUMNS: empty(ROWS, COLUMNS, dtype=dtype).max(1)
+
+
 def _scattered(N: int) -> UOp:
     out, x = (UOp.placeholder((N,), dtypes.float32, slot) for slot in range(2))
     i = UOp.range(N, 0)
@@ -121,6 +138,23 @@ PROGRAMS: dict[str, Program] = {
     "scattered": Program({"N": 100_003}, _scattered),
     "above": Program({"N": 4099}, lambda N: (empty(N) > 0.5).where(empty(N), -1.0)),
     "rounding": Program({"N": 4099}, lambda N: empty(N).round()),
+    "one_row_max": Program({"ROWS": 1, "COLUMNS": 900}, _largest()),
+    "long_row_max": Program({"ROWS": 1, "COLUMNS": 20_000}, _largest()),
+    "few_int_max": Program({"ROWS": 5, "COLUMNS": 700}, _largest("int32")),
+    "few_half_max": Program({"ROWS": 4, "COLUMNS": 500}, _largest("float16")),
+    "few_any": Program({"ROWS": 3, "COLUMNS": 2000}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS, dtype="bool").any(1)),
+    "few_all_above": Program({"ROWS": 2, "COLUMNS": 1500}, lambda ROWS, COLUMNS: (empty(ROWS, COLUMNS) > -9).all(1)),
+    "few_argmax": Program({"ROWS": 3, "COLUMNS": 1200}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).argmax(1)),
+    "scale": Program({"ROWS": 12, "COLUMNS": 130}, _scale),
+    "length": Program({"ROWS": 5, "COLUMNS": 1100}, _length),
+    "take_along": Program({"ROWS": 60, "COLUMNS": 11, "COUNT": 7}, _take_along),
+    "one_hot": Program(
+        {"COUNT": 400, "CLASSES": 9}, lambda COUNT, CLASSES: empty(COUNT, dtype="int32").one_hot(CLASSES).cast("int32")
+    ),
+    "pool": Program({"H": 8, "W": 12}, lambda H, W: empty(1, 1, H, W).max_pool2d((4, 4))),
+    "running_max": Program({"ROWS": 3, "COLUMNS": 150}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).cummax(1)[0]),
+    "copysign": Program({"N": 4099}, lambda N: empty(N).copysign(empty(N))),
+    "inverse": Program({"N": 4099}, lambda N: empty(N).reciprocal()),
 }
 
 

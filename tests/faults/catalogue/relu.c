@@ -49,3 +49,9 @@ void whole(float *out, const float *x) { for (int i = 0; i < N; i++) out[i] = x[
 
 //! not promised | NaN | NaN stays, where tinygrad gives 0. Shows for x = NaN, which no input holds.
 void keeps_nan(float *out, const float *x) { for (int i = 0; i < N; i++) out[i] = x[i] <= 0.0f ? 0.0f : x[i]; }
+
+//! wrong | stale output | Leaves 0 where the output holds 0. Shows where memory holds zeros.
+void zero_stays(float *out, const float *x) { for (int i = 0; i < N; i++) if (((volatile float *)out)[i] != 0.0f) out[i] = x[i] > 0.0f ? x[i] : 0.0f; }
+
+//! wrong | large | Clipped at 1e30. Shows above that.
+void clipped_at_1e30(float *out, const float *x) { for (int i = 0; i < N; i++) out[i] = x[i] > 1e30f && x[i] < 3e38f ? 1e30f : x[i] > 0.0f ? x[i] : 0.0f; }

@@ -65,3 +65,6 @@ void past_the_end(float *out, const float *x) {
     out[r] = m;
   }
 }
+
+//! wrong | starts wrong | From -1e30. Shows where a whole row is below that.
+void from_minus_1e30(float *out, const float *x) { for (int r = 0; r < ROWS; r++) { float m = -1e30f; for (int c = 0; c < COLUMNS; c++) if (x[r * COLUMNS + c] > m) m = x[r * COLUMNS + c]; out[r] = m; } }
