@@ -25,6 +25,8 @@ from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
+from kcg.measure import outcomes
+from kcg.measure.outcomes import Outcome
 from kcg.types import Region, Target, content_id
 
 Array = np.ndarray[Any, Any]
@@ -34,6 +36,9 @@ POSITIVE_RECIPE = "positive-v2"
 UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
+SMALLER_RECIPES = {f"smaller-{by}-v1": by for by in (3, 6, 9, 12)}  # by 2^-3: for exp(100 x - m) in 16 bits
+SMALLER_POSITIVE_RECIPES = {f"smaller-positive-{by}-v1": by for by in (3, 6, 9, 12)}
+FACTORS_RECIPE = "factors-v1"  # floats near ±1, and odd integers: a product of a row of them is neither 0 nor infinite
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
@@ -302,6 +307,17 @@ def compared_constants(ast: UOp) -> tuple[float, ...]:
     return tuple(found)[:MOST_CONSTANTS]
 
 
+def outcomes_of(asts: Sequence[UOp]) -> tuple[Outcome, ...]:
+    """What nearly all elements may be of the inputs of kernels that run in order, see `kcg.measure.outcomes`."""
+    return outcomes.outcomes_of(asts, [c for ast in asts for c in compared_constants(ast)])
+
+
+def outcome_of(asts: Sequence[UOp], recipe: str) -> Outcome | None:
+    """That of a recipe; None where it is of none."""
+    place = outcomes.place_of(recipe)
+    return None if place is None else outcomes_of(asts)[place]
+
+
 def divisors(ast: UOp) -> frozenset[int]:
     """The slots of integers by which a kernel divides: dividing by 0 ends a process, or leaves anything."""
     whole = (Ops.CDIV, Ops.CMOD, Ops.FLOORDIV, Ops.FLOORMOD)
@@ -412,18 +428,28 @@ def to_values(bits: Any, dtype: str) -> Any:
 
 
 def make_inputs(
-    ast: UOp, seed: int, *, recipe: str = RECIPE, become: Mapping[int, Role] | None = None
+    ast: UOp,
+    seed: int,
+    *,
+    recipe: str = RECIPE,
+    become: Mapping[int, Role] | None = None,
+    among: Outcome | None = None,
 ) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads.
 
-    `become` are the roles that spiky data go by: see `roles`.
+    `become` are the roles that spiky data go by: see `roles`. `among` is what nearly all elements are by a recipe of
+    `outcomes`, where that of the kernel alone is not meant.
     """
     bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
     compares = not any(u.op in _ARITHMETIC and dtypes.is_float(u.dtype) for u in ast.toposort())
+    outcome = outcome_of((ast,), recipe) if among is None else among
+    terms = max(outcomes.reduced(ast)) if recipe == FACTORS_RECIPE else 1
+    infos = buffers_of(ast)
+    largest = max((info.size for info in infos if info.is_input), default=0)
     made: dict[int, Any] = {}
-    for info in buffers_of(ast):
+    for info in infos:
         if not info.is_input:
             continue
         asked = _Asked(
@@ -436,6 +462,8 @@ def make_inputs(
             ends,
             info.slot in divide,
             (become or {}).get(info.slot, Role.PLAIN),
+            None if outcome is None else outcome.of(info.slot, info.size, largest=largest, seed=seed),
+            terms,
         )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
@@ -471,9 +499,10 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
     become = roles(asts) if recipe == SPIKY_RECIPE else None
+    among = outcome_of(asts, recipe)
     for ast in asts:
         bound = integer_bounds(ast) if len(asts) > 1 else {}
-        for slot, values in make_inputs(ast, seed, recipe=recipe, become=become).items():
+        for slot, values in make_inputs(ast, seed, recipe=recipe, become=become, among=among).items():
             closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
             if slot in read and (slot not in made or closer):
                 made[slot] = values
@@ -494,6 +523,8 @@ class _Asked:
     ends: bool = False  # whether the first and the last element stand out
     divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
     role: Role = Role.PLAIN  # that spiky data go by
+    outcome: Outcome | None = None  # what nearly all elements are
+    terms: int = 1  # of the longest product
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -560,6 +591,8 @@ def _ends(asked: _Asked, held: Any) -> Array:
     """The first and the last element: the largest and the smallest of all, or the other way round, so that a maximum, a
     minimum, an any or an all that leaves one of them out is seen. Empty where they are as the others.
     """
+    if asked.outcome is not None and asked.outcome.at_ends and not asked.divides:
+        return _drawn(replace(asked, outcome=replace(asked.outcome, share=1.0)), 0, 2, np.random.default_rng(0))
     if asked.bound and asked.recipe == SPIKY_RECIPE:
         return np.array([min(asked.bound - 1, int(np.iinfo(held).max)), 0], held)
     if not asked.ends or asked.bound or asked.divides:
@@ -600,6 +633,8 @@ def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Ar
     """`count` elements of one kind of segment (of any recipe without kinds: kind 0) as stored bits."""
     if asked.dtype in FLOATS:
         return to_bits(_floats(asked, kind, count, rng), asked.dtype)
+    if asked.dtype == "bool" and asked.outcome is not None:
+        return outcomes.booleans(asked.outcome, count, rng)
     if asked.dtype == "bool":
         return rng.random(count) < (TRUTHS[kind] if asked.recipe in _SEGMENTED else 0.5)
     return _integers(asked, kind, count, rng)
@@ -612,6 +647,16 @@ TRUTHS = (0.5, 1 / 8, 7 / 8, 1 / 64, 63 / 64, 1 / 1024, 0.0, 1.0)  # by kind: on
 
 def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
     recipe = asked.recipe
+    if asked.outcome is not None:
+        values = outcomes.numbers(asked.outcome, count, rng)
+        return np.nan_to_num(values) if asked.dtype in _WITHOUT_INFINITY else values
+    if recipe == FACTORS_RECIPE:
+        return outcomes.factors(asked.terms, FLOATS[asked.dtype][1], count, rng)
+    if recipe in SMALLER_RECIPES or recipe in SMALLER_POSITIVE_RECIPES:
+        values = rng.standard_normal(count, dtype=np.float32)
+        if recipe in SMALLER_RECIPES:
+            return values * np.float32(2.0 ** -SMALLER_RECIPES[recipe])
+        return (np.abs(values) + np.float32(0.0625)) * np.float32(2.0 ** -SMALLER_POSITIVE_RECIPES[recipe])
     if recipe == BINARY_RECIPE:
         return (rng.random(count, dtype=np.float32) < asked.density).astype(np.float32)
     if recipe == UNIT_RECIPE:
@@ -781,7 +826,17 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
         last = max(0, min(asked.bound - 1, int(limits.max)))
         if recipe in _SEGMENTED and kind == _EXTREME:
             return rng.choice(np.array([0, last]), count).astype(held)
+        if asked.outcome is not None and not 0 <= asked.outcome.base(whole=True) <= last:
+            return np.where(rng.random(count) < asked.outcome.rarely, last, 0).astype(held)
+        if asked.outcome is not None:
+            drawn = outcomes.numbers(asked.outcome, count, rng, whole=True)
+            return np.clip(drawn, 0, last).astype(held)
         return rng.integers(0, last, count, dtype=held, endpoint=True)
+    if asked.outcome is not None:
+        drawn = outcomes.numbers(asked.outcome, count, rng, whole=True)
+        return np.clip(drawn, int(limits.min), min(int(limits.max), 1 << 53)).astype(held)
+    if recipe == FACTORS_RECIPE:
+        return rng.choice(np.array([f for f in outcomes.ODD if f >= limits.min], held), count)
     if recipe == FEW_SPECIAL_RECIPE:  # some agree in their lower half, others in all but the last bits
         few = [-1, 0, 1, 2, limits.min, limits.min + 1, limits.max, limits.max - 1, 1 + (1 << 4 * held.itemsize)]
         return rng.choice(np.array([one for one in few if limits.min <= one <= limits.max], held), count)
