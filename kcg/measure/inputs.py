@@ -542,7 +542,10 @@ def _block(asked: _Asked, seed: int, slot: int) -> Array:
         parts = [_drawn(asked, kind, STEP, rng) for kind in range(KINDS)]
     else:
         parts = [_drawn(asked, 0, BLOCK, rng)]
-    if len(ends := _ends(asked, parts[0].dtype)):
+    if asked.outcome is not None:
+        both = (replace(asked, outcome=replace(asked.outcome, part=part)) for part in outcomes.Part)
+        parts += [_drawn(one, 0, SEGMENT, rng) for one in both]
+    elif len(ends := _ends(asked, parts[0].dtype)):
         first, last = (_drawn(asked, kind, SEGMENT, rng) for kind in _kinds_of_ends(asked))
         first[0], last[-1] = ends
         parts += [first, last]
@@ -591,8 +594,6 @@ def _ends(asked: _Asked, held: Any) -> Array:
     """The first and the last element: the largest and the smallest of all, or the other way round, so that a maximum, a
     minimum, an any or an all that leaves one of them out is seen. Empty where they are as the others.
     """
-    if asked.outcome is not None and asked.outcome.at_ends and not asked.divides:
-        return _drawn(replace(asked, outcome=replace(asked.outcome, share=1.0)), 0, 2, np.random.default_rng(0))
     if asked.bound and asked.recipe == SPIKY_RECIPE:
         return np.array([min(asked.bound - 1, int(np.iinfo(held).max)), 0], held)
     if not asked.ends or asked.bound or asked.divides:

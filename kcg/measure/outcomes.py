@@ -22,10 +22,12 @@ Array = np.ndarray[Any, Any]
 
 MOSTLY = "mostly-v1"
 MOST_CONSTANTS = 3
-MOST_OUTCOMES = 32
+MOST_OUTCOMES = 48
 LONG = 1 << 16  # elements of a row from which on a buffer's numbers, drawn once, hold less than one other element
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # of which programs leave out the end, or the beginning
+NEAR_ENDS = 0.125  # of the elements next to an end
 OTHERS = (-1.0, 0.0, 0.5, 1.0, 2.0)
-SMALL = (-1.0, 2.0, 3.0, 0.5, -2.0)  # numbers that nearly all may be where nothing says which
+SMALL = (-1.0, 2.0, 3.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0, 10.0, 16.0, 100.0)  # numbers that nearly all may be where nothing says which
 SPECIAL = (np.inf, -np.inf, np.nan)
 FACTOR_SPREAD = 3.0  # of the exponent of a product of all terms
 ODD = (-5, -3, -1, 1, 3, 5)  # factors of integers: a product of them is never 0, whatever its length
@@ -38,8 +40,17 @@ class Mostly(StrEnum):
     ABOVE = "above"
     BELOW = "below"
     SPECIAL = "special"  # 1, and the others are infinite or NaN
+    INVALID = "invalid"  # NaN
+    INFINITE = "infinite"
     RISING = "rising"  # the larger, the higher the number of the buffer
     FALLING = "falling"
+
+
+class Part(StrEnum):
+    """What is drawn for an end of a large buffer."""
+
+    FIRST = "first"
+    LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -52,22 +63,22 @@ class Outcome:
     length: int  # of the rows of which half hold nothing else
     slot: int = 0
     share: float = 0.0  # of other elements
-    surely: bool = False  # at least one
-    at_ends: bool = False  # and none but in the first and the last segment of the buffer, where also its ends are
+    size: int = 0  # elements of the buffer
+    part: Part | None = None  # of a buffer that is not drawn whole
 
     def of(self, slot: int, size: int, *, largest: int, seed: int) -> Outcome:
         """That of a buffer of a kernel whose largest one is of `largest`.
 
         Where all is reduced to one result, the first two seeds give one outcome, and the next two the other one. Of
-        rows so long that a buffer's numbers are drawn for less than one of them, the first and the last have the other
-        outcome. What all rows read, or each as a whole, holds no others: none of them would have the first one.
+        rows so long that a buffer's numbers are drawn for less than one of them, the first and the last alone have the
+        other outcome. What all rows read, or each as a whole, holds no others: none of them would have the first one.
         """
         share = -math.expm1(-math.log(2) / self.length)
         if largest <= self.length:
-            return replace(self, slot=slot, share=share if seed & 2 else 0.0, surely=bool(seed & 2))
+            return replace(self, slot=slot, size=size, share=share if seed & 2 else 0.0)
         if size <= self.length:
-            return replace(self, slot=slot)
-        return replace(self, slot=slot, share=share, at_ends=self.length > LONG)
+            return replace(self, slot=slot, size=size)
+        return replace(self, slot=slot, size=size, share=share)
 
     def base(self, *, whole: bool) -> float:
         """What nearly all numbers of a buffer are."""
@@ -77,15 +88,44 @@ class Outcome:
             Mostly.ABOVE: self.constant + step,
             Mostly.BELOW: self.constant - step,
             Mostly.SPECIAL: 1.0,
+            Mostly.INVALID: 1.0 if whole else math.nan,
+            Mostly.INFINITE: 1.0 if whole else math.inf,
             Mostly.RISING: float(self.slot),
             Mostly.FALLING: -float(self.slot),
         }[self.style]
 
     def others(self, count: int, rng: np.random.Generator) -> Array:
         """Which of `count` elements are others."""
-        found = rng.random(count) < (self.share if not self.at_ends or self.share == 1 else 0.0)
-        if self.surely:
-            found[rng.integers(count)] = True
+        if self.share == 0.0:
+            return np.zeros(count, bool)
+        if count == self.size:
+            return self._placed(rng)
+        found = rng.random(count) < (0.0 if self.length > LONG else self.share)
+        if self.part:  # of whichever axis is reduced: the first, or the last, of single results
+            near = found if self.part is Part.FIRST else found[::-1]
+            near[: (near_by := min(self.rows, count // 2))] |= rng.random(near_by) < NEAR_ENDS
+            near[0] = True
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Results that the buffer is reduced to."""
+        return max(1, self.size // self.length)
+
+    def _placed(self, rng: np.random.Generator) -> Array:
+        """Others of a buffer that is drawn whole: at least one, and fewer than rows. The first ones are at the ends of
+        rows, and of columns, then at those of blocks, and every fourth is anywhere."""
+        number = int(np.clip(rng.binomial(self.size, min(self.share, 0.5)), 1, max(1, self.rows - 1)))
+        edges = [edge for block in BLOCKS for edge in range(block, self.length, block)]
+        near = np.unique([place for edge in edges for place in (edge - 1, edge)]).astype(np.int64)
+        place = np.concatenate([[self.length - 1, self.length - 1, 0, 0], rng.permutation(near)])[:number]
+        place = np.concatenate([place, rng.integers(0, self.length, number - len(place))])
+        anywhere = np.arange(number) % 4 == 3
+        place = np.where(anywhere & (np.arange(number) > 3), rng.integers(0, self.length, number), place)
+        row = rng.permutation(max(self.rows, number))[:number] % self.rows
+        by_rows = np.arange(number) % 2 == 0
+        found = np.zeros(self.size, bool)
+        found[np.minimum(np.where(by_rows, row * self.length + place, place * self.rows + row), self.size - 1)] = True
         return found
 
 
@@ -104,7 +144,7 @@ def outcomes_of(asts: Sequence[UOp], constants: Sequence[float]) -> tuple[Outcom
     loaded = {u.src[0].dtype for ast in asts for u in ast.toposort() if u.op is Ops.INDEX}
     styles = [(style, c) for c in constants[:MOST_CONSTANTS] for style in (Mostly.AT, Mostly.ABOVE, Mostly.BELOW)]
     styles += [(Mostly.AT, 1.0), (Mostly.AT, 0.0), (Mostly.SPECIAL, 1.0), (Mostly.RISING, 0.0), (Mostly.FALLING, 0.0)]
-    styles += [(Mostly.AT, c) for c in SMALL]
+    styles += [(Mostly.AT, c) for c in SMALL] + [(Mostly.INVALID, 1.0), (Mostly.INFINITE, 1.0)]
     styles = styles if loaded - {dtypes.bool} else styles[:1]
     truths = (True, False) if dtypes.bool in loaded else (True,)
     lengths = sorted({length for ast in asts for length in reduced(ast)}, reverse=True) or [1]

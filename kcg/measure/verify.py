@@ -132,6 +132,12 @@ class Reference:
         return float(points.mean()) if points.size else 0.0
 
 
+def may_be_nothing(recipe: str) -> bool:
+    """Whether all outputs may be 0 by a recipe with some seeds: {0,1} data, and data of which half of all results have
+    one outcome, which were chosen since the first seed gives both."""
+    return recipe == BINARY_RECIPE or place_of(recipe) is not None
+
+
 def rarer_truth(references: Sequence[Reference]) -> float:
     """The share of the rarer truth, of the store of booleans of which it is least: 0 where all are the same; 0.5 where
     there is no such store."""
@@ -656,7 +662,7 @@ class CheckedBench(Workbench, Referee):
                 result.ran(TF32_ALLOWED)
             if reference.judged() < JUDGED:
                 reason, result.unjudged = "most outputs are not numbers", True
-            elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
+            elif self.inputs and reference.nothing() and not may_be_nothing(recipe):
                 reason, result.unjudged = "every output is 0, as an empty kernel would leave it", True
             else:
                 reason = self._check_once_or_again(launch, reference, result, thorough=first)
