@@ -828,7 +828,7 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
         if recipe in _SEGMENTED and kind == _EXTREME:
             return rng.choice(np.array([0, last]), count).astype(held)
         if asked.outcome is not None and not 0 <= asked.outcome.base(whole=True) <= last:
-            return np.where(rng.random(count) < asked.outcome.rarely, last, 0).astype(held)
+            return np.where(asked.outcome.others(count, rng), last, 0).astype(held)
         if asked.outcome is not None:
             drawn = outcomes.numbers(asked.outcome, count, rng, whole=True)
             return np.clip(drawn, 0, last).astype(held)

@@ -1,6 +1,6 @@
 """Data on which both outcomes are common, however much a kernel reduces: for `(ids == 0).all(1)` of rows of thousands.
 
-Nearly all elements of a buffer are one value, and so few are others that about half of all rows hold none of them. Which
+Nearly all elements of a buffer are one value, and so few are others that about half of all rows hold none. Which
 value that is follows from what the kernel compares with: a recipe for each choice, of which a kernel gets the first on
 which its outputs are not all the same.
 """
@@ -27,7 +27,8 @@ LONG = 1 << 16  # elements of a row from which on a buffer's numbers, drawn once
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # of which programs leave out the end, or the beginning
 NEAR_ENDS = 0.125  # of the elements next to an end
 OTHERS = (-1.0, 0.0, 0.5, 1.0, 2.0)
-SMALL = (-1.0, 2.0, 3.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0, 10.0, 16.0, 100.0)  # numbers that nearly all may be where nothing says which
+SMALL = (-1.0, 2.0, 3.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0, 10.0, 16.0, 100.0)
+"""Numbers that nearly all elements may be where nothing says which."""
 SPECIAL = (np.inf, -np.inf, np.nan)
 FACTOR_SPREAD = 3.0  # of the exponent of a product of all terms
 ODD = (-5, -3, -1, 1, 3, 5)  # factors of integers: a product of them is never 0, whatever its length
@@ -103,7 +104,8 @@ class Outcome:
         found = rng.random(count) < (0.0 if self.length > LONG else self.share)
         if self.part:  # of whichever axis is reduced: the first, or the last, of single results
             near = found if self.part is Part.FIRST else found[::-1]
-            near[: (near_by := min(self.rows, count // 2))] |= rng.random(near_by) < NEAR_ENDS
+            beside = min(self.rows, count // 2)
+            near[:beside] |= rng.random(beside) < NEAR_ENDS
             near[0] = True
         return found
 
@@ -184,4 +186,5 @@ def factors(length: int, highest: int, count: int, rng: np.random.Generator) -> 
     2^`highest`."""
     spread = min(FACTOR_SPREAD / math.sqrt(length), highest / length)
     signs = np.where(rng.random(count) < 0.5, -1.0, 1.0)
-    return signs * np.exp2(rng.standard_normal(count) * spread)
+    drawn: Array = signs * np.exp2(rng.standard_normal(count) * spread)
+    return drawn
