@@ -75,11 +75,10 @@ def program_of(
     build: Callable[..., Mapping[int, Tensor]],
     *,
     target: Target = X86,
-    plain: bool = True,
 ) -> Program:
     """The kernels of `build(*inputs)`, as a program on a region's buffers: `inputs` and what `build` gives are named by
-    the region's numbers. Whatever else the launches use becomes scratch. Plain loops compile in a third of the time
-    that unrolled ones take, and add terms one by one."""
+    the region's numbers. Whatever else the launches use becomes scratch. Loops are plain: they compile in a third of
+    the time that unrolled ones take."""
     linears: list[UOp] = []
 
     def keep(linear: UOp, _: str) -> UOp:
@@ -96,7 +95,7 @@ def program_of(
     launches = []
     for call in linear.src:
         assert call.src[0].op is Ops.SINK
-        compiled = compiled_of(call.src[0], target, plain=plain)
+        compiled = compiled_of(call.src[0], target, plain=True)
         arguments = [call.src[1 + slot] for slot in compiled.slots]
         for argument in arguments:
             if argument not in numbers:

@@ -76,6 +76,8 @@ LOOKED_AT = 1 << 12  # terms of a sum in which equal ones are looked for, drawn 
 COLUMNS = 128  # sums in which they are
 
 PARTS = (1.0, 0.5, 0.25)  # of a sum, in each of which its last terms may be added
+NEAR_A_BIT = 2.0  # of a sum's last bits: terms up to that size may all be lost by some way of making them,
+MOSTLY = 0.5  # where so many are
 SPARED_BITS = 4  # of a term's last, where it was rounded itself before it is added
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 _NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
@@ -245,7 +247,8 @@ class Fold:
 
         Where magnitudes differ widely a few terms come to be the sum, of about `size`. Adding another one rounds it to
         a multiple of the sum's last bit: one below half of that bit is lost, and of many between one and two bits, all
-        are rounded down if they are nearly equal. The bit is that of the sum, or of a part of it.
+        are rounded down if they are nearly equal. The bit is that of the sum, or of a part of it. What is up to
+        `NEAR_A_BIT` of them, where most are, counts as lost by half of one.
         """
         shape = np.shape(self._squares)
         columns = math.prod(shape)
@@ -262,6 +265,10 @@ class Fold:
                 lost = np.abs((np.rint(terms / bit) * bit - terms).sum(0))
                 by_chance = 1.5 * bit * np.sqrt(len(terms) / 12)  # of errors that are spread over one bit
                 most = np.maximum(most, lost - by_chance)
+                # in x² instead of (x - m)², as in any other way to the same sum, other terms are below half of the bit
+                is_small = np.abs(terms) <= NEAR_A_BIT * bit
+                small = np.abs(np.where(is_small, np.clip(terms, -bit / 2, bit / 2), 0.0).sum(0))
+                most = np.maximum(most, np.where(is_small.mean(0) > MOSTLY, small, 0.0))
             share = share + most * times / np.where(sizes > 0, sizes, 1.0)
         share = share.reshape(shape) if columns == len(chosen) else np.max(np.nan_to_num(share), initial=0.0)
         return np.asarray(np.nan_to_num(share) * size)

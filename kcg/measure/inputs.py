@@ -25,6 +25,8 @@ from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
+from kcg.measure import outcomes
+from kcg.measure.outcomes import Outcome
 from kcg.types import Region, Target, content_id
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +38,9 @@ FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: 
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 LOWERED_RECIPE = "lowered-v1"  # all scores of softmax and attention far below 0: see `lowered`
 LESS_LOWERED_RECIPE = "less-lowered-v1"  # the same where 16 bits hold the scores
+SMALLER_RECIPES = {f"smaller-{by}-v1": by for by in (3, 6, 9, 12)}  # by 2^-3: for exp(100 x - m) in 16 bits
+SMALLER_POSITIVE_RECIPES = {f"smaller-positive-{by}-v1": by for by in (3, 6, 9, 12)}
+FACTORS_RECIPE = "factors-v1"  # floats near ±1, and odd integers: a product of a row of them is neither 0 nor infinite
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
@@ -365,6 +370,17 @@ def compared_constants(ast: UOp) -> tuple[float, ...]:
     return tuple(found)[:MOST_CONSTANTS]
 
 
+def outcomes_of(asts: Sequence[UOp]) -> tuple[Outcome, ...]:
+    """What nearly all elements may be of the inputs of kernels that run in order, see `kcg.measure.outcomes`."""
+    return outcomes.outcomes_of(asts, [c for ast in asts for c in compared_constants(ast)])
+
+
+def outcome_of(asts: Sequence[UOp], recipe: str) -> Outcome | None:
+    """That of a recipe; None where it is of none."""
+    place = outcomes.place_of(recipe)
+    return None if place is None else outcomes_of(asts)[place]
+
+
 def divisors(ast: UOp) -> frozenset[int]:
     """The slots of integers by which a kernel divides: dividing by 0 ends a process, or leaves anything."""
     whole = (Ops.CDIV, Ops.CMOD, Ops.FLOORDIV, Ops.FLOORMOD)
@@ -540,19 +556,25 @@ def make_inputs(
     become: Mapping[int, Role] | None = None,
     lower: Mapping[int, float] | None = None,
     guarded: frozenset[int] | None = None,
+    among: Outcome | None = None,
 ) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads.
 
     `become` are the roles that spiky data go by: see `roles`; `lower` what lowered ones do: see `lowered`; `guarded`
-    the indices that may be anything, by default those of this kernel: see `guarded_indices`.
+    the indices that may be anything, by default those of this kernel: see `guarded_indices`. `among` is what nearly all
+    elements are by a recipe of `outcomes`, where that of the kernel alone is not meant.
     """
     strays = (guarded_indices([ast]) if guarded is None else guarded) if recipe in _WITH_STRAYS else frozenset[int]()
     bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
     compares = not any(u.op in _ARITHMETIC and dtypes.is_float(u.dtype) for u in ast.toposort())
+    outcome = outcome_of((ast,), recipe) if among is None else among
+    terms = max(outcomes.reduced(ast)) if recipe == FACTORS_RECIPE else 1
+    infos = buffers_of(ast)
+    largest = max((info.size for info in infos if info.is_input), default=0)
     made: dict[int, Any] = {}
-    for info in buffers_of(ast):
+    for info in infos:
         if not info.is_input:
             continue
         asked = _Asked(
@@ -567,6 +589,8 @@ def make_inputs(
             (become or {}).get(info.slot, Role.PLAIN),
             (lower or {}).get(info.slot, 0.0),
             info.slot in strays,
+            None if outcome is None else outcome.of(info.slot, info.size, largest=largest, seed=seed),
+            terms,
         )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
@@ -604,9 +628,10 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     become = roles(asts) if recipe == SPIKY_RECIPE else None
     lower = lowered(asts, recipe) if recipe in OPPOSED else None
     guarded = guarded_indices(asts) if recipe in _WITH_STRAYS else None
+    among = outcome_of(asts, recipe)
     for ast in asts:
         bound = integer_bounds(ast) if len(asts) > 1 else {}
-        made_here = make_inputs(ast, seed, recipe=recipe, become=become, lower=lower, guarded=guarded)
+        made_here = make_inputs(ast, seed, recipe=recipe, become=become, lower=lower, guarded=guarded, among=among)
         for slot, values in made_here.items():
             closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
             if slot in read and (slot not in made or closer):
@@ -630,6 +655,8 @@ class _Asked:
     role: Role = Role.PLAIN  # that spiky data go by
     lower: float = 0.0  # of lowered data: see `lowered`
     strays: bool = False  # whether some of what selects something is outside of what there is
+    outcome: Outcome | None = None  # what nearly all elements are
+    terms: int = 1  # of the longest product
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -647,7 +674,10 @@ def _block(asked: _Asked, seed: int, slot: int) -> Array:
         parts = [_drawn(asked, kind, STEP, rng) for kind in range(KINDS)]
     else:
         parts = [_drawn(asked, 0, BLOCK, rng)]
-    if len(ends := _ends(asked, parts[0].dtype)):
+    if asked.outcome is not None:
+        both = (replace(asked, outcome=replace(asked.outcome, part=part)) for part in outcomes.Part)
+        parts += [_drawn(one, 0, SEGMENT, rng) for one in both]
+    elif len(ends := _ends(asked, parts[0].dtype)):
         first, last = (_drawn(asked, kind, SEGMENT, rng) for kind in _kinds_of_ends(asked))
         first[0], last[-1] = ends
         parts += [first, last]
@@ -740,6 +770,8 @@ def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Ar
     """`count` elements of one kind of segment (of any recipe without kinds: kind 0) as stored bits."""
     if asked.dtype in FLOATS:
         return to_bits(_floats(asked, kind, count, rng), asked.dtype)
+    if asked.dtype == "bool" and asked.outcome is not None:
+        return outcomes.booleans(asked.outcome, count, rng)
     if asked.dtype == "bool":
         return rng.random(count) < (TRUTHS[kind] if asked.recipe in _SEGMENTED else 0.5)
     return _integers(asked, kind, count, rng)
@@ -752,6 +784,16 @@ TRUTHS = (0.5, 1 / 8, 7 / 8, 1 / 64, 63 / 64, 1 / 1024, 0.0, 1.0)  # by kind: on
 
 def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
     recipe = asked.recipe
+    if asked.outcome is not None:
+        values = outcomes.numbers(asked.outcome, count, rng)
+        return np.nan_to_num(values) if asked.dtype in _WITHOUT_INFINITY else values
+    if recipe == FACTORS_RECIPE:
+        return outcomes.factors(asked.terms, FLOATS[asked.dtype][1], count, rng)
+    if recipe in SMALLER_RECIPES or recipe in SMALLER_POSITIVE_RECIPES:
+        values = rng.standard_normal(count, dtype=np.float32)
+        if recipe in SMALLER_RECIPES:
+            return values * np.float32(2.0 ** -SMALLER_RECIPES[recipe])
+        return (np.abs(values) + np.float32(0.0625)) * np.float32(2.0 ** -SMALLER_POSITIVE_RECIPES[recipe])
     if recipe == BINARY_RECIPE:
         return (rng.random(count, dtype=np.float32) < asked.density).astype(np.float32)
     if recipe == UNIT_RECIPE:
@@ -939,9 +981,19 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
         last = max(0, min(asked.bound - 1, int(limits.max)))
         if recipe in _SEGMENTED and kind == _EXTREME:
             values = rng.choice(np.array([0, last]), count).astype(held)
+        elif asked.outcome is not None and not 0 <= asked.outcome.base(whole=True) <= last:
+            values = np.where(asked.outcome.others(count, rng), last, 0).astype(held)
+        elif asked.outcome is not None:
+            drawn = outcomes.numbers(asked.outcome, count, rng, whole=True)
+            values = np.clip(drawn, 0, last).astype(held)
         else:
             values = rng.integers(0, last, count, dtype=held, endpoint=True)
         return _with_strays(values, asked.bound, rng) if asked.strays else values
+    if asked.outcome is not None:
+        drawn = outcomes.numbers(asked.outcome, count, rng, whole=True)
+        return np.clip(drawn, int(limits.min), min(int(limits.max), 1 << 53)).astype(held)
+    if recipe == FACTORS_RECIPE:
+        return rng.choice(np.array([f for f in outcomes.ODD if f >= limits.min], held), count)
     if recipe == FEW_SPECIAL_RECIPE:  # some agree in their lower half, others in all but the last bits
         few = [-1, 0, 1, 2, limits.min, limits.min + 1, limits.max, limits.max - 1, 1 + (1 << 4 * held.itemsize)]
         return rng.choice(np.array([one for one in few if limits.min <= one <= limits.max], held), count)

@@ -24,6 +24,7 @@ from kcg.measure import float_state
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
+    FACTORS_RECIPE,
     FEW_RECIPE,
     FEW_SPECIAL_RECIPE,
     LESS_LOWERED_RECIPE,
@@ -32,6 +33,8 @@ from kcg.measure.inputs import (
     NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
+    SMALLER_POSITIVE_RECIPES,
+    SMALLER_RECIPES,
     SPECIAL_RECIPE,
     SPIKY_RECIPE,
     TIMED_SEED,
@@ -42,8 +45,10 @@ from kcg.measure.inputs import (
     buffers_of_kernels,
     lowered,
     make_inputs_of_kernels,
+    outcomes_of,
     to_values,
 )
+from kcg.measure.outcomes import place_of, recipes
 from kcg.measure.planted import LEVELS, VALUED, Kind, Planter, Planting, same_values
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, ZERO_POISON, Workbench
 from kcg.types import Region, Target, Variables, Verification
@@ -66,9 +71,16 @@ EXTREMES = (
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
 outputs are known numbers, and their errors below their sizes. Ordinary data hardly hold a row without a positive
 number, or a value beyond 5."""
-ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
-"""Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
+ORDINARY = (
+    *(RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE, FACTORS_RECIPE),
+    *SMALLER_RECIPES,
+    *SMALLER_POSITIVE_RECIPES,
+)
+"""Of these a kernel gets the first on which most of its outputs can be judged and are not all 0, nor one boolean, nor
+infinite; else of its `kcg.measure.outcomes`."""
 REPORTS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
+PARTLY = 0.5  # what counts as known at most where all outputs are one truth, or infinite
+RARER = 0.125  # the share of the rarer truth from which on both are common
 KNOWN = 0.4  # and this share must be known, which is well above `JUDGED`
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 REPORTING = 8  # so many zeros and nothing else are no accident
@@ -102,6 +114,11 @@ class Reference:
         values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
         return values.size >= REPORTING and not values.any()
 
+    @property
+    def points(self) -> int:
+        """How many there are, of all stores."""
+        return sum(store.values.size for store in self.stores)
+
     def can_judge(self) -> bool:
         """Whether a kernel can be judged by it: enough is known of each store, and something is not 0."""
         return self.judged() >= JUDGED and not self.nothing()
@@ -117,6 +134,24 @@ class Reference:
         sure = [(store.error == 0) & ~np.isnan(store.values) for store in self.stores]
         points = np.concatenate(sure) if sure else np.zeros(0)
         return float(points.mean()) if points.size else 0.0
+
+
+def may_be_nothing(recipe: str) -> bool:
+    """Whether all outputs may be 0 by a recipe with some seeds: {0,1} data, and data of which half of all results have
+    one outcome, which were chosen since the first seed gives both."""
+    return recipe == BINARY_RECIPE or place_of(recipe) is not None
+
+
+def rarer_truth(references: Sequence[Reference]) -> float:
+    """The share of the rarer truth, of the store of booleans of which it is least: 0 where all are the same; 0.5 where
+    there is no such store."""
+    least = 0.5
+    for stores in zip(*(reference.stores for reference in references), strict=True):
+        values = np.concatenate([store.values[store.known()] for store in stores])
+        if values.dtype == bool and values.size:
+            share = float(values.mean())
+            least = min(least, share, 1 - share)
+    return least
 
 
 class Referee:
@@ -147,8 +182,10 @@ class Referee:
         it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
         of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
         without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
-        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; rows
-        of almost equal booleans for `all`. Other places prefer their `EXTREMES`.
+        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`. What
+        overflows gets smaller numbers, and a product of a row factors near 1. Where all outputs are 0, or one boolean,
+        nearly all elements are one value, so few others that half of all rows hold none (`kcg.measure.outcomes`).
+        Other places prefer their `EXTREMES`.
         Raises VerificationError where there is no reference for the kernel.
         """
         place %= len(EXTREMES)
@@ -157,14 +194,16 @@ class Referee:
         return self._recipes[place, variables]
 
     def _extreme(self, place: int, variables: Variables) -> str:
-        recipes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
-        if LOWERED_RECIPE in recipes and not lowered(self.chain.asts):
-            recipes = tuple(recipe for recipe in recipes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
-        if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
-            recipes = (FEW_SPECIAL_RECIPE, *recipes)
-        for recipe in recipes:
+        extremes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
+        if LOWERED_RECIPE in extremes and not lowered(self.chain.asts):
+            extremes = tuple(recipe for recipe in extremes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
+        if place == len(EXTREMES) - 1 and extremes and self.choose_recipe(variables) == FEW_RECIPE:
+            extremes = (FEW_SPECIAL_RECIPE, *extremes)
+        if place == 1 and place_of(self.choose_recipe(variables)) is not None:
+            return self.choose_recipe(variables)  # the other outcome, where all is reduced to one
+        for recipe in extremes:
             seed = FINAL_SEEDS[place]
-            probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
+            probe = self._probe(seed, recipe, variables)
             fits = probe.telling() >= REPORTS and probe.judged() >= KNOWN and not probe.nothing()
             # a probe of several kernels is of few points
             if fits and (len(self.chain.asts) == 1 or self.reference(seed, recipe, variables).can_judge()):
@@ -172,24 +211,41 @@ class Referee:
         return "" if not place else self.choose_recipe(variables)
 
     def _ordinary(self, variables: Variables) -> str:
-        shares = {}
-        has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
-        seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
-        for recipe in ORDINARY:
-            shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
+        shares: dict[str, float] = {}
+        for recipe in (*ORDINARY, *recipes(outcomes_of(self.chain.asts))):
+            if place_of(recipe) is not None and not self._is_same(variables):
+                break
+            shares[recipe] = self._share(recipe, variables)
             if shares[recipe] > 1 - JUDGED:
                 break
         return max(shares, key=lambda r: shares[r])
+
+    def _is_same(self, variables: Variables) -> bool:
+        """Whether ordinary data give 0 everywhere, or one truth."""
+        probe = self._probe(0, RECIPE, variables)
+        return probe.nothing() or not rarer_truth([probe])
 
     @property
     def inputs_are_read(self) -> bool:
         """Whether the kernel reads anything at all."""
         return any(info.is_input for info in self.buffers)
 
-    def _share(self, seed: int, recipe: str, variables: Variables) -> float:
-        """Of how many outputs something can be said."""
-        probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
-        return 0.0 if self.inputs_are_read and probe.nothing() else probe.judged()
+    def _share(self, recipe: str, variables: Variables) -> float:
+        """Of how many outputs something can be said, with any seed where few numbers decide; at most `PARTLY` of those
+        that are infinite, or nearly all one truth, and of the latter less where they are."""
+        probes = [self._probe(0, recipe, variables)]
+        is_few = probes[0].points < REPORTING and not rarer_truth(probes)
+        if is_few or any(info.is_input and info.size <= SCALARS for info in self.buffers):
+            probes += [self._probe(seed, recipe, variables) for seed in FINAL_SEEDS]
+        most = 1.0
+        if self.inputs_are_read:
+            rarer = rarer_truth(probes)
+            tells = rarer >= RARER and all(probe.telling() >= REPORTS for probe in probes)
+            most = 0.0 if any(probe.nothing() for probe in probes) else 1.0 if tells else PARTLY * (1 if rarer else 0.9)
+        return min(most, *(probe.judged() for probe in probes))
+
+    def _probe(self, seed: int, recipe: str, variables: Variables) -> Reference:
+        return self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables, enough=PROBE_TERMS)
 
     def _evaluate(
         self, inputs: dict[int, Any], seed: int, count: int, variables: Variables, *, enough: int = 0
@@ -660,7 +716,7 @@ class CheckedBench(Workbench, Referee):
                 result.ran(TF32_ALLOWED)
             if reference.judged() < JUDGED:
                 reason, result.unjudged = "most outputs are not numbers", True
-            elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
+            elif self.inputs and reference.nothing() and not may_be_nothing(recipe):
                 reason, result.unjudged = "every output is 0, as an empty kernel would leave it", True
             else:
                 reason = self._check_once_or_again(launch, reference, result, thorough=first)

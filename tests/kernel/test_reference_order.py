@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,3 +257,24 @@ def test_factors_of_other_ranges_may_be_summed_apart() -> None:
     x[0] = np.inf
     (store,) = evaluate(ast, {1: x, 2: y}, [np.arange(4)[:, None]])
     assert np.isnan(store.values[0]) and np.isinf(store.error[0]) and np.isfinite(store.error[1:]).all()
+
+
+def test_small_terms_beside_a_large_one_may_be_lost_however_they_are_made() -> None:
+    """(x - m)² of a row of one large number and thousands of tiny ones, added one by one as x² - m²: right. The sum
+    without its largest term's neighbour is not, on ordinary numbers."""
+    count = 3072
+    x = np.random.default_rng(0).standard_normal((2, count)).astype(np.float32)
+    x[0] *= 2.0**-9
+    x[0, 0] = 16.0
+    mean = x.mean(1, dtype=np.float64).astype(np.float32)
+    (ast,) = kernels_of((empty(2, count) - empty(2, 1)).square().sum(1))
+    (expected,) = evaluate(ast_of(kernel_of(ast)), {1: x.reshape(-1), 2: mean}, [np.arange(2)[:, None]])
+
+    def one_by_one(terms: Any) -> Any:
+        return np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]
+
+    squares = one_by_one(np.square(x)) - np.float32(count) * np.square(mean)
+    for right in (one_by_one(np.square(x - mean[:, None])), squares):
+        assert (error_ratio(expected, right) < CONFIDENT).all()
+    without = one_by_one(np.square(np.delete(x, 1, 1) - mean[:, None]))
+    assert error_ratio(expected, without)[1] > CONFIDENT

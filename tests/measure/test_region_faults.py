@@ -449,14 +449,13 @@ class Judged:
     numbers: Mapping[str, int]
     outputs: tuple[int, ...]
 
-    def program(self, build: Build, *, plain: bool = True) -> Program:
+    def program(self, build: Build) -> Program:
         inputs = self.case.inputs(self.dtype)
 
         def built(*tensors: Tensor) -> dict[int, Tensor]:
             return dict(zip(self.outputs, as_tuple(build(*tensors)), strict=True))
 
-        named = {self.numbers[name]: x for name, x in inputs.items()}
-        return program_of(self.bench.region, named, built, plain=plain)
+        return program_of(self.bench.region, {self.numbers[name]: x for name, x in inputs.items()}, built)
 
     @property
     def parts(self) -> Program:
@@ -483,10 +482,7 @@ def test_right_programs_pass_and_wrong_ones_are_found(name: str, dtype: str, lef
     """Every rule of the finals, as far as it takes: what a search's check finds is not run through the finals."""
     of = judged(name, dtype)
     bench = of.bench
-    # one by one, 3,072 terms with spikes among them lose more than a partial sum for each lane does
-    plain = "3,072" not in name
-    builds = of.case.right.values()
-    right = [bench.launcher(of.parts), *(bench.launcher(of.program(build, plain=plain)) for build in builds)]
+    right = [bench.launcher(of.parts), *(bench.launcher(of.program(build)) for build in of.case.right.values())]
     asked = {what: build for what, build in of.case.wrong.items() if what not in left_out}
     wrong = {what: bench.launcher(of.program(build)) for what, build in asked.items()}
     left = {what: launch for what, launch in wrong.items() if not bench.check(launch, (), seeds=(0,)).wrong}

@@ -515,7 +515,9 @@ class Frame:
     def _power_of_difference(self, node: UOp) -> Block | None:
         """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two, or
         of three where x has a factor. So is a maximum so far (`online.py`), which is the same for all elements that a
-        thread has of a row. Not where a comparison follows: x c may be too large for a float where (x + y) c is 0."""
+        thread has of a row. Not where a comparison follows: x c may be too large for a float where (x + y) c is 0. Nor
+        where x + y is closer than x c: of exact numbers near -200, as a softmax's may be, it is exact, and x c is off
+        by so much that float32 shows it."""
         if node.op is not Ops.EXP2 or compute_type(node) != "float32" or node in self.writer.kernel.compared:
             return None
         total, factor = scaled(node.src[0])
@@ -523,6 +525,8 @@ class Frame:
             return None
         one, other = sorted(total.src, key=lambda term: (is_running(term), -len(self.value(scaled(term)[0]).axes)))
         inner, own = scaled(one)
+        if _is_exact(inner, own) and self.writer.kernel.stores_float32:
+            return None
         x, y = self.value(inner), self.value(other)
         if x.type != "float32" or not (y.axes < x.axes or is_running(other)):
             return None
@@ -810,6 +814,7 @@ _INTEGER = (
     Ops.ADD, Ops.MUL, Ops.MAX, Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL,
     Ops.SHR, Ops.NEG, Ops.SUB, Ops.MULACC,
 )  # fmt: skip
+_UNROUNDED = (Ops.CONST, Ops.CAST, Ops.WHERE, Ops.MAX, Ops.NEG)
 _INFIX = {
     Ops.ADD: "+",
     Ops.SUB: "-",
@@ -953,6 +958,19 @@ def _number(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return repr(value) if not (isinstance(value, int | float) and value < 0) else f"({value!r})"
+
+
+def _is_exact(value: UOp, factor: float) -> bool:
+    """Whether nothing of a value times a factor is rounded: of loads, as they are, and a power of two."""
+    if abs(math.frexp(factor)[0]) != 0.5:
+        return False
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if dtypes.is_float(node.dtype) and node.op not in (*_UNROUNDED, Ops.INDEX):
+            return False
+        waiting += () if node.op is Ops.INDEX else node.src
+    return True
 
 
 def _term(block: Block) -> str:

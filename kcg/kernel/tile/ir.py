@@ -296,6 +296,11 @@ class TileKernel:
         return frozenset(below for node in found for below in node.backward_slice)
 
     @cached_property
+    def stores_float32(self) -> bool:
+        """Whether memory sees a float32: 16 bits hide what float32 rounds."""
+        return any(stored.store.node.dtype is dtypes.float32 for stored in self.written)
+
+    @cached_property
     def finishing(self) -> tuple[UOp, ...]:
         """What is computed of a contraction's sums."""
         inside = {node for c in self.together for node in c.reduce.backward_slice_with_self}

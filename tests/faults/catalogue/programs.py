@@ -96,6 +96,20 @@ def _scattered(N: int) -> UOp:
     return UOp.sink(out[(i * 7) % N].store(x[i] * 2.0).end(i), arg=KernelInfo())
 
 
+def _bools(ROWS: int, COLUMNS: int) -> Tensor:
+    return empty(ROWS, COLUMNS, dtype="bool")
+
+
+def _half_sum_of_exp(ROWS: int, COLUMNS: int) -> Tensor:
+    scores = empty(ROWS, COLUMNS, dtype="float16") * 30
+    return (scores - empty(ROWS, 1, dtype="float16")).exp().sum(1)
+
+
+def _half_log_softmax(ROWS: int, COLUMNS: int) -> Tensor:
+    scores, most, total = (empty(ROWS, n, dtype="float16") for n in (COLUMNS, 1, 1))
+    return scores * 100 - most - total.log()
+
+
 PROGRAMS: dict[str, Program] = {
     "affine": Program({"N": 5003}, lambda N: empty(N) * 2 + 1),
     "large": Program({"N": (1 << 21) + 7}, lambda N: empty(N) * 2 + 1),
@@ -137,6 +151,31 @@ PROGRAMS: dict[str, Program] = {
     "slice": Program({"ROWS": 40, "COLUMNS": 37}, _slice),
     "scattered": Program({"N": 100_003}, _scattered),
     "above": Program({"N": 4099}, lambda N: (empty(N) > 0.5).where(empty(N), -1.0)),
+    "all_of_long_row": Program({"ROWS": 64, "COLUMNS": 2000}, lambda ROWS, COLUMNS: _bools(ROWS, COLUMNS).all(1)),
+    "any_of_columns": Program({"ROWS": 900, "COLUMNS": 96}, lambda ROWS, COLUMNS: _bools(ROWS, COLUMNS).any(0)),
+    "ids_are_zero": Program(
+        {"ROWS": 256, "COLUMNS": 512}, lambda ROWS, COLUMNS: (empty(ROWS, COLUMNS, dtype="int32") == 0).all(1)
+    ),
+    "any_above": Program({"ROWS": 64, "COLUMNS": 1000}, lambda ROWS, COLUMNS: (empty(ROWS, COLUMNS) > 0.5).any(1)),
+    "rows_are_equal": Program(
+        {"ROWS": 64, "COLUMNS": 400}, lambda ROWS, COLUMNS: (empty(ROWS, COLUMNS) == empty(ROWS, COLUMNS)).all(1)
+    ),
+    "all_above": Program({"N": 3000}, lambda N: (empty(N) > 0.1).all()),
+    "int_row_product": Program(
+        {"ROWS": 64, "COLUMNS": 100}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS, dtype="int32").prod(1)
+    ),
+    "row_product": Program({"ROWS": 64, "COLUMNS": 500}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).prod(1)),
+    "half_sum_of_exp": Program({"ROWS": 64, "COLUMNS": 77}, _half_sum_of_exp),
+    "half_log_softmax": Program({"ROWS": 64, "COLUMNS": 77}, _half_log_softmax),
+    "half_squares": Program(
+        {"ROWS": 64, "COLUMNS": 200},
+        lambda ROWS, COLUMNS: (empty(ROWS, COLUMNS, dtype="float16") * 100).square().sum(1),
+    ),
+    "long_row_sum": Program({"ROWS": 32, "COLUMNS": 3072}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).sum(1)),
+    "long_row_squares": Program(
+        {"ROWS": 24, "COLUMNS": 5000}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).square().mean(1)
+    ),
+    "very_long_sum": Program({"ROWS": 16, "COLUMNS": 30000}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).abs().sum(1)),
     "rounding": Program({"N": 4099}, lambda N: empty(N).round()),
     "one_row_max": Program({"ROWS": 1, "COLUMNS": 900}, _largest()),
     "long_row_max": Program({"ROWS": 1, "COLUMNS": 20_000}, _largest()),

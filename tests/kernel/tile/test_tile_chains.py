@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from tinygrad import Tensor, Variable
 
+from kcg.kernel.chain import Chain
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
@@ -19,6 +20,7 @@ from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal, TileSource
+from kcg.measure.inputs import SPIKY_RECIPE, make_inputs_of_kernels
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.random_chains import FAMILIES, random_chain, random_regions
@@ -209,6 +211,34 @@ def test_what_is_hard_is_right(tmp_path: Path) -> None:
         kernel, rng = read_region(region), Random(name)
         for number in range(2):
             cases[f"{name} {number}"] = Case(region, drawn(kernel, rng), seed=number + 1)
+    assert not wrong_of(cases, tmp_path)
+
+
+SPIKED: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
+    "looped, 32 of 133": (lambda x: x.softmax(-1), 133, 32),
+    "looped, 64 of 300": (lambda x: x.softmax(-1), 300, 64),
+    "held": (lambda x: x.softmax(-1), 33, 64),
+    "an eighth of the scores": (lambda x: (x / 8).softmax(-1), 133, 32),
+    "a part of the scores": (lambda x: (x * 0.3).softmax(-1), 133, 32),
+    "with a mask": (lambda x: (empty(*x.shape, dtype="int32") > 2).where(-float("inf"), x).softmax(-1), 133, 32),
+    "logarithms": (lambda x: x.log_softmax(-1), 133, 32),
+    "all exponentials": (lambda x: (x.max(-1, keepdim=True).contiguous() - x).neg().exp(), 133, 32),
+    "of 16 bits": (lambda x: x.cast("float16").softmax(-1, dtype="float32"), 133, 32),
+}
+
+
+@interpreted
+def test_rows_far_below_0_and_with_single_large_scores_are_right_in_float32(tmp_path: Path) -> None:
+    """A row's maximum is subtracted before anything else is done: near -200 a product with log2(e) is off by 1e-5."""
+    cases = {}
+    for name, (build, width, step) in SPIKED.items():
+        region = region_of(build(empty(7, width)))
+        kernel = read_region(region)
+        p = replace(default_parameters(kernel, TARGET), reduce_tile=step, fast_math=False)
+        program = generate_kernel(kernel, TARGET, p, interpreted=True)
+        for seed in (1, 2):
+            inputs = make_inputs_of_kernels(Chain(region).asts, seed, recipe=SPIKY_RECIPE)
+            cases[f"{name} {seed}"] = Case(region, program, seed=seed, inputs=inputs)
     assert not wrong_of(cases, tmp_path)
 
 
