@@ -483,8 +483,8 @@ def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[
     return (points[fitting], False) if found is None else (found, True)
 
 
-# ---- NaN in a maximum, a minimum or another comparison. tinygrad compares and selects, so what becomes of NaN depends on
-# the order in which it reads: no reference knows it. Right is what tinygrad's own schedule makes of the same data.
+# ---- NaN in a maximum, a minimum or another comparison. tinygrad compares and selects, so what becomes of NaN depends
+# on the order in which it reads: no reference knows it. Right is what tinygrad's own schedule makes of the same data.
 
 NAN_RULE = "NaN treated as by tinygrad's own schedule"
 NAN_RUNS = 2  # of each input from which NaN comes into a comparison: sparse, then dense
@@ -684,12 +684,10 @@ class CheckedBench(Workbench, Referee):
                     self.seed = None  # as in `_judge_all`
 
     def _nan_differs(self, own: dict[int, Any], rounding: Rounding) -> str:
-        for slot, expected in own.items():
-            found = self._looked_at(slot)
-            dtype = self.by_slot[slot].dtype
-            x, y = to_values(expected, dtype), to_values(found, dtype)
+        for slot, bits in own.items():
+            x, y = (to_values(side, self.by_slot[slot].dtype) for side in (bits, self._looked_at(slot)))
             if (at := differs_in_nan(x, y, rounding)) is not None:
-                element = at if len(self._places(slot)) == 0 else int(self._places(slot)[at])
+                element = int(places[at]) if len(places := self._places(slot)) else at
                 return (
                     f"makes something else of NaN than tinygrad's own schedule: element {element} of buffer {slot} is "
                     f"{y[at]}, not {x[at]} (data with NaN)"

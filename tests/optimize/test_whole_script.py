@@ -277,13 +277,8 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     quick = KernelSpace(Region((product,)), detect(DEV, ACTION_SPACE_VERSION)[0]).baseline().body
     slow = with_step(planned_result(workload, region), product, "[]")
     alone = with_step(planned_result(workload), product, quick)
-    checks: list[ModelCheck] = []
-
-    def check(results: Sequence[Result]) -> list[ModelCheck]:
-        checks.extend(check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S))
-        return checks
-
-    chosen, seen = fastest_step([slow, alone], check)
+    checks = check_scripts([slow, alone], Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
+    chosen, seen = fastest_step([slow, alone], checks)
     assert seen.passed and all(one.passed for one in checks), checks
     assert dict(checks[0].replaced) == {region.id: 1} and not checks[1].replaced, "where no local name holds a part"
     assert (
