@@ -16,7 +16,18 @@ from kcg.kernel.kinds import describe
 from kcg.optimize.console import name_of
 from kcg.optimize.region_plans import inside_of, rows_of
 from kcg.optimize.region_search import UNTRIED, unread
-from kcg.types import Dropped, Expectation, ModelCheck, Planning, Region, RegionResult, Result, Status, TriedPlan, Workload
+from kcg.types import (
+    Dropped,
+    Expectation,
+    ModelCheck,
+    Planning,
+    Region,
+    RegionResult,
+    Result,
+    Status,
+    TriedPlan,
+    Workload,
+)
 
 LEFT_OUT = "the whole was wrong with it"
 """Why a region of a plan is in it no more."""
@@ -137,7 +148,12 @@ def _own(row: RegionResult) -> RegionResult:
     """A kernel with tinygrad's own schedule, since the whole was wrong with what was chosen for it."""
     note = f"{describe(row.chosen.schedule)}: {LEFT_OUT}; {row.note}".removesuffix("; ")
     at_ends = tuple(replace(end, after_s=end.before_s) for end in row.ends)
-    return replace(row, chosen=row.baseline, opts=None, outcome="kept", note=note, ends=at_ends, store="")
+    fates = tuple(
+        (name, f"left out: {LEFT_OUT}; it {fate}" if name == row.chosen.name else fate)
+        for name, fate in row.handwritten
+    )
+    row = replace(row, chosen=row.baseline, opts=None, outcome="kept", note=note, ends=at_ends, handwritten=fates)
+    return replace(row, store="")
 
 
 def _planning(
@@ -150,14 +166,12 @@ def _planning(
 ) -> Planning:
     """The planning of a plan of which some regions are left out."""
     by_id = {row.region.id: row for row in rows}
-    regions = tuple(
-        replace(one, calls=by_id[one.region].calls) for one in planning.regions if one.region in by_id
-    )
+    regions = tuple(replace(one, calls=by_id[one.region].calls) for one in planning.regions if one.region in by_id)
     lost = [one for one in planning.regions if one.region not in by_id]
     inside = tuple(_own(row) if _is_dropped(row, right) else row for row in inside_of(alone.regions, rows))
     if not lost:
         return replace(planning, inside=inside)
-    (plan,) = planning.plans
+    plan = next(one for one in planning.plans if one.chosen)
     expected_s = plan.expected_s + sum(one.saved_s * one.calls for one in lost)
     return replace(
         planning,

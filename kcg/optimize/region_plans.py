@@ -365,8 +365,9 @@ def marginal_savings(
 def rows_of(
     workload: Workload, rows: Sequence[RegionResult], regions: Mapping[str, RegionResult], wanted: Sequence[Region]
 ) -> tuple[RegionResult, ...]:
-    """The results of a workload by a plan with the regions that are `wanted`: these beside the kernels that still run alone, each as often as it is
-    put into the program. A region whose calls were taken by those before it is left out.
+    """The results of a workload by a plan with the regions that are `wanted`: these beside the kernels that still
+    run alone, each as often as it is put into the program. A region whose calls were taken by those before it is left
+    out.
 
     `rows` are of the kernels, `regions` of regions, by id.
     """
@@ -401,9 +402,9 @@ def inside_of(rows: Sequence[RegionResult], found: Sequence[RegionResult]) -> tu
 
 def fastest_step(results: Sequence[Result], checks: Sequence[ModelCheck]) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
-    fastest and right, by their `checks`: what is measured of the whole step decides, since costs of parts do not add up. Of
-    steps that differ by no more than noise it is the best expected one that is not slower than the last plan's. Where
-    no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of each
+    fastest and right, by their `checks`: what is measured of the whole step decides, since costs of parts do not add
+    up. Of steps that differ by no more than noise it is the best expected one that is not slower than the last plan's.
+    Where no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of each
     plan is in its `Result.planning`."""
     at, why = _fastest(checks)
     chosen = results[at]

@@ -462,7 +462,8 @@ def regions_in(
 def unread(
     regions: Sequence[Region], kernels: Sequence[RegionResult], workload: Workload
 ) -> tuple[tuple[str, int], ...]:
-    """Names of kernels that a plan with these regions computes again in all who read them, and of how many calls that is so."""
+    """Names of kernels that a plan with these regions computes again in all who read them, and of how many of their
+    calls that is so."""
     names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, regions).left_out
     return tuple((names.get(kernel, kernel[:12]), seen.total()) for kernel, seen in taken.items())
 

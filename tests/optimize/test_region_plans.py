@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +138,9 @@ def test_the_calls_by_a_plan_are_all_calls_of_the_model(
     for candidate, _ in plan.programs:
         parts_s = sum(alone_s[kernel.id] for kernel in candidate.region.kernels)
         regions[candidate.region.id] = row(candidate.region, parts_s - expected[key_of(candidate)])
-    rows = rows_of(flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plan.regions)
+    rows = rows_of(
+        flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plan.regions
+    )
     assert sum(one.after_s for one in rows) == pytest.approx(plan.seconds)
 
 

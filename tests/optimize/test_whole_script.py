@@ -9,7 +9,6 @@ import re
 import signal
 import threading
 from ast import literal_eval
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

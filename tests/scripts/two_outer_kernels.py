@@ -3,7 +3,7 @@
 from tinygrad import UOp
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops
 
-from kcg.kernels import KernelView, handwritten
+from kcg.kernels import handwritten
 
 INFO = KernelInfo(name="by_hand", opts_to_apply=())
 RARE = 12345.678
