@@ -491,7 +491,7 @@ NAN_RUNS = 2  # of each input from which NaN comes into a comparison: sparse, th
 NAN_INPUTS = 3  # the first ones, if there are more
 NAN_RUNS_OF_FEW = 12  # where there are so few outputs that each has to tell by several data
 NAN_FEW = 64  # outputs
-NAN_SAMPLED = 1 << 16  # elements that are compared of an output that is too large to be copied whole
+NAN_SAMPLED = 1 << 18  # elements that are compared of a larger output
 NAN_LOOSE = 4.0  # times the error of ordinary data is tolerated: that of a few points, on other numbers
 NAN_TIPPED = 0.01  # of whole numbers and booleans, so many may differ where rounding may turn a comparison
 
@@ -517,17 +517,16 @@ class Rounding:
         return Rounding(NAN_LOOSE * CONFIDENT * error, NAN_LOOSE * CONFIDENT * share, exact=not error)
 
 
-def differs_in_nan(own: Any, other: Any, rounding: Rounding) -> int | None:
-    """The first element that is a number in one of two outputs only, or another number; None if there is none."""
-    if own.dtype.kind not in "fc":
-        differ = np.asarray(own != other)
-        tipped = 0 if rounding.exact else int(NAN_TIPPED * len(differ))
-        return int(differ.argmax()) if differ.sum() > tipped else None
+def differing_in_nan(own: Any, other: Any, rounding: Rounding) -> NDArray[np.int64]:
+    """The elements that are a number in one of two outputs only, or another number."""
+    if own.dtype.kind != "f":
+        differ = np.flatnonzero(own != other)
+        tipped = 0 if rounding.exact else int(NAN_TIPPED * len(own))
+        return differ if len(differ) > tipped else differ[:0]
     with np.errstate(all="ignore"):
         x, y = (np.asarray(side, np.float64) for side in (own, other))
         close = np.abs(x - y) <= rounding.error + rounding.share * np.abs(x)
-    same = (x == y) | (np.isnan(x) & np.isnan(y)) | (close & np.isfinite(x) & np.isfinite(y))
-    return None if same.all() else int((~same).argmax())
+    return np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y)) | (close & np.isfinite(x) & np.isfinite(y))))
 
 
 LARGE_BYTES = 64 << 20
@@ -678,33 +677,66 @@ class CheckedBench(Workbench, Referee):
                 elif not result.reason and not all(self.holds(slot, one) for slot, one in snapshots.items()):
                     key = (FINAL_SEEDS[0], ordinary, variables)
                     rounding = Rounding.of(self.reference(*key, tf32=result.tf32).stores)
-                    result.reason = self._nan_differs(own, rounding)
+                    result.reason = self._nan_differs(own, rounding, variables)
                 result.ran(NAN_RULE)
                 if result.reason:
                     self.seed = None  # as in `_judge_all`
 
-    def _nan_differs(self, own: dict[int, Any], rounding: Rounding) -> str:
+    def _nan_differs(self, own: dict[int, Any], rounding: Rounding, variables: Variables) -> str:
+        """What the outputs on the device hold of NaN that those of tinygrad's `own` schedule do not, and the other way
+        round; empty if nothing."""
         for slot, bits in own.items():
             x, y = (to_values(side, self.by_slot[slot].dtype) for side in (bits, self._looked_at(slot)))
-            if (at := differs_in_nan(x, y, rounding)) is not None:
-                element = int(places[at]) if len(places := self._places(slot)) else at
+            differ = differing_in_nan(x, y, rounding)
+            if not len(differ):
+                continue
+            places = self._places(slot)
+            lost = np.isnan(x[differ]) & ~np.isnan(y[differ]) if x.dtype.kind == "f" else np.zeros(len(differ), bool)
+            others, lost_at = differ[~lost], differ[lost][:: max(1, int(lost.sum()) // SUSPECTS)][:SUSPECTS]
+            at = others[0] if len(others) else self._undecided(slot, lost_at, places, variables)
+            if at is not None:
+                element = int(places[at]) if len(places) else int(at)
                 return (
                     f"makes something else of NaN than tinygrad's own schedule: element {element} of buffer {slot} is "
                     f"{y[at]}, not {x[at]} (data with NaN)"
                 )
         return ""
 
+    def _undecided(
+        self, slot: int, lost: NDArray[np.int64], places: NDArray[np.int64], variables: Variables
+    ) -> int | None:
+        """Of elements that are NaN with tinygrad's own schedule and numbers otherwise the first that depends on what a
+        comparison makes of NaN; None where all are NaN for certain, whatever it does: then what has a number left out
+        terms that a mask, or a factor of 0, makes nothing of, as causal attention does."""
+        elements = places[lost] if len(places) else lost
+        values = self.chain.on(self.values(), dict(variables))
+        found = [elements_to_points(index, elements)[0] for index in map(values.index, self.chain.stores)]
+        of_slot = [
+            points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
+        ]
+        known: set[int] = set()
+        try:
+            stores = values.at(of_slot)
+        except VerificationError:  # the reference takes too long here: nothing is proven
+            return None
+        for store in stores:
+            known.update(store.indices[np.isfinite(store.error) & (store.slot == slot)].tolist())
+        return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) not in known), None)
+
     def _looked_at(self, slot: int) -> Any:
         """The stored bits of an output, of a large one at `_places`."""
-        places = self._places(slot)
-        return self.read_elements(slot, places) if len(places) else self.read(slot)
+        if not len(places := self._places(slot)):
+            return self.read(slot)
+        few = self.by_slot[slot].nbytes > WHOLE_BELOW_BYTES
+        return self.read_elements(slot, places) if few else self.read(slot)[places]
 
     def _places(self, slot: int) -> NDArray[np.int64]:
         """The elements of a large output that are compared on data with NaN; none: all of them."""
         info = self.by_slot[slot]
-        if info.nbytes <= AGAIN_BELOW_BYTES:
+        if info.size <= NAN_SAMPLED:
             return np.zeros(0, np.int64)
-        return np.unique(np.random.default_rng(slot).integers(0, info.size, NAN_SAMPLED))
+        count = NAN_SAMPLED if info.nbytes <= WHOLE_BELOW_BYTES else POINTS
+        return np.unique(np.random.default_rng(slot).integers(0, info.size, count))
 
     def _judge_all(
         self, results: list[_Result], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None

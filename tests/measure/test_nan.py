@@ -14,7 +14,7 @@ from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, SMALL, WITH_NAN, Hashed, make_inputs_of_kernels, nan_slots, to_values
-from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differs_in_nan
+from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, kernels_of
 
@@ -131,13 +131,14 @@ def test_intermediates_of_a_region_lead_to_its_inputs() -> None:
 def test_numbers_may_differ_by_rounding_and_nan_by_nothing() -> None:
     near, exact = Rounding(1e-4, 1e-5, exact=False), Rounding(0.0, 0.0, exact=True)
     own = np.array([1.0, np.nan, np.inf, -3.0], np.float32)
-    assert differs_in_nan(own, own.copy(), exact) is None
-    assert differs_in_nan(own, own + np.float32(5e-5), near) is None
-    assert differs_in_nan(own, own + np.float32(5e-5), exact) == 0
+    assert not len(differing_in_nan(own, own.copy(), exact))
+    assert not len(differing_in_nan(own, own + np.float32(5e-5), near))
+    assert differing_in_nan(own, own + np.float32(5e-5), exact).tolist() == [0, 3]
     for at, value in ((0, np.nan), (1, 1.0), (2, np.nan), (2, -np.inf), (3, np.inf), (3, -2.9)):
         other = own.copy()
         other[at] = value
-        assert differs_in_nan(own, other, near) == at
+        assert differing_in_nan(own, other, near).tolist() == [at]
     places = np.arange(1000)
-    assert differs_in_nan(places, np.where(places < 9, -1, places), near) is None, "rounding may turn a comparison"
-    assert differs_in_nan(places, np.where(places < 9, -1, places), exact) == 0
+    others = np.where(places < 9, -1, places)
+    assert not len(differing_in_nan(places, others, near)), "rounding may turn a comparison"
+    assert differing_in_nan(places, others, exact).tolist() == [*range(9)]
