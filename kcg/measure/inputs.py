@@ -501,12 +501,12 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     A recipe `WITH_NAN` has NaN in one of the inputs that `nan_slots` gives, in turns by seed: in all of them at once
     there would be nothing but NaN. Every other turn they are dense."""
     if recipe.endswith(WITH_NAN):
-        made, slots = make_inputs_of_kernels(asts, seed, recipe=recipe.removesuffix(WITH_NAN)), nan_slots(asts)
+        plain, slots = make_inputs_of_kernels(asts, seed, recipe=recipe.removesuffix(WITH_NAN)), nan_slots(asts)
         turn, place = divmod(seed, len(slots))
         slot = slots[place]
         (dtype,) = (info.dtype for info in buffers_of_kernels(asts) if info.slot == slot)
         rng = _generator(seed, slot, recipe)
-        return {**made, slot: with_nan(made[slot], dtype, rng, dense=bool(turn % 2))}
+        return {**plain, slot: with_nan(plain[slot], dtype, rng, dense=bool(turn % 2))}
     made: dict[int, Any] = {}
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}

@@ -714,14 +714,14 @@ class CheckedBench(Workbench, Referee):
         of_slot = [
             points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
         ]
-        known: set[int] = set()
+        undecided: set[int] = set()
         try:
             stores = values.at(of_slot)
         except VerificationError:  # the reference takes too long here: nothing is proven
             return None
         for store in stores:
-            known.update(store.indices[np.isfinite(store.error) & (store.slot == slot)].tolist())
-        return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) not in known), None)
+            undecided.update(store.indices[~np.isfinite(store.error) & (store.slot == slot)].tolist())
+        return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) in undecided), None)
 
     def _looked_at(self, slot: int) -> Any:
         """The stored bits of an output, of a large one at `_places`."""

@@ -83,8 +83,9 @@ def check_models(
     seen: list[ModelCheck] = []
     try:
         asked = [results[place] for place in due]
-        limits = {"timeout_s": timeout_s, "rounds_s": rounds_s}
-        seen = _compared(asked, estimates, planning, device=device, log=log, own=own, **limits)
+        seen = _compared(
+            asked, estimates, planning, device=device, log=log, timeout_s=timeout_s, rounds_s=rounds_s, own=own
+        )
     except DeviceError as error:
         log.lose(error)
         seen = [ModelCheck(None, "not run: the device was lost")] * len(due)
@@ -126,10 +127,12 @@ def leave_out_wrong(
         if begin + took_s > until or log.ended_early:
             return None
         asked = leaving_out.keeping(whole, right, alone=alone, workload=workload)
-        limits = {"timeout_s": until - begin, "rounds_s": 0.0}
-        left = counted(len(right), "schedule") + f" of {len(changed)} that were found"
+        words = f"{counted(len(right), 'schedule')} of {len(changed)} that were found"
+        left_s = until - begin
         try:
-            (found,) = _compared([asked], estimates, None, device=device, log=log, own=own, words=left, **limits)
+            (found,) = _compared(
+                [asked], estimates, None, device=device, log=log, timeout_s=left_s, rounds_s=0.0, own=own, words=words
+            )
         except DeviceError as error:
             log.lose(error)
             return None

@@ -374,9 +374,13 @@ def check_steps(
 
     checks = [ModelCheck(None, "not run: the run ended before")] * len(results)
     if not log.ended_early:
-        own, run = OwnRuns(), {"estimates": estimates, "device": device, "log": log}
-        checks = check_models(results, settings, planning=planning, own=own, **run)
-        results, checks = leave_out_wrong(results, checks, settings, own=own, **run)
+        own = OwnRuns()
+        checks = check_models(
+            results, settings, estimates=estimates, planning=planning, device=device, log=log, own=own
+        )
+        results, checks = leave_out_wrong(
+            results, checks, settings, estimates=estimates, device=device, log=log, own=own
+        )
     chosen, seen = fastest_step(results, checks)
     if log.ended_early and seen.passed is None:  # nothing was seen of the whole: every kernel stays alone
         return results[-1], seen

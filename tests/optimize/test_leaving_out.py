@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tinygrad import Tensor
 
 from kcg.errors import ExitCode
@@ -19,12 +21,17 @@ from kcg.kernel.kinds import describe
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.parts import compile_region
 from kcg.measure.device_info import detect
+from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.optimize import whole_model
+from kcg.optimize.console import print_result
 from kcg.optimize.leaving_out import Parts, changed_in, dropped, keeping, right_part
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.result import from_dict, read_result, to_dict
+from kcg.optimize.report import render_report
+from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _in_wrong_plans
@@ -33,7 +40,7 @@ from kcg.optimize.work import Captured
 from kcg.types import ModelCheck, RegionResult, Result, Workload
 from kcg.workloads.function import Call, capture_call
 from tests.optimize.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
-from tests.optimize_run import optimized
+from tests.optimize.test_whole_script import _digest, result_of
 from tests.planned_result import norm_workload, planned_result
 from tests.sample_result import sample_result
 
@@ -231,20 +238,36 @@ def test_a_function_keeps_all_but_the_kernel_that_it_is_wrong_with() -> None:
 
 
 @pytest.mark.slow
-def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data(tmp_path: Path) -> None:
-    """Two kernels written by hand, each many times as fast; one is wrong on a number that no verification draws."""
-    kernels, folder = SCRIPTS / "two_outer_kernels.py", tmp_path / "out"
-    arguments: Sequence[str | Path] = ("--measurements", "6", "--report", folder, "--", "96")
-    done = optimized(SCRIPTS / "two_outer_sums.py", "--kernels", kernels, "--device", DEV, *arguments)
-    assert done.returncode == ExitCode.OK, done
-    result = read_result(folder / "RESULT.json")
-    by_hand = {name: fate for row in result.regions for name, fate in row.handwritten}
-    assert by_hand["right"].startswith("won against ")
-    assert by_hand["wrong_where_it_is_rare"].startswith("left out: the whole was wrong with it; it won against ")
-    assert result.model_check is not None and result.model_check.passed
-    assert [row.chosen.name for row in result.regions if row.outcome == "improved"] == ["right"]
-    ((what, status),) = [(describe(one.schedule), one.status) for one in result.dropped]
+def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
+    """Two kernels written by hand that pass every rule; one is wrong on a number that no verification draws."""
+    script, file = SCRIPTS / "two_outer_sums.py", SCRIPTS / "two_outer_kernels.py"
+    own = result_of(script, "24")
+    kernels = describe_job(KernelFile(file, _digest(file)))
+    rows: dict[str, RegionResult] = {}
+    for kernel in kernels:
+        (row,) = [row for row in own.regions if match_job(kernel, [row.region], own.target)]
+        schedule = lower_job(kernel, row.region, own.target)
+        bench = CheckedBench(row.region, own.target)
+        sides = [compile_region(row.region, one, own.target) for one in (row.baseline.schedule, schedule)]
+        verified = bench.check_all([bench.launcher(side) for side in sides], (), seeds=FINAL_SEEDS, thorough=True)
+        assert all(one.passed for one in verified), verified
+        chosen = replace(row.baseline, schedule=schedule, name=kernel.name, cold_s=1e-6)
+        fates = ((kernel.name, "won"),)
+        rows[kernel.name] = replace(row, chosen=chosen, opts=row.baseline, outcome="improved", handwritten=fates)
+    settings = Settings(str(script), script_args=("24",), kernels=(file,))
+    run = Run(settings, Captured(Workload(own.workload, "", ()), 1.0))
+    result, check = run.checked(replace(own, regions=tuple(rows.values())))
+    assert check.passed, check
+    kept = replace(result, model_check=check, warnings=tuple(run.warnings))
+    assert exit_code_of(kept, interrupted=False) == ExitCode.OK
+    assert [row.chosen.name for row in kept.regions if row.outcome == "improved"] == ["right"]
+    ((what, status),) = [(describe(one.schedule), one.status) for one in kept.dropped]
     assert (what, status) == ("source:wrong_where_it_is_rare", "wrong")
-    said = f"source:wrong_where_it_is_rare of {result.dropped[0].name} is left out: the whole script is wrong with it"
-    assert any(line.startswith(said) for line in result.warnings)
-    assert said in " ".join(done.stdout.split()) and said in (folder / "report.html").read_text()
+    fates = {name: fate for row in kept.regions for name, fate in row.handwritten}
+    assert fates == {"right": "won", "wrong_where_it_is_rare": "left out: the whole was wrong with it; it won"}
+    assert len(run.phases) <= 3, "so many times the script was compared"
+    said = f"source:wrong_where_it_is_rare of {kept.dropped[0].name} is left out: the whole script is wrong with it"
+    assert [line for line in run.warnings if line.startswith(said)]
+    shown = Console(file=io.StringIO(), width=400)
+    print_result(kept, shown)
+    assert said in shown.file.getvalue() and said in render_report(kept)  # type: ignore[attr-defined]
