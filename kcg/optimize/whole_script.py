@@ -34,6 +34,7 @@ from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.measure import isolated
 from kcg.measure.protocol import median
+from kcg.optimize.deploy import changed_by
 from kcg.optimize.script_run import Ran, read_answer
 from kcg.optimize.whole_model import (
     FACTOR,
@@ -327,7 +328,6 @@ class _Runs:
         check_device: Callable[[], None],
         known: OwnRuns,
     ) -> None:
-        from kcg.optimize.deploy import changed_by
         from kcg.optimize.result import write_result
 
         self.count = 0
@@ -337,7 +337,8 @@ class _Runs:
         self._end = time.monotonic() + timeout_s
         program = settings.program
         assert program is not None, "a workload that is no script has a model"
-        self.changed = [changed_by(result, handwritten=bool(settings.kernels)) for result in results]
+        self.by_hand = bool(settings.kernels)
+        self.changed = [changed_by(result, handwritten=self.by_hand) for result in results]
         pairs = zip(results, self.changed, strict=True)
         regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
         self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
@@ -567,7 +568,15 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
             chosen,
             lambda shaken: judge(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
         )
+        fed_by = _feeding_what_differs(chosen.pieces, own.pieces, rounding)
+        runs.known.apart = runs.known.apart or frozenset(changed_by(result, handwritten=runs.by_hand) - fed_by)
     return replace(check, compared=compared)
+
+
+def _feeding_what_differs(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> set[str]:
+    """The kernels and regions that fed what differs by more than a single kernel may make it differ."""
+    pairs = ((c, _judged(c, o, 0.0, o.eps, rounding)) for c, o in zip(chosen, own, strict=True))
+    return {name for piece, one in pairs if one.ratio > 1 for name in piece.fed_by}
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:

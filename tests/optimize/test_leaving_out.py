@@ -153,6 +153,7 @@ class Run:
 
     def __init__(self, settings: Settings, captured: Captured, *, left_s: float | None = None) -> None:
         self.settings, self.warnings, self.phases = settings, list[str](), list[str]()
+        self.own = OwnRuns()
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         progress = SimpleNamespace(phase=self.phases.append)
@@ -171,8 +172,7 @@ class Run:
         self.device: Any = SimpleNamespace(service=service, own_programs=lambda works: {})
 
     def checked(self, *results: Result) -> tuple[Result, ModelCheck]:
-        own = OwnRuns()
-        run: Any = {"estimates": self.estimates, "device": self.device, "log": self.log, "own": own}
+        run: Any = {"estimates": self.estimates, "device": self.device, "log": self.log, "own": self.own}
         checks = check_models(results, self.settings, planning=None, **run)
         assert checks[0].passed is False, checks
         return fastest_step(*leave_out_wrong(results, checks, self.settings, **run))
@@ -265,7 +265,8 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
     assert (what, status) == ("source:wrong_where_it_is_rare", "wrong")
     fates = {name: fate for row in kept.regions for name, fate in row.handwritten}
     assert fates == {"right": "won", "wrong_where_it_is_rare": "left out: the whole was wrong with it; it won"}
-    assert len(run.phases) <= 3, "so many times the script was compared"
+    assert run.own.apart == {rows["right"].region.id}, "which feeds nothing that differs"
+    assert len(run.phases) == 2, "so many times the script was compared"
     said = f"source:wrong_where_it_is_rare of {kept.dropped[0].name} is left out: the whole script is wrong with it"
     assert [line for line in run.warnings if line.startswith(said)]
     shown = Console(file=io.StringIO(), width=400)
