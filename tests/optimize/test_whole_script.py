@@ -335,6 +335,10 @@ class Rounds:
     def count(self) -> int:
         return len(self.order)
 
+    @property
+    def own(self) -> Ran:
+        return self.run()
+
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
         assert compared is (place not in self.order), "what the first run of each leaves is compared"
         self.order.append(place)
