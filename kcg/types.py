@@ -591,6 +591,18 @@ class ModelCheck:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A schedule of a kernel or region that was verified, faster, and left out all the same: the whole model, script or
+    function was wrong with it."""
+
+    region: str  # its id
+    name: str  # tinygrad's, of a region its kernels'
+    schedule: Schedule
+    status: str  # `wrong`: the whole is right without it and wrong with it; `unjudged`: it was not seen to be right
+    reason: str  # what the whole showed, or why it was not compared
+
+
+@dataclass(frozen=True)
 class RegionInPlan:
     """A region of several kernels that a plan runs as one program: what its row in `Result.regions` does not say."""
 
@@ -674,6 +686,7 @@ class Result:
     steps: int = 0  # how often the steady state of a script was replayed while it was recorded; 0 where it has none
     planning: Planning | None = None  # None where no regions of several kernels were searched
     allow_tf32: bool = False  # whether products were allowed to round float32 operands to tf32
+    dropped: tuple[Dropped, ...] = ()  # what was left out since the whole was wrong with it
 
     @property
     def deployed(self) -> tuple[RegionResult, ...]:

@@ -147,7 +147,7 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck",
+        "Action", "CacheState", "Dropped", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck",
         "Plan", "PlannedRegion", "Planning", "Prediction", "ProgressPoint", "RegionInPlan", "SeenAs", "TriedPlan",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer",
         "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification",

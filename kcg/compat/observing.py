@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import _without_beam, when_imported
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import Buffer, DType, UOp
 
 ALIVE, RETURNED, READ = "alive", "returned", "read"
-MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; the arguments that it writes follow
+MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; its name, and what it writes, follow
 
 READS = 64  # of what a program reads, so many are kept, the last ones
 READ_BYTES = 1 << 22  # and none that is larger
@@ -48,18 +48,19 @@ class Piece:
     dtype: str
     eps: float  # distance from 1 to the next number of the dtype; 0 for whole numbers and booleans
     values: NDArray[Any]  # bfloat16 and fp8 as float32
+    fed_by: tuple[str, ...] = ()  # the kernels and regions, of those that are asked for, that it came out of
 
 
 class Observer:
     """Watches one program in this process, to its end.
 
-    `asked(ast)` says whether a kernel is one of those that are asked for. `prepare` is called before the first kernel
-    is compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays. With `shake`, every
+    `asked(ast)` is the name of a kernel that is asked for, and empty of others. `prepare` is called before the first
+    kernel is compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays. With `shake`, every
     floating value that the program begins with (from the host, or out of a kernel that reads none) is changed at
     random by one rounding unit, up or down, except in graphs of kernels: `JIT=2` makes none.
     """
 
-    def __init__(self, asked: Callable[[UOp], bool], prepare: Callable[[], object], *, seed: int, shake: bool) -> None:
+    def __init__(self, asked: Callable[[UOp], str], prepare: Callable[[], object], *, seed: int, shake: bool) -> None:
         self.shaken = 0  # values that were changed so
         self._asked, self._prepare, self._seed, self._shake = asked, prepare, seed, shake
         self._lock = threading.Lock()
@@ -140,8 +141,8 @@ class Observer:
             calls = list(after.src)
             for place, (old, new) in enumerate(zip(linear.src, after.src, strict=True)):
                 was_kernel = old.op is Ops.CALL and old.src[0].op is Ops.SINK
-                if was_kernel and new.src[0].op is Ops.PROGRAM and self._asked(old.src[0]):
-                    calls[place] = new.rtag(MARK + " ".join(map(str, _written(old.src[0]))))
+                if was_kernel and new.src[0].op is Ops.PROGRAM and (name := self._asked(old.src[0])):
+                    calls[place] = new.rtag(MARK + " ".join((name, *map(str, _written(old.src[0])))))
             return after.replace(src=tuple(calls))
 
         return lower_and_compile
@@ -165,7 +166,7 @@ class Observer:
         def watched(read: Any) -> Any:
             buffer = buffer_before(read)
             if buffer.nbytes <= READ_BYTES and self._memory.holds(buffer):
-                self._read.append(_piece(READ, buffer, read.shape))
+                self._read.append(self._piece(READ, buffer, read.shape))
             return buffer
 
         tensor.Tensor._buffer = watched
@@ -192,16 +193,19 @@ class Observer:
         from kcg.compat.tiny import Ops, dtypes
 
         wrote, read = get_call_outs_ins(call)
-        marked = isinstance(call.tag, str) and call.tag.startswith(MARK)
-        asked = marked or (isinstance(call.tag, str) and call.tag.startswith(REPLACED))
-        if marked:  # a program that is wrong may not write what its kernel writes
-            wrote = tuple(int(slot) for slot in call.tag.removeprefix(MARK).split())
+        tag, fed_by = call.tag if isinstance(call.tag, str) else "", frozenset[str]()
+        if tag.startswith(MARK):  # a program that is wrong may not write what its kernel writes
+            name, *slots = tag.removeprefix(MARK).split()
+            wrote, fed_by = tuple(map(int, slots)), frozenset((name,))
+        elif tag.startswith(REPLACED):
+            fed_by = frozenset((tag.removeprefix(REPLACED),))
         arguments = resolve_params(call, list(inputs))
         outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read]
         written = [b for u in outs for b in _buffers(u.buffer)]
-        if asked or any(self._memory.holds(b) for u in ins for b in _buffers(u.buffer)):
+        fed_by = fed_by.union(*(self._memory.fed_by(b) for u in ins for b in _buffers(u.buffer)))
+        if fed_by:
             for b in written:
-                self._memory.add(b)
+                self._memory.add(b, fed_by)
         copied = call.src[0].op is Ops.COPY
         begins = all(_is_host(u) for u in ins) if copied else not any(dtypes.is_float(u.dtype) for u in ins)
         if self._shake and begins:
@@ -227,8 +231,11 @@ class Observer:
             used += size
             if used <= limit:
                 kept.add(index)
-        pieces = [_piece(*one) for index, one in enumerate(found) if index in kept]
+        pieces = [self._piece(*one) for index, one in enumerate(found) if index in kept]
         return [*pieces, *self._read], len(found) - len(kept)
+
+    def _piece(self, place: str, buffer: Buffer, shape: tuple[Any, ...]) -> Piece:
+        return replace(_piece(place, buffer, shape), fed_by=tuple(sorted(self._memory.fed_by(buffer))))
 
     def _left(self) -> Iterator[tuple[str, Buffer, tuple[Any, ...]]]:
         from tinygrad.tensor import Tensor, all_tensors
@@ -249,23 +256,31 @@ class Observer:
 
 
 class _Memory:
-    """Which bytes of which buffers hold what came out of the kernels that are asked for. Never forgets while a buffer
-    lives: memory that is used again for something else counts too."""
+    """Which bytes of which buffers hold what came out of kernels that are asked for, and out of which of them. Never
+    forgets while a buffer lives: memory that is used again for something else counts too."""
 
     def __init__(self) -> None:
         self.version = 0
-        self._spans: weakref.WeakKeyDictionary[Buffer, set[tuple[int, int]]] = weakref.WeakKeyDictionary()
+        self._spans: weakref.WeakKeyDictionary[Buffer, dict[tuple[int, int], frozenset[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def add(self, buffer: Buffer) -> None:
-        spans = self._spans.setdefault(buffer.base, set())
+    def add(self, buffer: Buffer, fed_by: frozenset[str]) -> None:
+        spans = self._spans.setdefault(buffer.base, {})
         span = (buffer.offset, buffer.offset + buffer.nbytes)
-        if span not in spans:
-            spans.add(span)
+        before = spans.get(span, frozenset())
+        if not fed_by <= before:
+            spans[span] = before | fed_by
             self.version += 1
 
-    def holds(self, buffer: Buffer) -> bool:
+    def fed_by(self, buffer: Buffer) -> frozenset[str]:
+        """What it came out of, by the names of kernels and regions."""
         begin, end = buffer.offset, buffer.offset + buffer.nbytes
-        return any(begin < last and first < end for first, last in self._spans.get(buffer.base, ()))
+        spans = self._spans.get(buffer.base, {}).items()
+        return frozenset[str]().union(*(names for (first, last), names in spans if begin < last and first < end))
+
+    def holds(self, buffer: Buffer) -> bool:
+        return bool(self.fed_by(buffer))
 
 
 def _written(ast: UOp) -> tuple[int, ...]:

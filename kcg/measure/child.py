@@ -23,6 +23,8 @@ from kcg.measure.jobs import (
     CompileOutcome,
     JointJob,
     JointOutcome,
+    NanJob,
+    NanOutcome,
     NearbyJob,
     NearbyOutcome,
     PairedJob,
@@ -429,6 +431,22 @@ def _after_timing(result: Verification, reason: str, runs: int) -> Verification:
     if reason and result.passed:
         return replace(result, passed=False, reason=reason)
     return replace(result, rules=(*result.rules, f"{runs} timed runs bitwise equal")) if runs else result
+
+
+def nan_job(job: NanJob) -> NanOutcome:
+    """Run all sides on data with NaN and compare what the first leaves with what each of the others does."""
+    laps = Laps()
+    bench = bench_for(job.region, job.target)
+    if job.references is not None:
+        bench.use_references(job.references, job.variables)
+    launches = [bench.launcher(side, as_tinygrad=True) for side in job.sides]
+    laps.lap("load")
+    try:
+        differ = bench.treats_nan(launches, job.variables, tf32=[side.tf32 for side in job.sides])
+    except VerificationError:  # without a reference nothing is judged at all
+        differ = [""] * len(launches)
+    laps.lap("verify")
+    return NanOutcome(tuple(differ[1:]), tainted=bench.tainted, spent_s=laps.spent_s)
 
 
 def nearby_job(job: NearbyJob) -> NearbyOutcome:

@@ -52,6 +52,8 @@ WIDE_POSITIVE_RECIPE = "wide-positive-v4"
 SPIKY_RECIPE = "spiky-v1"  # some elements much larger than the others, rows of other sizes: of several kernels
 MODEST_RECIPE = "modest-v3"  # between 2^-8 and 2^8, integers between -1000 and 1000
 
+WITH_NAN = "+nan-v1"  # ends the name of a recipe whose numbers are mixed with NaN where a kernel compares: `with_nan`
+
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
 FEW = (-1.0, -0.5, 0.5, 1.0)
 FEW_SPECIAL = (-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, np.inf, np.nan)
@@ -486,6 +488,34 @@ def _floats_under(asts: Sequence[UOp], kernel: int, node: UOp) -> set[int]:
     return {_buffer_slot(u) for _, u in _under(asts, kernel, node) if u.op is Ops.INDEX}
 
 
+def nan_slots(asts: Sequence[UOp]) -> tuple[int, ...]:
+    """The inputs of kernels that run in order from which NaN comes into a maximum, a minimum or another comparison of
+    floats, as far as their types have NaN."""
+    met: set[int] = set()
+    for ast in reversed(asts):
+        nodes = list(ast.toposort())
+        stack = [operand for u in nodes if _compares(u) for operand in (u.src[:1] if u.op is Ops.REDUCE else u.src)]
+        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and _buffer_slot(u.src[0]) in met]
+        seen = set[UOp]()
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                if node.op is Ops.INDEX:
+                    met.add(_buffer_slot(node))
+                else:
+                    stack.extend(node.src)
+    inputs = (info for info in buffers_of_kernels(asts) if info.is_input and info.slot in met)
+    return tuple(info.slot for info in inputs if info.dtype in FLOATS and info.dtype not in _WITHOUT_INFINITY)
+
+
+def _compares(node: UOp) -> bool:
+    """Whether a node compares floats, as all that selects one of several does."""
+    if node.op is Ops.MAX or (node.op is Ops.REDUCE and node.arg[0] is Ops.MAX):
+        return bool(dtypes.is_float(node.dtype))
+    return node.op in (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ) and bool(dtypes.is_float(node.src[0].dtype))
+
+
 def _by_no_contraction(node: UOp) -> bool:
     product = node.src[0] if node.op is Ops.REDUCE else node
     while product.op is Ops.CAST:
@@ -621,7 +651,17 @@ def buffers_of_kernels(asts: Sequence[UOp]) -> tuple[BufferInfo, ...]:
 
 def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
     """`make_inputs` of kernels that run in order. Of a buffer that several read, integers are those of the kernel that
-    has the least to select from."""
+    has the least to select from.
+
+    A recipe `WITH_NAN` has NaN in one of the inputs that `nan_slots` gives, in turns by seed: in all of them at once
+    there would be nothing but NaN. Every other turn they are dense."""
+    if recipe.endswith(WITH_NAN):
+        plain, slots = make_inputs_of_kernels(asts, seed, recipe=recipe.removesuffix(WITH_NAN)), nan_slots(asts)
+        turn, place = divmod(seed, len(slots))
+        slot = slots[place]
+        (dtype,) = (info.dtype for info in buffers_of_kernels(asts) if info.slot == slot)
+        rng = _generator(seed, slot, recipe)
+        return {**plain, slot: with_nan(plain[slot], dtype, rng, dense=bool(turn % 2))}
     made: dict[int, Any] = {}
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
@@ -638,6 +678,45 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
                 made[slot] = values
                 bounds[slot] = bound.get(slot, bounds.get(slot, 1 << 62))
     return made
+
+
+# ---- NaN in what maxima and comparisons meet.
+
+NAN_SHARES = (0.0, 1 / 64, 0.0, 1 / 2, 1 / 512, 0.0, 1 / 2, 1.0)
+"""The shares of NaN in eight parts of a buffer: few among many numbers, as many as numbers, and nothing else."""
+NAN_BEFORE = 3  # elements before one that stands out: whoever reads some at once begins with NaN
+STANDS_OUT = 64  # one of so many elements, at either end
+
+
+def with_nan(stored: Stored, dtype: str, rng: np.random.Generator, *, dense: bool) -> Stored:
+    """The same with NaN: where it is `dense` in half of all elements and before the largest and the smallest, which
+    stay, else in parts of a buffer by `NAN_SHARES`.
+
+    Of a large buffer NaN is put into the numbers that its segments are slices of.
+    """
+    block = stored.block if isinstance(stored, Hashed) else stored
+    is_nan = _dense_nan(to_values(block, dtype), rng) if dense else _sparse_nan(len(block), stored, rng)
+    changed = block.copy()
+    changed[is_nan] = to_bits(np.array([np.nan]), dtype)[0]
+    return stored.of(changed) if isinstance(stored, Hashed) else changed
+
+
+def _sparse_nan(count: int, stored: Stored, rng: np.random.Generator) -> Array:
+    length = SEGMENT if isinstance(stored, Hashed) else max(1, -(-count // KINDS))
+    parts = np.concatenate([rng.permutation(NAN_SHARES) for _ in range(-(-count // (length * KINDS)))])
+    return np.asarray(rng.random(count) < parts[np.arange(count) // length])
+
+
+def _dense_nan(values: Array, rng: np.random.Generator) -> Array:
+    is_nan = rng.random(len(values)) < 0.5
+    each = max(1, len(values) // STANDS_OUT)
+    order = np.argsort(values[1:-1], kind="stable") + 1  # not the ends, which are the first that anything reads
+    standing = np.concatenate([order[:each], order[-each:]])
+    for before in range(1, NAN_BEFORE + 1):
+        is_nan[np.maximum(standing - before, 0)] = True
+    is_nan[[0, -1]] = len(values) > 1
+    is_nan[standing] = False
+    return is_nan
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,26 @@ class JointOutcome:
 
 
 @dataclass(frozen=True)
+class NanJob:
+    """What programs make of NaN that the first of them, tinygrad's own schedule, does not."""
+
+    region: Region
+    sides: tuple[Executable, ...]
+    target: Target
+    variables: tuple[tuple[str, int], ...] = ()
+    references: References | None = None
+
+
+@dataclass(frozen=True)
+class NanOutcome:
+    """Of each side but the first what it makes of NaN, in words; empty where that is what the first does."""
+
+    differ: tuple[str, ...]
+    tainted: bool = False  # see TimeOutcome
+    spent_s: tuple[tuple[str, float], ...] = ()  # the same
+
+
+@dataclass(frozen=True)
 class NearbyJob:
     """Time two programs of a region and its neighbours in turns: all calls one by one, and one program in the place of
     the region's. Each was verified alone before."""

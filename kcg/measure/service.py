@@ -31,6 +31,8 @@ from kcg.measure.jobs import (
     CompileOutcome,
     JointJob,
     JointOutcome,
+    NanJob,
+    NanOutcome,
     NearbyJob,
     NearbyOutcome,
     PairedJob,
@@ -702,6 +704,10 @@ class MeasureService:
     def compare_jointly(self, job: JointJob, *, timeout_s: float) -> Future[JointOutcome]:
         """As `compare_paired`, of several sides in the same turns."""
         return self._device.submit(child.joint_job, job, timeout_s=timeout_s)
+
+    def compare_nan(self, job: NanJob, *, timeout_s: float) -> Future[NanOutcome]:
+        """Hold what programs make of NaN against what the first does. The future raises what went wrong."""
+        return self._device.submit(child.nan_job, job, timeout_s=timeout_s)
 
     def compare_nearby(self, job: NearbyJob, *, timeout_s: float) -> Future[NearbyOutcome]:
         """Time a region's calls and its program in turns, among their neighbours. The future raises what went wrong."""

@@ -7,6 +7,7 @@ A gate before any schedule is reported, not a reward. A candidate of a search is
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,10 +42,12 @@ from kcg.measure.inputs import (
     UNIT_RECIPE,
     WIDE_POSITIVE_RECIPE,
     WIDE_RECIPE,
+    WITH_NAN,
     BufferInfo,
     buffers_of_kernels,
     lowered,
     make_inputs_of_kernels,
+    nan_slots,
     outcomes_of,
     to_values,
 )
@@ -583,6 +586,52 @@ def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[
     return (points[fitting], False) if found is None else (found, True)
 
 
+# ---- NaN in a maximum, a minimum or another comparison. tinygrad compares and selects, so what becomes of NaN depends
+# on the order in which it reads: no reference knows it. Right is what tinygrad's own schedule makes of the same data.
+
+NAN_RULE = "NaN treated as by tinygrad's own schedule"
+NAN_RUNS = 2  # of each input from which NaN comes into a comparison: sparse, then dense
+NAN_INPUTS = 3  # the first ones, if there are more
+NAN_RUNS_OF_FEW = 12  # where there are so few outputs that each has to tell by several data
+NAN_FEW = 64  # outputs
+NAN_SAMPLED = 1 << 18  # elements that are compared of a larger output
+NAN_LOOSE = 4.0  # times the error of ordinary data is tolerated: that of a few points, on other numbers
+NAN_TIPPED = 0.01  # of whole numbers and booleans, so many may differ where rounding may turn a comparison
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """By how much two right programs may differ on data like those of a reference."""
+
+    error: float  # of any value
+    share: float  # of a value's own size
+    exact: bool  # nothing is rounded
+
+    @staticmethod
+    def of(stores: Iterable[StoreValues]) -> Rounding:
+        error = share = 0.0
+        for store in stores:
+            sizes = np.abs(store.values.astype(np.float64))
+            finite = np.isfinite(store.error) & np.isfinite(sizes)
+            error = max(error, float(store.error[finite].max(initial=0.0)))
+            large = finite & (sizes > 0)
+            large &= sizes >= np.median(sizes[large]) if large.any() else False
+            share = max(share, float((store.error[large] / sizes[large]).max(initial=0.0)))
+        return Rounding(NAN_LOOSE * CONFIDENT * error, NAN_LOOSE * CONFIDENT * share, exact=not error)
+
+
+def differing_in_nan(own: Any, other: Any, rounding: Rounding) -> NDArray[np.int64]:
+    """The elements that are a number in one of two outputs only, or another number."""
+    if own.dtype.kind != "f":
+        differ = np.flatnonzero(own != other)
+        tipped = 0 if rounding.exact else int(NAN_TIPPED * len(own))
+        return differ if len(differ) > tipped else differ[:0]
+    with np.errstate(all="ignore"):
+        x, y = (np.asarray(side, np.float64) for side in (own, other))
+        close = np.abs(x - y) <= rounding.error + rounding.share * np.abs(x)
+    return np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y)) | (close & np.isfinite(x) & np.isfinite(y))))
+
+
 LARGE_BYTES = 64 << 20
 """On a CPU, the inputs of a larger kernel are compared for finalists only: that takes longer than the kernel."""
 
@@ -675,7 +724,9 @@ class CheckedBench(Workbench, Referee):
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
         kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly. A region of
-        several kernels also runs on data with spikes, and what may leave out a term unseen on planted ones.
+        several kernels also runs on data with spikes, and what may leave out a term unseen on planted ones. Where
+        floats are compared, all must make of NaN what the first does, which is tinygrad's own schedule, or one that was
+        held against it.
         """
         results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
         try:
@@ -694,11 +745,109 @@ class CheckedBench(Workbench, Referee):
                 self._judge_planted(results, launches, variables)
             if thorough and self._lowered_blindly(variables):
                 self._judge_numbers(results, launches)
+            if thorough:
+                self._judge_nan(results, launches, variables)
         except VerificationError as error:
             for result in results:
                 if not result.reason:
                     result.reason, result.unjudged = str(error), True
         return [result.final() for result in results]
+
+    def treats_nan(self, launches: Sequence[Launch], variables: Variables, *, tf32: Sequence[bool] = ()) -> list[str]:
+        """Of each binary what it makes of NaN that the first does not; empty where that is the same. Raises
+        VerificationError where there is no reference for the kernel."""
+        results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
+        self._judge_nan(results, launches, variables)
+        return [result.reason for result in results]
+
+    @functools.cached_property
+    def nan_seeds(self) -> range:
+        """The seeds of data with NaN; none where the kernel compares no floats."""
+        slots = nan_slots(self.chain.asts)
+        few = sum(self.by_slot[slot].size for slot in self.outputs) <= NAN_FEW and not self.is_large
+        return range(max(NAN_RUNS * min(len(slots), NAN_INPUTS), NAN_RUNS_OF_FEW if few else 0) if slots else 0)
+
+    def _judge_nan(self, results: list[_Result], launches: Sequence[Launch], variables: Variables) -> None:
+        """Hold what all binaries make of NaN against what the first does."""
+        if len(launches) < 2 or results[0].reason or not self.nan_seeds:
+            return
+        ordinary = self.choose_recipe(variables)
+        for seed in self.nan_seeds:
+            own: dict[int, Any] = {}
+            snapshots: dict[int, Any] = {}
+            for result, launch in zip(results, launches, strict=True):
+                if result.reason:
+                    continue
+                self.fill(seed, ordinary + WITH_NAN)
+                result.reason = self._run(launch, NAN_POISON)[0]
+                if not own:
+                    if results[0].reason:
+                        return
+                    own = {slot: self._looked_at(slot) for slot in self.outputs}
+                    snapshots = {slot: self.snapshot(slot) for slot in self.outputs}
+                elif not result.reason and not all(self.holds(slot, one) for slot, one in snapshots.items()):
+                    key = (FINAL_SEEDS[0], ordinary, variables)
+                    rounding = Rounding.of(self.reference(*key, tf32=result.tf32).stores)
+                    result.reason = self._nan_differs(own, rounding, variables)
+                result.ran(NAN_RULE)
+                if result.reason:
+                    self.seed = None  # as in `_judge_all`
+
+    def _nan_differs(self, own: dict[int, Any], rounding: Rounding, variables: Variables) -> str:
+        """What the outputs on the device hold of NaN that those of tinygrad's `own` schedule do not, and the other way
+        round; empty if nothing."""
+        for slot, bits in own.items():
+            x, y = (to_values(side, self.by_slot[slot].dtype) for side in (bits, self._looked_at(slot)))
+            differ = differing_in_nan(x, y, rounding)
+            if not len(differ):
+                continue
+            places = self._places(slot)
+            lost = np.isnan(x[differ]) & ~np.isnan(y[differ]) if x.dtype.kind == "f" else np.zeros(len(differ), bool)
+            others, lost_at = differ[~lost], differ[lost][:: max(1, int(lost.sum()) // SUSPECTS)][:SUSPECTS]
+            at = others[0] if len(others) else self._undecided(slot, lost_at, places, variables)
+            if at is not None:
+                element = int(places[at]) if len(places) else int(at)
+                return (
+                    f"makes something else of NaN than tinygrad's own schedule: element {element} of buffer {slot} is "
+                    f"{y[at]}, not {x[at]} (data with NaN)"
+                )
+        return ""
+
+    def _undecided(
+        self, slot: int, lost: NDArray[np.int64], places: NDArray[np.int64], variables: Variables
+    ) -> int | None:
+        """Of elements that are NaN with tinygrad's own schedule and numbers otherwise the first that depends on what a
+        comparison makes of NaN; None where all are NaN for certain, whatever it does: then what has a number left out
+        terms that a mask, or a factor of 0, makes nothing of, as causal attention does."""
+        elements = places[lost] if len(places) else lost
+        values = self.chain.on(self.values(), dict(variables))
+        found = [elements_to_points(index, elements)[0] for index in map(values.index, self.chain.stores)]
+        of_slot = [
+            points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
+        ]
+        undecided: set[int] = set()
+        try:
+            stores = values.at(of_slot)
+        except VerificationError:  # the reference takes too long here: nothing is proven
+            return None
+        for store in stores:
+            undecided.update(store.indices[~np.isfinite(store.error) & (store.slot == slot)].tolist())
+        return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) in undecided), None)
+
+    def _looked_at(self, slot: int) -> Any:
+        """The stored bits of an output, of a large one at `_places`."""
+        if not len(places := self._places(slot)):
+            return self.read(slot)
+        few = self.by_slot[slot].nbytes > WHOLE_BELOW_BYTES
+        return self.read_elements(slot, places) if few else self.read(slot)[places]
+
+    def _places(self, slot: int) -> NDArray[np.int64]:
+        """The elements of a large output that are compared on data with NaN; none: all of them."""
+        info = self.by_slot[slot]
+        if info.size <= NAN_SAMPLED:
+            return np.zeros(0, np.int64)
+        count = NAN_SAMPLED if info.nbytes <= WHOLE_BELOW_BYTES else POINTS
+        return np.unique(np.random.default_rng(slot).integers(0, info.size, count))
 
     def _judge_all(
         self, results: list[_Result], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None

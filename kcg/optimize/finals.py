@@ -161,6 +161,7 @@ class Judge:
             seen = Verification(False, reason=why, unjudged=True)
             return self._with_offers(work, _unjudged(work, seen))
         with self._pace.judging(work):
+            self._comparisons.refuse_by_nan(work)
             in_time = self._compare_kinds(work)
             return self._with_offers(work, self.compare_found(work) if in_time else self._too_late(work))
 
@@ -213,7 +214,7 @@ class Judge:
         own = self._comparisons.side(work, work.space.baseline())
         if isinstance(own, str):
             return _quarantined(work, f"tinygrad's own schedule does not compile: {own}")
-        notes: list[str] = []
+        notes = _refused(work)
         for schedule in [*work.candidates, None]:
             found = None if schedule is None else self._comparisons.side(work, schedule)
             if isinstance(found, str):
@@ -466,6 +467,15 @@ def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult],
         return replace(row, opts=(others or [base])[0]) if work.tile_candidates and faster else row
 
     return RegionResults(tuple(row_of(work) for work in works))
+
+
+def _refused(work: RegionWork) -> list[str]:
+    """What is said of candidates that make something else of NaN than tinygrad's own schedule."""
+    if not work.refused:
+        return []
+    schedule, reason = next(iter(work.refused.items()))
+    more = f" (and {len(work.refused) - 1} more)" if len(work.refused) > 1 else ""
+    return [f"{describe(schedule)}{more} is wrong: {reason}"]
 
 
 def _time_s(work: RegionWork, one: Offer) -> float:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kcg.cli import counted
 from kcg.errors import DeviceError
-from kcg.optimize import whole_function, whole_model, whole_script
+from kcg.optimize import leaving_out, whole_function, whole_model, whole_script
 from kcg.optimize.budget import OVERTIME
+from kcg.optimize.deploy import changed_by
+from kcg.optimize.whole_script import OwnRuns
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -27,10 +31,11 @@ def check_models(
     planning: IsolatedProcess | None,
     device: Device,
     log: RunLog,
+    own: OwnRuns | None = None,
 ) -> list[ModelCheck]:
     """What the whole model or the script showed with each result, several plans of which the best is the first and the
     last has every kernel alone, or why it did not run; a warning where it should have. Where a budget has no time for
-    all of them the last ones but one are left out.
+    all of them the last ones but one are left out. What a script's runs with tinygrad's own schedules left is in `own`.
 
     `planning` may be planning the model already; a run that has no `estimates` ended before. Never raises for a lost
     device or an interruption: the log knows of it.
@@ -78,8 +83,9 @@ def check_models(
     seen: list[ModelCheck] = []
     try:
         asked = [results[place] for place in due]
-        limits = {"timeout_s": timeout_s, "rounds_s": rounds_s}
-        seen = _compared(asked, estimates, planning, device=device, log=log, **limits)
+        seen = _compared(
+            asked, estimates, planning, device=device, log=log, timeout_s=timeout_s, rounds_s=rounds_s, own=own
+        )
     except DeviceError as error:
         log.lose(error)
         seen = [ModelCheck(None, "not run: the device was lost")] * len(due)
@@ -91,6 +97,74 @@ def check_models(
     for place, check in zip(due, seen, strict=True):
         checks[place] = check
     return checks
+
+
+def leave_out_wrong(
+    results: Sequence[Result],
+    checks: Sequence[ModelCheck],
+    settings: Settings,
+    *,
+    estimates: Estimates | None,
+    device: Device,
+    log: RunLog,
+    own: OwnRuns,
+) -> tuple[list[Result], list[ModelCheck]]:
+    """The results and checks of `check_models`, and where the best of them is wrong, that of its right part too: one
+    kernel or region never costs the rest (`kcg.optimize.leaving_out`). It stands beside the plan that it is of, or in
+    its place where that has every kernel alone, and is the last one. As long as there is time."""
+    made, seen = [*results], [*checks]
+    place = next((at for at, check in enumerate(checks) if check.passed is not None), None)
+    if place is None or checks[place].passed or estimates is None or log.ended_early:
+        return made, seen
+    whole, alone, workload = results[place], results[-1], estimates.captured.workload
+    changed = leaving_out.changed_in(whole, alone, changed_by(whole, handwritten=bool(settings.kernels)))
+    until = _until(settings, estimates)
+    took_s = estimates.whole_s(changed=len(changed), plans=1)
+
+    def check(right: frozenset[str]) -> ModelCheck | None:
+        nonlocal took_s
+        begin = time.monotonic()
+        if begin + took_s > until or log.ended_early:
+            return None
+        asked = leaving_out.keeping(whole, right, alone=alone, workload=workload)
+        words = f"{counted(len(right), 'schedule')} of {len(changed)} that were found"
+        left_s = until - begin
+        try:
+            (found,) = _compared(
+                [asked], estimates, None, device=device, log=log, timeout_s=left_s, rounds_s=0.0, own=own, words=words
+            )
+        except DeviceError as error:
+            log.lose(error)
+            return None
+        except KeyboardInterrupt:
+            log.interrupt()
+            return None
+        took_s = time.monotonic() - begin
+        return found
+
+    parts = leaving_out.right_part(changed, checks[place], check, apart=own.apart)
+    left_out = leaving_out.dropped(parts, whole, alone)
+    log.warn(*leaving_out.words_of(left_out, settings.whole))
+    if parts.check is None:
+        made[place] = replace(whole, dropped=left_out)
+        if parts.untried:
+            log.warn(f"the whole {settings.whole} is wrong, and there was no time to find the part of it that is right")
+        return made, seen
+    right = replace(leaving_out.keeping(whole, parts.right, alone=alone, workload=workload), dropped=left_out)
+    if place == len(made) - 1:
+        made[place], seen[place] = right, parts.check
+    else:
+        made.insert(place + 1, right)
+        seen.insert(place + 1, parts.check)
+    return made, seen
+
+
+def _until(settings: Settings, estimates: Estimates) -> float:
+    """When no part may be compared any more, by `time.monotonic`."""
+    budget = estimates.budget
+    if budget.over_at is not None and budget.limit_s is not None:
+        return budget.over_at + OVERTIME * budget.limit_s
+    return time.monotonic() + max(whole_model.TIMEOUT_S, whole_script.LEAST_TIMEOUT_S)
 
 
 def _why_not_needed(settings: Settings, result: Result, estimates: Estimates | None) -> str:
@@ -126,16 +200,19 @@ def _compared(
     log: RunLog,
     timeout_s: float,
     rounds_s: float,
+    own: OwnRuns | None = None,
+    words: str = "",
 ) -> list[ModelCheck]:
+    """`words` say which schedules these are, where they are not all that were chosen."""
     settings, check_device = estimates.settings, device.service.check_device
-    plans = f" of {len(results)} plans" if len(results) > 1 else ""
+    plans = f", {words}" if words else f" of {len(results)} plans" if len(results) > 1 else ""
     if settings.is_script:
         log.progress.phase(
             f"running {settings.workload} again, with tinygrad's own schedules and with the chosen ones{plans} (its "
             "side effects repeat; --no-script-check leaves this out)"
         )
         return whole_script.check_scripts(
-            results, settings, timeout_s=timeout_s, rounds_s=rounds_s, check_device=check_device
+            results, settings, timeout_s=timeout_s, rounds_s=rounds_s, check_device=check_device, own=own
         )
     if (call := estimates.captured.call) is not None:
         log.progress.phase(

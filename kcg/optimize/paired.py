@@ -22,7 +22,7 @@ from kcg.kernel.source.body import source_body
 from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
+from kcg.measure.jobs import JointJob, NanJob, PairedJob, PairedOutcome, StressJob
 from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
@@ -30,7 +30,7 @@ from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
 from kcg.optimize.kept import Side
-from kcg.types import Finalist, Schedule, ScheduleKind, Variables, Verification
+from kcg.types import Finalist, Region, Schedule, ScheduleKind, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.symbolic import End
@@ -41,7 +41,17 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
+NAN_ROUNDS = 4  # of candidates that are refused for what they make of NaN, until enough are left
+NAN_AT_ONCE = 12  # the next best of them, which are compiled for it
 RUNS = 200  # launches of one, with room for samples that are taken again
+
+
+def compares_floats(region: Region) -> bool:
+    """Whether NaN of an input comes into a maximum, a minimum or another comparison."""
+    from kcg.kernel.chain import Chain
+    from kcg.measure.inputs import nan_slots
+
+    return bool(nan_slots(Chain(region).asts))
 
 
 def _says_nothing(error: Exception) -> bool:
@@ -209,6 +219,40 @@ class Comparisons:
             alone = replace(outcomes[0], finalist_verification=None, finalist_cold_s=(), finalist_warm_s=())
             self._seen[work.id, end.variables, (own,)] = alone
         return True
+
+    def refuse_by_nan(self, work: RegionWork) -> None:
+        """Have the candidates of a region refused that make something else of NaN than tinygrad's own schedule, until
+        its next best ones are none of them. What is not seen here is seen when a candidate is verified."""
+        own, seen = self.side(work, work.space.baseline()), set[Schedule]()
+        if isinstance(own, str) or self._kept.holds_first(work) or not compares_floats(work.call.region):
+            return
+        for turn in range(NAN_ROUNDS):
+            found = [*work.tile_candidates, *(work.faster[:NAN_AT_ONCE] if turn else work.candidates)]
+            asked = [schedule for schedule in dict.fromkeys(found) if schedule not in seen]
+            if seen.issuperset([*work.candidates, *work.tile_candidates]):
+                return
+            for schedule in asked:  # all at once
+                self._device.service.compiled(work.call.region, schedule, *work.bindings)
+            sides = [side for schedule in asked if not isinstance(side := self.side(work, schedule), str)]
+            seen.update(asked)
+            for side, reason in zip(sides, self._in_nan(work, [own, *sides]), strict=False):
+                if reason:
+                    work.refuse(side.schedule, reason)
+
+    def _in_nan(self, work: RegionWork, sides: Sequence[Side]) -> Sequence[str]:
+        """What all but the first make of NaN that this one does not; nothing where it was not seen."""
+        service, end = self._device.service, work.ends[0]
+        programs = tuple(side.compiled.at(end.variables) for side in sides)
+        references = self._reference(work, end.variables)
+        job = NanJob(work.call.region, programs, service.target, end.variables, references)
+        future = service.compare_nan(job, timeout_s=TIMEOUT_S + len(sides) * work.longest_s)
+        _, waiting = wait([future], timeout=self._estimates.budget.patience_s(FRESH_CHILD_S))
+        try:
+            return () if waiting else future.result().differ
+        except (DeviceError, ServiceClosed):
+            raise
+        except Exception:  # a crash or a hang: each is verified by itself
+            return ()
 
     def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
         """Of each pair; nothing where something failed, None where there was no time for it."""

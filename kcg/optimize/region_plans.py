@@ -363,18 +363,19 @@ def marginal_savings(
 
 
 def rows_of(
-    workload: Workload, rows: Sequence[RegionResult], regions: Mapping[str, RegionResult], plan: WorkloadPlan
+    workload: Workload, rows: Sequence[RegionResult], regions: Mapping[str, RegionResult], wanted: Sequence[Region]
 ) -> tuple[RegionResult, ...]:
-    """The results of a workload by a plan: its regions beside the kernels that still run alone, each as often as it is
-    put into the program. A region whose calls were taken by those before it is left out.
+    """The results of a workload by a plan with the regions that are `wanted`: these beside the kernels that still
+    run alone, each as often as it is put into the program. A region whose calls were taken by those before it is left
+    out.
 
     `rows` are of the kernels, `regions` of regions, by id.
     """
-    calls = {call.region.id: call for call in planned(workload, plan.regions, wanted=False).calls}
+    calls = {call.region.id: call for call in planned(workload, wanted, wanted=False).calls}
     before_s = {row.region.id: row.baseline.cold_s for row in rows}
-    again = counted_elsewhere(workload, plan.regions, before_s)
+    again = counted_elsewhere(workload, wanted, before_s)
     found = []
-    for row in (*rows, *(regions[region.id] for region in plan.regions)):
+    for row in (*rows, *(regions[region.id] for region in wanted)):
         if (call := calls.get(row.region.id)) is not None:
             again_s = min(again.get(row.region.id, 0.0), row.baseline.cold_s)
             found.append(replace(row, calls=call.calls, replayed=call.replayed, again_s=again_s))
@@ -399,15 +400,12 @@ def inside_of(rows: Sequence[RegionResult], found: Sequence[RegionResult]) -> tu
     return tuple(replace(row, calls=0, replayed=0) for row in rows if (row.region.id, row.variables) not in shown)
 
 
-def fastest_step(
-    results: Sequence[Result], check: Callable[[Sequence[Result]], Sequence[ModelCheck]]
-) -> tuple[Result, ModelCheck]:
+def fastest_step(results: Sequence[Result], checks: Sequence[ModelCheck]) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
-    fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Of
-    steps that differ by no more than noise it is the best expected one that is not slower than the last plan's. Where
-    no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of each
-    plan is in its `Result.planning`."""
-    checks = check(results)
+    fastest and right, by their `checks`: what is measured of the whole step decides, since costs of parts do not add
+    up. Of steps that differ by no more than noise it is the best expected one that is not slower than the last plan's.
+    Where no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of
+    each plan is in its `Result.planning`."""
     at, why = _fastest(checks)
     chosen = results[at]
     if chosen.planning is None:

@@ -418,14 +418,14 @@ def variants(
     regions = {row.region.id: row for row in results.rows if row.region.id in own}
     made = []
     for plan in plans:
-        found = rows_of(workload, rows, regions, plan)
+        found = rows_of(workload, rows, regions, plan.regions)
         planning = Planning(
             regions=regions_in(plan, found, rows, workload, nearby),
             plans=(TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, UNTRIED, chosen=True),),
             why=UNTRIED,
             passed_over=passed_over(list(regions.values()), proposed, plan, nearby),
             inside=inside_of(rows, found),
-            unread=unread(plan, rows, workload),
+            unread=unread(plan.regions, rows, workload),
         )
         made.append(replace(results, rows=found, planning=planning))
     return made
@@ -531,9 +531,12 @@ def regions_in(
     )
 
 
-def unread(plan: WorkloadPlan, kernels: Sequence[RegionResult], workload: Workload) -> tuple[tuple[str, int], ...]:
-    """Names of kernels that a plan computes again in all who read them, and of how many calls that is so."""
-    names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, plan.regions).left_out
+def unread(
+    regions: Sequence[Region], kernels: Sequence[RegionResult], workload: Workload
+) -> tuple[tuple[str, int], ...]:
+    """Names of kernels that a plan with these regions computes again in all who read them, and of how many of their
+    calls that is so."""
+    names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, regions).left_out
     return tuple((names.get(kernel, kernel[:12]), seen.total()) for kernel, seen in taken.items())
 
 

@@ -20,9 +20,9 @@ from kcg.errors import ResultError, ScheduleError
 from kcg.files import meant_by, write_whole
 from kcg.kernel.kinds import parse
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
-from kcg.types import Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
+from kcg.types import Planning, Region, RegionResult, Result, Schedule, ScheduleKind, Status, malformed
 
-SCHEMA = 14
+SCHEMA = 15
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -55,6 +55,7 @@ ADDED = {
     },
     13: {("RegionResult", "origins"), ("ModelCheck", "spread_s"), ("ModelCheck", "untimed")},
     14: {("RegionResult", "store")},
+    15: {("Result", "dropped")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -222,6 +223,10 @@ def _read(document: Any) -> Result:
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
             raise Malformed(f"expectations[{i}]", "a time is negative")
         _check_schedule(seen.schedule, f"expectations[{i}].schedule")
+    for i, left in enumerate(result.dropped):
+        if left.status not in (Status.WRONG, Status.UNJUDGED):
+            raise Malformed(f"dropped[{i}].status", f"{shown(left.status)} is neither wrong nor unjudged")
+        _check_schedule(left.schedule, f"dropped[{i}].schedule")
     try:
         datetime.fromisoformat(result.created)
     except ValueError:

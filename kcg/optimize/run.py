@@ -27,7 +27,7 @@ from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
-from kcg.optimize.model_check import check_models
+from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
@@ -38,6 +38,7 @@ from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
 from kcg.optimize.whole_model import is_runnable
+from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.store.location import open_store
@@ -374,12 +375,16 @@ def check_steps(
 ) -> tuple[Result, ModelCheck]:
     """The check of the whole: of the results of several plans the one whose step is the fastest."""
 
-    def check(results: Sequence[Result]) -> list[ModelCheck]:
-        if log.ended_early:
-            return [ModelCheck(None, "not run: the run ended before")] * len(results)
-        return check_models(results, settings, estimates=estimates, planning=planning, device=device, log=log)
-
-    chosen, seen = fastest_step(results, check)
+    checks = [ModelCheck(None, "not run: the run ended before")] * len(results)
+    if not log.ended_early:
+        own = OwnRuns()
+        checks = check_models(
+            results, settings, estimates=estimates, planning=planning, device=device, log=log, own=own
+        )
+        results, checks = leave_out_wrong(
+            results, checks, settings, estimates=estimates, device=device, log=log, own=own
+        )
+    chosen, seen = fastest_step(results, checks)
     if log.ended_early and seen.passed is None:  # nothing was seen of the whole: every kernel stays alone
         return results[-1], seen
     return chosen, seen

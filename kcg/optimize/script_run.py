@@ -33,7 +33,7 @@ MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
 
 ANSWER = "answer.json"
-PROPERTIES = ("place", "dtype", "eps")  # of a piece, beside its values
+PROPERTIES = ("place", "dtype", "eps", "fed_by")  # of a piece, beside its values
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def read_answer(folder: Path, *, seconds: float) -> Ran | None:
         return None
     answer = json.loads((folder / ANSWER).read_text())
     pieces = tuple(
-        Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(answer["pieces"])
+        Piece(**{**of, "fed_by": tuple(of["fed_by"])}, values=np.load(folder / f"{place}.npy", mmap_mode="r"))
+        for place, of in enumerate(answer["pieces"])
     )
     sets = {name: tuple(map(tuple, answer[name])) for name in ("replaced", "left")}
     steps = tuple(Replayed(**{**step, "seconds": tuple(step["seconds"])}) for step in answer["steps"])
@@ -83,9 +84,9 @@ class _Run:
         self._pid, self._done = os.getpid(), False
         self._changed, self._observed = frozenset(job["changed"]), frozenset(job["observed"])
         self._place: InPlace | None = None
-        self._known: dict[bytes, bool] = {}
+        self._known: dict[bytes, str] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
-        self._observer = Observer(self._is_changed, self._prepare, seed=job["seed"], shake=job["shake"])
+        self._observer = Observer(self._asked, self._prepare, seed=job["seed"], shake=job["shake"])
         self._clock = ReplayClock(self._observer.later)
 
     def run(self) -> None:
@@ -168,14 +169,15 @@ class _Run:
 
     # ---- its kernels ----
 
-    def _is_changed(self, ast: Any) -> bool:
+    def _asked(self, ast: Any) -> str:
+        """The id of a kernel that is looked at; empty of others."""
         from kcg.kernel.codec import kernel_of
 
         if ast.key not in self._known:
             kernel_id = ""
             with contextlib.suppress(CodecError):  # the script's own
                 kernel_id = kernel_of(ast).id
-            self._known[ast.key] = kernel_id in self._observed
+            self._known[ast.key] = kernel_id if kernel_id in self._observed else ""
         return self._known[ast.key]
 
     def _prepare(self) -> None:

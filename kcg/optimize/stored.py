@@ -277,11 +277,12 @@ def _say_failed(what: str, errors: Sequence[KcgError], *, log: RunLog) -> None:
 
 
 def _in_wrong_plans(result: Result) -> set[str]:
-    """Regions of several kernels that a whole step was wrong with, but for those of the chosen plan."""
+    """Regions of several kernels that a whole step was wrong with, but for those of the chosen plan; and what was left
+    out of that since the whole was wrong with it."""
     plans = result.planning.plans if result.planning is not None else ()
-    return {name for plan in plans if plan.passed is False for name in plan.regions} - {
-        row.region.id for row in result.regions
-    }
+    found = {name for plan in plans if plan.passed is False for name in plan.regions}
+    found -= {row.region.id for row in result.regions}
+    return found | {one.region for one in result.dropped}
 
 
 def _stands_for(claim: Nothing, work: RegionWork) -> bool:

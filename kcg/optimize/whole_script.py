@@ -19,7 +19,6 @@ each as often as there is time.
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.measure import isolated
 from kcg.measure.protocol import median
+from kcg.optimize.deploy import changed_by
 from kcg.optimize.script_run import Ran, read_answer
 from kcg.optimize.whole_model import (
     FACTOR,
@@ -273,6 +273,18 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
+@dataclass
+class OwnRuns:
+    """What runs of a script with tinygrad's own schedules left, so that parts of a plan are compared without more of
+    them, and what is known of a plan that failed."""
+
+    observed: tuple[str, ...] = ()  # the kernels whose results are looked at, by id
+    own: Ran | None = None
+    again: Ran | None = None  # a second run
+    shaken: Ran | None = None  # one more, with every value that the script begins with changed by one rounding unit
+    apart: frozenset[str] = frozenset()  # schedules that fed nothing which differed, by ids of kernels and regions
+
+
 def check_scripts(
     results: Sequence[Result],
     settings: Settings,
@@ -280,6 +292,7 @@ def check_scripts(
     timeout_s: float,
     rounds_s: float = ROUNDS_S,
     check_device: Callable[[], None] = lambda: None,
+    own: OwnRuns | None = None,
 ) -> list[ModelCheck]:
     """Run the script of `settings` with tinygrad's own schedules and with those of each result, several plans of which
     the last has every kernel alone, and compare: a check of each.
@@ -289,10 +302,12 @@ def check_scripts(
 
     Never raises for what the script does: a script that fails with the chosen schedules alone fails the check, anything
     else gives no result. `check_device` is called after a run that failed, and its time may come on top of
-    `timeout_s`: a DeviceError that it raises ends the check.
+    `timeout_s`: a DeviceError that it raises ends the check. `own` are runs with tinygrad's own schedules that were
+    made before, to which those that are made now are added.
     """
+    own = OwnRuns() if own is None else own
     with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
-        runs = _Runs(results, settings, Path(folder), timeout_s=timeout_s, check_device=check_device)
+        runs = _Runs(results, settings, Path(folder), timeout_s=timeout_s, check_device=check_device, known=own)
         return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
 
 
@@ -311,29 +326,33 @@ class _Runs:
         *,
         timeout_s: float,
         check_device: Callable[[], None],
+        known: OwnRuns,
     ) -> None:
-        from kcg.optimize.deploy import changed_by
         from kcg.optimize.result import write_result
 
         self.count = 0
+        self.known = known
         self.seed = settings.seed
         self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, check_device
         self._end = time.monotonic() + timeout_s
         program = settings.program
         assert program is not None, "a workload that is no script has a model"
-        self.changed = [changed_by(result, handwritten=bool(settings.kernels)) for result in results]
+        self.by_hand = bool(settings.kernels)
+        self.changed = [changed_by(result, handwritten=self.by_hand) for result in results]
         pairs = zip(results, self.changed, strict=True)
         regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
         self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
         for path, result in zip(self._paths, results, strict=True):
             write_result(result, path)
+        if not known.observed:
+            known.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
         self._job: dict[str, Any] = {
             "form": program.form,
             "what": program.what,
             "arguments": list(program.arguments),
             "seed": settings.seed,
             "kernels": [str(file) for file in settings.kernels],
-            "observed": sorted({kernel.id for region in regions for kernel in region.kernels}),
+            "observed": list(known.observed),
         }
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
@@ -358,15 +377,23 @@ class _Runs:
             raise _Died(ended.last_words)
         return ran
 
-    @functools.cached_property
-    def again(self) -> Ran:
-        """A second run with tinygrad's own schedules."""
-        return self.run()
+    @property
+    def own(self) -> Ran:
+        """A run with tinygrad's own schedules."""
+        self.known.own = self.known.own or self.run()
+        return self.known.own
 
-    @functools.cached_property
+    @property
+    def again(self) -> Ran:
+        """A second one."""
+        self.known.again = self.known.again or self.run()
+        return self.known.again
+
+    @property
     def shaken(self) -> Ran:
         """One more, with every value that the script begins with changed by one rounding unit."""
-        return self.run(shake=True)
+        self.known.shaken = self.known.shaken or self.run(shake=True)
+        return self.known.shaken
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -386,7 +413,7 @@ class _Comparison:
         """A check of each plan."""
         # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
         try:
-            own = self._runs.run()
+            own = self._runs.own
         except (isolated.Overdue, _Died) as error:
             why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
             return [self._with_steps(_none(why))] * len(self._results)
@@ -541,7 +568,15 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
             chosen,
             lambda shaken: judge(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
         )
+        fed_by = _feeding_what_differs(chosen.pieces, own.pieces, rounding)
+        runs.known.apart = runs.known.apart or frozenset(changed_by(result, handwritten=runs.by_hand) - fed_by)
     return replace(check, compared=compared)
+
+
+def _feeding_what_differs(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> set[str]:
+    """The kernels and regions that fed what differs by more than a single kernel may make it differ."""
+    pairs = ((c, _judged(c, o, 0.0, o.eps, rounding)) for c, o in zip(chosen, own, strict=True))
+    return {name for piece, one in pairs if one.ratio > 1 for name in piece.fed_by}
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:

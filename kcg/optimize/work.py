@@ -70,6 +70,7 @@ class RegionWork:
     tiles: Space | None = None  # of its tile programs; none where there can be none
     of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
+    refused: dict[Schedule, str] = field(default_factory=dict)  # candidates that make something else of NaN, and what
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
     nothing: str = ""  # why it is not searched either, where a store has that an earlier search found nothing
     search_s: float = 0.0  # how long this run searched: all of its regions, or as long in proportion
@@ -107,6 +108,10 @@ class RegionWork:
     def searched_by_beam(self, binaries: int) -> None:
         """tinygrad's own BEAM timed so many binaries."""
         self.tried_by_beam = binaries
+
+    def refuse(self, schedule: Schedule, reason: str) -> None:
+        """A candidate is none: the next best gets its turn."""
+        self.refused[schedule] = reason
 
     def offer(self, offer: Offer) -> None:
         """There is a hand-written kernel for it."""
@@ -237,8 +242,14 @@ class RegionWork:
     @property
     def candidates(self) -> list[Schedule]:
         """The schedules that a search found faster than the baseline, fastest first."""
+        return self.faster[:TRIES]
+
+    @property
+    def faster(self) -> list[Schedule]:
+        """All schedules that a search found faster than the baseline and that are not `refused`, fastest first."""
         baseline, limit = self.space.baseline(), self.baseline_s or float("inf")
-        return [s for s in _ranked(self.known) if s != baseline and self.known[s].time_s < limit][:TRIES]
+        found = (s for s in _ranked(self.known) if s != baseline and self.known[s].time_s < limit)
+        return [s for s in found if s not in self.refused]
 
     @property
     def tile_candidates(self) -> list[Schedule]:
@@ -246,7 +257,7 @@ class RegionWork:
         with functions in full accuracy, where it has others: it is what remains if those prove wrong. The last is the
         fastest with another tile: what is wrong with one program is so with those that differ in little."""
         limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
-        found = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit]
+        found = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit and s not in self.refused]
         if self.tiles is None or not found:
             return found
         faster, tile = found[:TRIES], self.tiles.tile

@@ -19,12 +19,12 @@ from tests.compat.test_replacing import ROWS, WIDTH, X86, chain, empty, fused, p
 region = region_of(chain(empty(ROWS, WIDTH)))
 program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {3: fused(x)})
 place = install({region: program}, X86)
-observer = Observer(lambda ast: False, place.__enter__, seed=1, shake=False)
+observer = Observer(lambda ast: "", place.__enter__, seed=1, shake=False)
 stays = observer.watch()
 step = TinyJit(lambda x: chain(x).realize())
 for seed in range(4):
     out, other = step(values(seed)), (values(seed) * 3).realize()
-print([(piece.place, piece.values.shape) for piece in observer.pieces(1 << 20)[0]])
+print([(piece.place, piece.values.shape, piece.fed_by == (region.id,)) for piece in observer.pieces(1 << 20)[0]])
 """
 
 
@@ -35,15 +35,18 @@ def buffer_of(values: np.ndarray, dtype: DType) -> Buffer:
 def test_memory_is_followed_by_its_bytes() -> None:
     base, other = (Buffer(Device.DEFAULT, 64, dtypes.float32).allocate() for _ in range(2))
     memory = _Memory()
-    memory.add(base.view(16, dtypes.float32, 64))
+    memory.add(base.view(16, dtypes.float32, 64), frozenset("a"))
     assert memory.holds(base) and memory.holds(base.view(4, dtypes.float32, 124))
     for outside in (base.view(16, dtypes.float32, 0), base.view(16, dtypes.float32, 128), other):
         assert not memory.holds(outside)
     version = memory.version
-    memory.add(base.view(16, dtypes.float32, 64))
+    memory.add(base.view(16, dtypes.float32, 64), frozenset("a"))
     assert memory.version == version, "nothing new"
-    memory.add(other)
+    memory.add(other, frozenset("b"))
     assert memory.version == version + 1
+    memory.add(base.view(16, dtypes.float32, 64), frozenset("ab"))
+    assert memory.version == version + 2, "what it came out of is new"
+    assert (memory.fed_by(base), memory.fed_by(other)) == (frozenset("ab"), frozenset("b"))
 
 
 def test_what_a_kernel_stores_to_is_read_off_its_ast() -> None:
@@ -77,4 +80,4 @@ def test_whole_numbers_are_not_moved() -> None:
 def test_what_comes_out_of_a_program_in_the_place_of_calls_is_observed() -> None:
     """Such a program is compiled from no AST that could be asked for."""
     done = python("-c", REPLACED, DEV="CPU:X86")
-    assert done.stdout.splitlines()[-1] == "[('returned', (6, 16))]", done.stderr
+    assert done.stdout.splitlines()[-1] == "[('returned', (6, 16), True)]", done.stderr

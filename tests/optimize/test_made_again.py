@@ -128,14 +128,14 @@ def result_of(workload: Workload, proposals: Proposals, readers: list[Candidate]
     alone_s = {row.region.id: row.chosen.cold_s for row in rows}
     wanted = [plan for plan in plans_of(proposals, alone_s, dict.fromkeys(map(key_of, readers), 1e-6)) if plan.programs]
     plan = as_deployed([wanted[0], wanted[0]], proposals, alone_s, dict.fromkeys(map(key_of, readers), 1e-6))[0]
-    found = rows_of(workload, rows, regions, plan)
+    found = rows_of(workload, rows, regions, plan.regions)
     assert result.planning is not None
     tried = TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, "", chosen=True)
     planning = replace(
         result.planning,
         regions=regions_in(plan, found, rows, workload, {}),
         plans=(tried,),
-        unread=unread(plan, rows, workload),
+        unread=unread(plan.regions, rows, workload),
     )
     return replace(result, regions=found, planning=planning)
 

@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +141,9 @@ def test_the_calls_by_a_plan_are_all_calls_of_the_model(
     for candidate, _ in plan.programs:
         parts_s = sum(alone_s[kernel.id] for kernel in candidate.region.kernels)
         regions[candidate.region.id] = row(candidate.region, parts_s - expected[key_of(candidate)])
-    rows = rows_of(flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plan)
+    rows = rows_of(
+        flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plan.regions
+    )
     assert sum(one.after_s for one in rows) == pytest.approx(plan.seconds)
 
 
@@ -361,11 +363,7 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
 def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], chosen: int) -> None:
     checks = [ModelCheck(passed, before_s=4.0 if after_s else None, after_s=after_s) for passed, after_s in steps]
     results = [replace(sample_result(), seed=number) for number in range(len(steps))]
-
-    def check(asked: Sequence[Result]) -> list[ModelCheck]:
-        return [checks[result.seed] for result in asked]
-
-    assert fastest_step(results, check) == (results[chosen], checks[chosen])
+    assert fastest_step(results, checks) == (results[chosen], checks[chosen])
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
 def test_of_steps_that_differ_by_noise_the_best_expected_is_chosen(steps: list[float], chosen: int) -> None:
     checks = [ModelCheck(True, before_s=4.0, after_s=seconds, spread_s=0.03) for seconds in steps]
     results = [replace(sample_result(), seed=number) for number in range(len(steps))]
-    assert fastest_step(results, lambda asked: checks) == (results[chosen], checks[chosen])
+    assert fastest_step(results, checks) == (results[chosen], checks[chosen])
 
 
 def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
@@ -398,7 +396,7 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
         ModelCheck(True, after_s=3.0),
     ]
     checks = [replace(check, before_s=4.0) for check in checks]
-    chosen, seen = fastest_step(results, lambda asked: [checks[2 - result.seed] for result in asked])
+    chosen, seen = fastest_step(results, checks)
     assert chosen.planning is not None and seen == checks[1]
     assert chosen.planning.why == "its whole step is the fastest of 2 that are right"
     assert [(p.regions, p.step_s, p.passed, p.note, p.chosen) for p in chosen.planning.plans] == [

@@ -9,7 +9,6 @@ import re
 import signal
 import threading
 from ast import literal_eval
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,15 +276,10 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     quick = KernelSpace(Region((product,)), detect(DEV, ACTION_SPACE_VERSION)[0]).baseline().body
     slow = with_step(planned_result(workload, region), product, "[]")
     alone = with_step(planned_result(workload), product, quick)
-    checks: list[ModelCheck] = []
-
-    def check(results: Sequence[Result]) -> list[ModelCheck]:
-        found = check_scripts(results, Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
-        assert all(one.after_s for one in found), found
-        checks.extend(replace(one, after_s=seconds) for one, seconds in zip(found, (9e-3, 2e-3), strict=True))
-        return checks
-
-    chosen, seen = fastest_step([slow, alone], check)
+    found = check_scripts([slow, alone], Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
+    assert all(one.after_s for one in found), found
+    checks = [replace(one, after_s=seconds) for one, seconds in zip(found, (9e-3, 2e-3), strict=True)]
+    chosen, seen = fastest_step([slow, alone], checks)
     assert seen.passed and all(one.passed for one in checks), checks
     assert dict(checks[0].replaced) == {region.id: 1} and not checks[1].replaced, "where no local name holds a part"
     assert (
@@ -341,6 +335,10 @@ class Rounds:
     @property
     def count(self) -> int:
         return len(self.order)
+
+    @property
+    def own(self) -> Ran:
+        return self.run()
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
         assert compared is (place not in self.order), "what the first run of each leaves is compared"

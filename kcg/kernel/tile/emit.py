@@ -467,7 +467,11 @@ class Frame:
             return _OF_BOOLS[node.op].format(x=x, y=y)
         match node.op:
             case Ops.MAX:
-                return f"tl.maximum({x}, {y})"
+                if not dtypes.is_float(node.dtype):
+                    return f"tl.maximum({x}, {y})"
+                # as tinygrad's CUDA and C: of NaN the first operand is left, where Triton's maximum leaves a number
+                is_less = f"{x} < {y}" if any(o.axes for o in operands) else self.scalar_condition(f"{x} < {y}")
+                return f"tl.where({is_less}, {y}, {x})"
             case Ops.NEG:
                 return f"-{x}"
             case Ops.MULACC:

@@ -581,3 +581,25 @@ def test_a_flat_axis_is_read_as_one() -> None:
     text = generate_kernel(kernel, TARGET, start).source
     vector = text.split(" + tl.arange")[0].split("\n")[-1].split(" = ")[0].strip()
     assert f"tl.load(p1 + {vector}" in text and f"tl.store(p0 + {vector}," in text
+
+
+@interpreted
+def test_a_maximum_makes_of_nan_what_tinygrads_own_kernels_make_of_it(tmp_path: Path) -> None:
+    """These compare and select; Triton's own maximum leaves out what is not a number."""
+    made = {"maximum": Tensor.maximum, "minimum": Tensor.minimum, "clip": lambda x, y: x.clip(-0.25, 0.5) + y}
+    rng = np.random.default_rng(0)
+    values = {slot: rng.standard_normal(960).astype(np.float32) for slot in (1, 2)}
+    for numbers in values.values():
+        numbers[rng.random(960) < 0.3] = np.nan
+    x, y = (Tensor(numbers.reshape(24, 40)).realize() for numbers in values.values())
+    for name, function in made.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (ast,) = kernels_of(function(empty(24, 40), empty(24, 40)))
+        case = replace(case_of(Region((kernel_of(ast),)), Random(0)), inputs=values)
+        check({name: case}, folder)
+        got = np.load(folder / "case0.p0.npy").view(np.float32).reshape(24, 40)
+        assert np.array_equal(got, function(x, y).numpy(), equal_nan=True), name
+        assert np.isnan(got).any() and (
+            name == "clip" or not np.array_equal(np.isnan(got), np.isnan(x.numpy() + y.numpy()))
+        )

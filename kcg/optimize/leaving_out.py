@@ -1,0 +1,191 @@
+"""Where the whole is wrong with what was chosen: which part of it is right, so that one kernel never costs the rest.
+
+Each kernel and region was verified alone, and yet a model, a script or a function is wrong with all of them. So parts
+of what was chosen are compared with tinygrad's own schedules again (`right_part`), by whatever compares the whole: what
+does not feed the outputs that differ first, where that is known, then halves. A schedule is proven wrong where the
+whole is right without it and wrong with it. What is handed over was seen to be right as it is, nothing else: when the
+time is over, that is the largest part that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kcg.kernel.kinds import describe
+from kcg.optimize.console import name_of
+from kcg.optimize.region_plans import inside_of, rows_of
+from kcg.optimize.region_search import UNTRIED, unread
+from kcg.types import (
+    Dropped,
+    Expectation,
+    ModelCheck,
+    Planning,
+    Region,
+    RegionResult,
+    Result,
+    Status,
+    TriedPlan,
+    Workload,
+)
+
+LEFT_OUT = "the whole was wrong with it"
+"""Why a region of a plan is in it no more."""
+
+Check = Callable[[frozenset[str]], ModelCheck | None]
+"""Compares the whole with these of the schedules that were chosen, by ids of kernels and regions, and with tinygrad's
+own otherwise; None where there is no time for it."""
+
+
+@dataclass
+class Parts:
+    """What is known of the parts of what was chosen, by ids of kernels and regions."""
+
+    right: frozenset[str] = frozenset()  # the whole is right with all of these
+    check: ModelCheck | None = None  # that showed it; None where there are none
+    wrong: dict[str, ModelCheck] = field(default_factory=dict)  # with what the whole showed with it, and right ones
+    unclear: dict[str, ModelCheck] = field(default_factory=dict)  # the same where that said neither right nor wrong
+    untried: frozenset[str] = frozenset()  # left when the time was over
+
+
+def right_part(changed: Sequence[str], failed: ModelCheck, check: Check, *, apart: Collection[str] = ()) -> Parts:
+    """The part of what `changed` with which the whole is right, where it `failed` with all of it.
+
+    One culprit takes about log2(n) checks and one more; `apart` are those that feed nothing which differs: they are
+    the first half.
+    """
+    found, left = Parts(), [*changed]
+    while left:
+        group, wrong = left, failed  # the whole is not right with what is right so far and all of the group
+        while len(group) > 1:
+            half = [one for one in group if one in apart] or group[: len(group) // 2]
+            half = group[: len(group) // 2] if len(half) == len(group) else half
+            if (seen := check(found.right.union(half))) is None:
+                return replace(found, untried=frozenset(left) - found.right)
+            if seen.passed:
+                found.right, found.check = found.right.union(half), seen
+                group = [one for one in group if one not in half]
+            else:
+                group, wrong = half, seen
+        (culprit,) = group
+        (found.wrong if wrong.passed is False else found.unclear)[culprit] = wrong
+        left = [one for one in left if one not in found.right and one != culprit]
+        if left:
+            if (seen := check(found.right.union(left))) is None:
+                return replace(found, untried=frozenset(left))
+            if seen.passed:
+                found.right, found.check, left = found.right.union(left), seen, []
+            else:
+                failed = seen
+    return found
+
+
+def keeping(result: Result, right: Collection[str], *, alone: Result, workload: Workload) -> Result:
+    """A result with those of its schedules that are `right`, and of kernels that its regions run otherwise; else with
+    tinygrad's own. `alone` is the result of the same run in which every kernel is alone."""
+    rows = result.regions
+    kept = [row.region for row in rows if len(row.region.kernels) > 1 and not _is_dropped(row, right)]
+    if result.planning is not None and len(kept) < sum(len(row.region.kernels) > 1 for row in rows):
+        by_id = {row.region.id: row for row in rows}
+        rows = rows_of(workload, alone.regions, by_id, kept)
+    own = tuple(_own(row) if _is_dropped(row, right) else row for row in rows)
+    planning = None if result.planning is None else _planning(result.planning, own, kept, alone, workload, right)
+    return replace(result, regions=own, planning=planning, expectations=_expectations(result, own))
+
+
+def dropped(parts: Parts, *results: Result) -> tuple[Dropped, ...]:
+    """What was left out of the results of a run, and why."""
+    rows = {row.region.id: row for result in results for row in result.deployed if _is_changed(row)}
+
+    def one(name: str, status: Status, reason: str) -> Dropped:
+        row = rows[name]
+        return Dropped(name, name_of(row), row.chosen.schedule, status, reason)
+
+    late = "the time was over before the whole was compared without the others"
+    return (
+        *(one(name, Status.WRONG, seen.reason) for name, seen in parts.wrong.items()),
+        *(one(name, Status.UNJUDGED, seen.reason) for name, seen in parts.unclear.items()),
+        *(one(name, Status.UNJUDGED, late) for name in sorted(parts.untried)),
+    )
+
+
+def words_of(some: Sequence[Dropped], what: str) -> list[str]:
+    """What is said of schedules that were left out of a whole `what`, a line for each that is known by itself."""
+    lines = []
+    for one in some:
+        if one.status == Status.WRONG:
+            lines.append(
+                f"{describe(one.schedule)} of {one.name} is left out: the whole {what} is wrong with it, and right "
+                f"without it: {one.reason}"
+            )
+    if others := [one for one in some if one.status != Status.WRONG]:
+        names = ", ".join(dict.fromkeys(one.name for one in others))
+        lines.append(
+            f"what was found for {names} is left out: the whole {what} was not seen to be right with it: "
+            f"{others[0].reason}"
+        )
+    return lines
+
+
+def changed_in(result: Result, alone: Result, changed: Collection[str]) -> list[str]:
+    """The ids of what may be left out of a result, what saves most last: its regions and kernels that are `changed`,
+    and kernels that are once a region of it is left out."""
+    found = {row.region.id: row for row in result.regions if row.region.id in changed}
+    if any(len(row.region.kernels) > 1 for row in found.values()):
+        found |= {row.region.id: row for row in alone.regions if _is_changed(row) and row.region.id not in found}
+    return sorted(found, key=lambda name: (found[name].before_s - found[name].after_s, name))
+
+
+def _is_changed(row: RegionResult) -> bool:
+    return row.chosen.schedule != row.baseline.schedule and row.chosen.verification.passed
+
+
+def _is_dropped(row: RegionResult, right: Collection[str]) -> bool:
+    return _is_changed(row) and row.region.id not in right
+
+
+def _own(row: RegionResult) -> RegionResult:
+    """A kernel with tinygrad's own schedule, since the whole was wrong with what was chosen for it."""
+    note = f"{describe(row.chosen.schedule)}: {LEFT_OUT}; {row.note}".removesuffix("; ")
+    at_ends = tuple(replace(end, after_s=end.before_s) for end in row.ends)
+    fates = tuple(
+        (name, f"left out: {LEFT_OUT}; it {fate}" if name == row.chosen.name else fate)
+        for name, fate in row.handwritten
+    )
+    row = replace(row, chosen=row.baseline, opts=None, outcome="kept", note=note, ends=at_ends, handwritten=fates)
+    return replace(row, store="")
+
+
+def _planning(
+    planning: Planning,
+    rows: Sequence[RegionResult],
+    kept: Sequence[Region],
+    alone: Result,
+    workload: Workload,
+    right: Collection[str],
+) -> Planning:
+    """The planning of a plan of which some regions are left out."""
+    by_id = {row.region.id: row for row in rows}
+    regions = tuple(replace(one, calls=by_id[one.region].calls) for one in planning.regions if one.region in by_id)
+    lost = [one for one in planning.regions if one.region not in by_id]
+    inside = tuple(_own(row) if _is_dropped(row, right) else row for row in inside_of(alone.regions, rows))
+    if not lost:
+        return replace(planning, inside=inside)
+    plan = next(one for one in planning.plans if one.chosen)
+    expected_s = plan.expected_s + sum(one.saved_s * one.calls for one in lost)
+    return replace(
+        planning,
+        regions=regions,
+        plans=(TriedPlan(tuple(one.region for one in regions), expected_s, None, None, UNTRIED, chosen=True),),
+        passed_over=(*planning.passed_over, (LEFT_OUT, len(lost))),
+        inside=inside,
+        unread=unread(kept, alone.regions, workload),
+    )
+
+
+def _expectations(result: Result, rows: Sequence[RegionResult]) -> tuple[Expectation, ...]:
+    """What was expected, by the places of regions that are still there."""
+    places: Mapping[tuple[str, object], int] = {(row.region.id, row.variables): at for at, row in enumerate(rows)}
+    found = ((one, result.regions[one.region]) for one in result.expectations)
+    pairs = ((one, places.get((row.region.id, row.variables))) for one, row in found)
+    return tuple(replace(one, region=place) for one, place in pairs if place is not None)

@@ -1,0 +1,144 @@
+"""What a finalist makes of NaN in a maximum, a minimum or a comparison is what tinygrad's own schedule makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tinygrad import Tensor
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import baseline_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
+from kcg.measure.device_info import detect
+from kcg.measure.inputs import RECIPE, SMALL, WITH_NAN, Hashed, make_inputs_of_kernels, nan_slots, to_values
+from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan
+from kcg.types import Region, Schedule, Target
+from tests.kernels import empty, kernels_of
+
+TARGET: Target = detect("CPU:X86", 1)[0]
+SEVEN = schedule_of([Opt("UNROLL", 0, 7)])
+
+
+class Case:
+    """A kernel on the bench, beside tinygrad's own schedule of it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        (self.ast,) = kernels_of(tensor)
+        self.region = Region((kernel_of(self.ast),))
+        self.bench = CheckedBench(self.region, TARGET)
+        self.own = self.launcher(baseline_of(self.region, TARGET))
+
+    def launcher(self, schedule: Schedule) -> Launch:
+        return self.bench.launcher(compile_schedule(self.region, schedule, TARGET))
+
+    def instead(self, compute: Callable[..., np.ndarray]) -> Launch:
+        """A program written by hand: what NumPy makes of the inputs."""
+
+        def launch() -> float:
+            read = [self.bench.read(slot) for slot in sorted(self.bench.inputs)]
+            self.bench._write(self.bench._views[0], np.ascontiguousarray(compute(*read)))
+            return 1e-6
+
+        return launch
+
+    def judged(self, other: Launch) -> str:
+        own, found = self.bench.check_all([self.own, other], (), seeds=(1, 2, 3), thorough=True)
+        assert own.passed, own.reason
+        assert NAN_RULE in own.rules
+        return found.reason
+
+
+@pytest.mark.parametrize("make", [lambda x: x.max(1), lambda x: x.min(1)], ids=["max", "min"])
+def test_another_order_of_reading_makes_something_else_of_nan(make: Callable[[Tensor], Tensor]) -> None:
+    """UNROLL compares seven at once: a NaN that is the first of them hides the others."""
+    case = Case(make(empty(64, 77)))
+    assert "makes something else of NaN than tinygrad's own schedule: element" in case.judged(case.launcher(SEVEN))
+    assert case.judged(case.launcher(schedule_of([Opt("UPCAST", 0, 8)]))) == "", "which reads in the same order"
+    assert case.judged(case.launcher(RAW)) == ""
+
+
+@pytest.mark.parametrize("length", [40, 1000, 9000])
+def test_a_maximum_of_one_row_is_seen_too(length: int) -> None:
+    case = Case(empty(length).max())
+    other = schedule_of([Opt("UNROLL", 0, 2)]) if "UNROLL" in baseline_of(case.region, TARGET).body else None
+    other = schedule_of([Opt("UNROLL", 0, 5)]) if other is None else other
+    assert "of NaN" in case.judged(case.launcher(other))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "right", "wrong"),
+    [
+        # tinygrad: (x < 0) ? 0 : x in some form; NumPy's fmax leaves NaN out, as the functions of C and Triton do
+        (lambda: empty(24, 40).maximum(0.25), lambda x: np.where(x < 0.25, np.float32(0.25), x), np.fmax),
+        (lambda: empty(24, 40).minimum(0.25), lambda x: np.where(x > 0.25, np.float32(0.25), x), np.fmin),
+    ],
+    ids=["maximum", "minimum"],
+)  # fmt: skip
+def test_a_program_written_by_hand_is_held_against_tinygrads_own(
+    tensor: Callable[[], Tensor], right: Callable[..., np.ndarray], wrong: Callable[..., np.ndarray]
+) -> None:
+    case = Case(tensor())
+    assert case.judged(case.instead(lambda x: right(x))) == ""
+    assert "of NaN" in case.judged(case.instead(lambda x: wrong(x, np.float32(0.25))))
+
+
+def test_what_is_rounded_in_another_way_is_right() -> None:
+    case = Case((empty(24, 40) @ empty(40, 48)).relu())
+    assert case.judged(case.launcher(schedule_of([Opt("UNROLL", 0, 8), Opt("UPCAST", 1, 4)]))) == ""
+    assert case.judged(case.instead(lambda x, y: np.maximum(x.reshape(24, 40) @ y.reshape(40, 48), 0.0))).startswith(
+        "makes something else of NaN"
+    )
+
+
+def test_kernels_that_compare_no_floats_have_no_such_runs() -> None:
+    for tensor in (empty(8, 8) @ empty(8, 8), empty(64).exp2(), empty(64, dtype="int32").maximum(3)):
+        (ast,) = kernels_of(tensor)
+        assert not nan_slots([ast]) and not CheckedBench(Region((kernel_of(ast),)), TARGET).nan_seeds
+
+
+def test_nan_is_in_one_input_at_a_time_and_every_other_turn_it_is_dense() -> None:
+    (ast,) = kernels_of(empty(40, 60).maximum(empty(40, 60)))
+    slots = nan_slots([ast])
+    assert len(slots) == 2
+    for seed in range(4):
+        made = make_inputs_of_kernels([ast], seed, recipe=RECIPE + WITH_NAN)
+        shares = [float(np.isnan(made[slot]).mean()) for slot in slots]
+        assert shares[1 - seed % 2] == 0, "there would be nothing but NaN"
+        assert 0.4 < shares[seed % 2] < 0.6 if seed >= 2 else 0.15 < shares[seed % 2] < 0.4
+        again = make_inputs_of_kernels([ast], seed, recipe=RECIPE + WITH_NAN)
+        assert all(np.array_equal(made[slot], again[slot], equal_nan=True) for slot in made)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_large_buffers_and_all_types_have_nan(dtype: str) -> None:
+    for size in (SMALL // 2, 3 * SMALL):
+        (ast,) = kernels_of(empty(size // 64, 64, dtype=dtype).max(1))
+        made = make_inputs_of_kernels([ast], 0, recipe=RECIPE + WITH_NAN)[1]
+        names = {"float32": "float", "float16": "half", "bfloat16": "__bf16", "float64": "double"}
+        bits = made.whole() if isinstance(made, Hashed) else made
+        assert 0.1 < float(np.isnan(to_values(bits, names[dtype])).mean()) < 0.5
+
+
+def test_intermediates_of_a_region_lead_to_its_inputs() -> None:
+    asts = kernels_of(((empty(16, 24) + 1).contiguous().max(1) * 2).contiguous())
+    region = Region(tuple(map(kernel_of, asts)), ((1, 0), (2, 1), (3, 2))[: len(asts)], (len(asts),))
+    assert nan_slots(CheckedBench(region, TARGET).chain.asts) == (0,)
+
+
+def test_numbers_may_differ_by_rounding_and_nan_by_nothing() -> None:
+    near, exact = Rounding(1e-4, 1e-5, exact=False), Rounding(0.0, 0.0, exact=True)
+    own = np.array([1.0, np.nan, np.inf, -3.0], np.float32)
+    assert not len(differing_in_nan(own, own.copy(), exact))
+    assert not len(differing_in_nan(own, own + np.float32(5e-5), near))
+    assert differing_in_nan(own, own + np.float32(5e-5), exact).tolist() == [0, 3]
+    for at, value in ((0, np.nan), (1, 1.0), (2, np.nan), (2, -np.inf), (3, np.inf), (3, -2.9)):
+        other = own.copy()
+        other[at] = value
+        assert differing_in_nan(own, other, near).tolist() == [at]
+    places = np.arange(1000)
+    others = np.where(places < 9, -1, places)
+    assert not len(differing_in_nan(places, others, near)), "rounding may turn a comparison"
+    assert differing_in_nan(places, others, exact).tolist() == [*range(9)]
