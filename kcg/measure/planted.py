@@ -3,8 +3,8 @@
 Of a maximum of few long rows random data show a few terms only, those that are the largest. So a run has every element
 far below 0, whatever a maximum starts from, and then one element of each row far above: launch after launch at another
 place, those first where blocks begin and end. The same the other way round is for minima and all. Where a reduction
-asks which elements equal a number, as an argmax does, one does. And in one run some rows are zeros: a scale needs a
-guard against them.
+asks which elements equal a number, as an argmax does, one does. In one run some rows are zeros: a scale needs a guard
+against them. In one they are so small that an epsilon matters.
 
 Which elements are a row, and how many there are, is read off the kernels alone. What a kernel must give is its float64
 reference's on the same data. Only a few elements change between two launches, so a launch costs little; of kernels with
@@ -55,6 +55,7 @@ BEGUN_BELOW = 1 << 22  # elements of a kernel that runs on such data at all
 MANY_ABOVE = 1 << 18  # elements, from which on so many rows
 MANY_ROWS = 64  # tell enough by themselves: in random data each has its largest element elsewhere
 BLOCKS = (1024, 512, 256, 128, 64, 32)  # of which rows are made, perhaps
+ADDED_BELOW = 1e-2  # a larger constant is no guard: ordinary rows show it
 ZERO_ROWS = 8
 ZEROS_BELOW = 1 << 22  # elements of a buffer, and terms of a kernel, that get rows of zeros
 
@@ -68,9 +69,11 @@ class Kind(StrEnum):
     LEAST = "all the least that there is"
     MOST = "all the largest that there is"
     ZERO = "some rows of zeros"
+    SMALL = "some rows so small that what is added to them matters"
 
 
 VALUED = (Kind.ABOVE, Kind.BELOW)
+OF_ROWS = (Kind.ZERO, Kind.SMALL)
 LEVELS = 4  # of how far "far" is
 
 
@@ -180,7 +183,9 @@ class Planter:
             kinds += (Kind.LEAST, Kind.MOST) if len(self._chain.asts) == 1 else ()
         if self._are_few(equal):
             kinds.append(Kind.EQUAL)
-        return kinds + ([Kind.ZERO] if self._zero_rows else [])
+        if self._zero_rows:
+            kinds += OF_ROWS if self._added else (Kind.ZERO,)
+        return kinds
 
     def _are_few(self, targets: Sequence[_Target]) -> bool:
         """Whether there are rows that are so few, or so short, that planting in them is worth its launches. What a
@@ -214,10 +219,11 @@ class Planter:
     def base(self, kind: Kind, level: int, *, again: bool = False) -> dict[int, Array]:
         """Slot -> stored bits of the buffers that are not as they are ordinarily, or are written into later; `again`
         others of the same kind."""
-        if kind is Kind.ZERO:
+        if kind in OF_ROWS:
             made = {slot: _whole(self.ordinary[slot]) for slot in self._zero_rows}
             for slot, at in self._zero_rows.items():
-                made[slot][at] = 0
+                values = np.random.default_rng(slot).standard_normal(len(at)) * self._added
+                made[slot][at] = 0 if kind is Kind.ZERO else to_bits(values, self._by_slot[slot].dtype)
             return made
         if kind is Kind.EQUAL:
             return {target.load.slot: _whole(self.ordinary[target.load.slot]) for target in self._targets[True]}
@@ -273,6 +279,22 @@ class Planter:
             found.setdefault(load.slot, []).append(at[opened])
         return {slot: np.unique(np.concatenate(parts)) for slot, parts in found.items()}
 
+    @cached_property
+    def _added(self) -> float:
+        """The size of elements for which the least constant that kernels add to floats, or compare them with, matters
+        as much as what is reduced of them, as the epsilon of a norm; 0 where there is none."""
+        nodes = [u for ast in self._chain.asts for u in ast.toposort()]
+        constants = [
+            float(source.arg)
+            for u in nodes
+            if u.op in (Ops.ADD, Ops.MAX, Ops.CMPLT) and dtypes.is_float(u.src[0].dtype)
+            for source in u.src
+            if source.op is Ops.CONST and 0 < source.arg <= ADDED_BELOW
+        ]
+        squares = any(u.op is Ops.MUL and u.src[0] is u.src[1] for u in nodes)
+        least = min(constants, default=0.0)
+        return math.sqrt(least) if squares else least
+
     # ---- what must come out
 
     def references(self, kind: Kind, level: int) -> Iterator[tuple[StoreValues, ...]]:
@@ -324,7 +346,7 @@ class Planter:
 
     def base_slots(self, kind: Kind) -> frozenset[int]:
         """The buffers that something is planted in."""
-        if kind is Kind.ZERO:
+        if kind in OF_ROWS:
             return frozenset(self._zero_rows)
         return frozenset(target.load.slot for target in self._targets[kind is Kind.EQUAL])
 
@@ -336,7 +358,7 @@ class Planter:
         run, (ast,) = Run(chain.asts[0], values, self._variables), chain.asts
         loads = (
             [load for _, load in self._loads]
-            if kind is Kind.ZERO
+            if kind in OF_ROWS
             else [target.load for target in self._targets[kind is Kind.EQUAL]]
         )
         at = {load.place: self._points(load) for load in loads}

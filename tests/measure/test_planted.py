@@ -210,6 +210,20 @@ def test_rows_of_zeros_need_their_guard() -> None:
 # ---- what it costs
 
 
+@pytest.mark.parametrize(("epsilon", "passes"), [(1e-5, True), (1e-6, False), (0.0, False), (2e-5, False)])
+def test_rows_near_0_need_their_epsilon(epsilon: float, passes: bool) -> None:
+    x = empty(9, 96)
+    of = region_of(x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt())
+
+    def scaled(values: Array) -> Array:
+        rows = values.reshape(9, 96).astype(np.float64)
+        with np.errstate(all="ignore"):
+            return rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon)
+
+    verdict = judged(of, scaled)
+    assert verdict.passed is passes, verdict.reason
+
+
 def test_nothing_is_planted_where_random_data_tell_as_much_or_it_would_cost_too_much() -> None:
     def plantings(tensor: Tensor) -> list[tuple[Kind, int]]:
         found = RefereeWithoutDevice(region(tensor)).plantings(())

@@ -17,6 +17,7 @@ START, SKIPPED, MASK, SUM, SCALE, GUARD, CONSTANT, INDEX, PRECISION, LIMIT = (
     "limit of values",
 )
 INF = r'float\([\'"]-inf[\'"]\)'
+RELU = r"tl\.where\(0\.0 < (v\d+), v\d+, 0\.0\)"
 LOG2E = r"1\.4426950408889634"
 
 AFFINE = (
@@ -32,12 +33,12 @@ AFFINE = (
         "tl.load(p2 + i2 + program1 // 4",
         "in the last row",
     ),
-    Mutant("affine", "relu_from_below_0", LIMIT, r"tl\.maximum\(0\.0,", "tl.maximum(-0.01,", "for sums below 0"),
+    Mutant("affine", "relu_from_below_0", LIMIT, RELU, r"tl.where(-0.01 < \1, \1, -0.01)", "for sums below 0"),
     Mutant(
         "affine",
         "at_most_1000",
         LIMIT,
-        r"tl\.maximum\(0\.0, (v\d+)\)",
+        RELU,
         r"tl.minimum(tl.maximum(0.0, \1), 1000.0)",
         "for sums above 1000",
     ),
@@ -61,7 +62,7 @@ AFFINE = (
         "affine",
         "zero_stays_zero",
         GUARD,
-        r"tl\.maximum\(0\.0, (v\d+)\)",
+        RELU,
         r"tl.where(v6 == 0.0, 0.0, tl.maximum(0.0, \1))",
         "where the input is 0",
     ),
@@ -83,8 +84,8 @@ SOFTMAX = (
         "softmax",
         "no_maximum",
         SCALE,
-        rf"(v\d+) \* {LOG2E}\n",
-        r"\1 * 0.0\n",
+        r"(r\d+) \* \(-1\.0\)",
+        r"\1 * 0.0",
         "in rows with numbers above 88 or all below -104",
     ),
     Mutant("softmax", "rounded_constant", CONSTANT, LOG2E, "1.4427", "where numbers are far below the row's maximum"),
@@ -328,7 +329,6 @@ SCALES = (
         r"\1tl.maximum(\2, 1e-6)\n",
         "in rows near 0, and of zeros",
     ),
-    Mutant("scale", "from_0", "", INF, "0.0"),
 )
 
 ROW_SUM = (
