@@ -26,7 +26,6 @@ from kcg.measure.inputs import (
     BINARY_RECIPE,
     FEW_RECIPE,
     FEW_SPECIAL_RECIPE,
-    LESS_LOWERED_RECIPE,
     LOWERED_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
@@ -60,7 +59,7 @@ JUDGED = 0.25  # at least this share of the points must have a known value, or t
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
 EXTREMES = (
     (),
-    (LOWERED_RECIPE, LESS_LOWERED_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
+    (LOWERED_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
     (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
@@ -159,7 +158,7 @@ class Referee:
     def _extreme(self, place: int, variables: Variables) -> str:
         recipes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
         if LOWERED_RECIPE in recipes and not lowered(self.chain.asts):
-            recipes = tuple(recipe for recipe in recipes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
+            recipes = tuple(recipe for recipe in recipes if recipe != LOWERED_RECIPE)
         if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
             recipes = (FEW_SPECIAL_RECIPE, *recipes)
         for recipe in recipes:
@@ -715,7 +714,7 @@ class CheckedBench(Workbench, Referee):
     def _lowered_blindly(self, variables: Variables) -> bool:
         """Whether scores can be lowered, and the reference cannot judge it: bfloat16 does not hold them well enough."""
         lowers = self.inputs_are_read and lowered(self.chain.asts)
-        return bool(lowers) and self.choose_recipe(variables, place=1) not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE)
+        return bool(lowers) and self.choose_recipe(variables, place=1) != LOWERED_RECIPE
 
     def _judge_numbers(self, results: list[_Result], launches: Sequence[Launch]) -> None:
         """Lowered data, of which the reference says too little: where the first binary leaves numbers, all do."""
