@@ -919,6 +919,11 @@ class StoreIndex:
             points = np.stack(np.unravel_index(np.maximum(flat, 0), tuple(self.extents)), 1).astype(np.int64)
         return points, flat >= 0
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By how many elements two points are apart that are next to each other along a range, of each range."""
+        return tuple(int(stride) for stride in self._strides[1])
+
     @functools.cached_property
     def _strides(self) -> tuple[int, NDArray[np.int64]]:
         extents = self.extents

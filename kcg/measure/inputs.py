@@ -9,6 +9,7 @@ process without a device computes the elements that a reference needs, and whoev
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
+from kcg.kernel.reference import StoreIndex
 from kcg.measure import outcomes
 from kcg.measure.outcomes import Outcome
 from kcg.types import Region, Target, content_id
@@ -37,7 +39,6 @@ UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: 
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 LOWERED_RECIPE = "lowered-v1"  # all scores of softmax and attention far below 0: see `lowered`
-LESS_LOWERED_RECIPE = "less-lowered-v1"  # the same where 16 bits hold the scores
 SMALLER_RECIPES = {f"smaller-{by}-v1": by for by in (3, 6, 9, 12)}  # by 2^-3: for exp(100 x - m) in 16 bits
 SMALLER_POSITIVE_RECIPES = {f"smaller-positive-{by}-v1": by for by in (3, 6, 9, 12)}
 FACTORS_RECIPE = "factors-v1"  # floats near ±1, and odd integers: a product of a row of them is neither 0 nor infinite
@@ -108,7 +109,6 @@ _WITH_STRAYS = frozenset(
         NEGATIVE_RECIPE,
         BELOW_ZERO_RECIPE,
         LOWERED_RECIPE,
-        LESS_LOWERED_RECIPE,
         SPECIAL_RECIPE,
         WIDE_RECIPE,
         WIDE_POSITIVE_RECIPE,
@@ -432,18 +432,26 @@ def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = l
 
 LOWER = -300.0
 """Of scores: the exponentials of what is 104 below 0 are 0 in float32, and float16 tells 300 from 301."""
-OPPOSED = {LOWERED_RECIPE: 400.0, LESS_LOWERED_RECIPE: 220.0}
+OPPOSED = 220.0
 """About the size of scores that are sums of products, where these are divided by the root of their number; else they
 are larger. The exponentials of 220 below a maximum that begins at -100 are 0 too, and float16 is off by .06 there."""
+KINDS_OF_ROWS = (1.0, 0.5, 1.0)  # of the first queries: what is one row's maximum tells beside the next
 ALIKE = 1 / 64  # the deviation of factors of scores, as a part of their size: rows of scores then differ by a few
 
 
-def lowered(asts: Sequence[UOp], recipe: str = LOWERED_RECIPE) -> dict[int, float]:
-    """What makes all scores of a softmax or an attention far below 0, for buffers of kernels that run in order: what is
-    added to scores themselves, below 0, and about what the elements of their factors are: of queries above 0, of keys
-    below. Empty where no exponents have a maximum: without one most exponentials would be 0.
+@dataclass(frozen=True)
+class Lower:
+    """What lowers scores, of one of the buffers that they are made of."""
+
+    size: float  # is added to scores themselves, below 0; of factors of scores about what their elements are
+    row: int = 0  # of queries the elements of one, whose size is halved at random: scores of two rows differ by much
+
+
+def lowered(asts: Sequence[UOp]) -> dict[int, Lower]:
+    """What makes all scores of a softmax or an attention far below 0, for buffers of kernels that run in order: queries
+    are above 0, and keys below. Empty where no exponents have a maximum: without one most exponentials would be 0.
     """
-    found: dict[int, float] = {}
+    found: dict[int, Lower] = {}
     beneath = [
         one for k, ast in enumerate(asts) for u in ast.toposort() if u.op is Ops.EXP2 for one in _under(asts, k, u)
     ]
@@ -457,10 +465,21 @@ def lowered(asts: Sequence[UOp], recipe: str = LOWERED_RECIPE) -> dict[int, floa
             product = product.src[0]
         if product.op is Ops.MUL and product.src[0] is not product.src[1]:
             one, other = (_floats_under(asts, k, side) for side in product.src)
-            depth = np.prod([float(r.vmax) + 1 for r in u.src[1:]])
-            size = float(np.sqrt(OPPOSED[recipe] / np.sqrt(depth)))
-            found |= dict.fromkeys(one - other, size) | dict.fromkeys(other - one, -size)
-    return found or dict.fromkeys(_beneath(asts, Ops.EXP2, through=_by_a_step), LOWER)
+            depth = math.prod(int(r.vmax) + 1 for r in u.src[1:])
+            size = math.sqrt(OPPOSED / math.sqrt(depth))
+            first, second = (depth if _are_rows(asts[k], u, side) else 0 for side in product.src)
+            found |= dict.fromkeys(one - other, Lower(size, first)) | dict.fromkeys(other - one, Lower(-size, second))
+    return found or dict.fromkeys(_beneath(asts, Ops.EXP2, through=_by_a_step), Lower(LOWER))
+
+
+def _are_rows(ast: UOp, scores: UOp, factor: UOp) -> bool:
+    """Whether a factor of scores is the same for all scores that are stored one beside the other: it is the queries."""
+    for place, sink in enumerate(ast.src):
+        if sink.op is Ops.END and scores in sink.toposort() and not ast.variables():
+            strides = StoreIndex(ast, place, {}).strides
+            beside = {r for r, stride in zip(sink.src[1:], strides, strict=True) if abs(stride) == 1}
+            return bool(beside) and beside.isdisjoint(factor.ranges)
+    return False
 
 
 def _under(asts: Sequence[UOp], kernel: int, node: UOp) -> Iterator[tuple[int, UOp]]:
@@ -584,7 +603,7 @@ def make_inputs(
     *,
     recipe: str = RECIPE,
     become: Mapping[int, Role] | None = None,
-    lower: Mapping[int, float] | None = None,
+    lower: Mapping[int, Lower] | None = None,
     guarded: frozenset[int] | None = None,
     among: Outcome | None = None,
 ) -> dict[int, Any]:
@@ -617,7 +636,7 @@ def make_inputs(
             ends,
             info.slot in divide,
             (become or {}).get(info.slot, Role.PLAIN),
-            (lower or {}).get(info.slot, 0.0),
+            (lower or {}).get(info.slot),
             info.slot in strays,
             None if outcome is None else outcome.of(info.slot, info.size, largest=largest, seed=seed),
             terms,
@@ -666,7 +685,7 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
     become = roles(asts) if recipe == SPIKY_RECIPE else None
-    lower = lowered(asts, recipe) if recipe in OPPOSED else None
+    lower = lowered(asts) if recipe == LOWERED_RECIPE else None
     guarded = guarded_indices(asts) if recipe in _WITH_STRAYS else None
     among = outcome_of(asts, recipe)
     for ast in asts:
@@ -732,7 +751,7 @@ class _Asked:
     ends: bool = False  # whether the first and the last element stand out
     divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
     role: Role = Role.PLAIN  # that spiky data go by
-    lower: float = 0.0  # of lowered data: see `lowered`
+    lower: Lower | None = None  # of lowered data
     strays: bool = False  # whether some of what selects something is outside of what there is
     outcome: Outcome | None = None  # what nearly all elements are
     terms: int = 1  # of the longest product
@@ -885,9 +904,8 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return rng.choice(np.array(FEW, np.float32), count)
     if recipe == SPIKY_RECIPE:
         return _spiky(asked, kind, count, rng)
-    if recipe in OPPOSED:
-        values = rng.standard_normal(count, dtype=np.float32)
-        return asked.lower + values if asked.lower <= LOWER or not asked.lower else asked.lower * (1 + ALIKE * values)
+    if recipe == LOWERED_RECIPE:
+        return _lowered(asked.lower, rng.standard_normal(count, dtype=np.float32), rng)
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
         if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
             highest = FLOATS[asked.dtype][1]
@@ -915,7 +933,7 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return values
     if kind == _ALL_SMALL:  # whole rows of a mask
         values[: count // 2] = -np.inf
-        values[3 * count // 8 : count // 2] = 0.0
+        values[count // 2 : 5 * count // 8] = 0.0
     if kind == _ALL_LARGE:
         # up to the largest number, and not only as far as products are finite
         values = np.copysign(_magnitudes(asked.dtype, -8.0, FLOATS[asked.dtype][1], count, rng), values)
@@ -925,6 +943,19 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values[chance > 63 / 64] = np.nan
         if count >= KINDS:  # however few there are
             values[[count // 4, count // 2, 3 * count // 4]] = np.inf, -np.inf, np.nan
+    return values
+
+
+def _lowered(lower: Lower | None, values: Array, rng: np.random.Generator) -> Array:
+    if lower is None:
+        return values
+    if lower.size <= LOWER:
+        return lower.size + values
+    values = lower.size * (1 + ALIKE * values)
+    if lower.row:
+        halved = np.where(rng.random(-(-len(values) // lower.row)) < 0.5, 0.5, 1.0)
+        halved[: len(KINDS_OF_ROWS)] = KINDS_OF_ROWS[: len(halved)]  # however few there are
+        values = values * np.repeat(halved, lower.row)[: len(values)]
     return values
 
 

@@ -28,7 +28,6 @@ from kcg.measure.inputs import (
     FACTORS_RECIPE,
     FEW_RECIPE,
     FEW_SPECIAL_RECIPE,
-    LESS_LOWERED_RECIPE,
     LOWERED_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
@@ -68,7 +67,7 @@ JUDGED = 0.25  # at least this share of the points must have a known value, or t
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
 EXTREMES = (
     (),
-    (LOWERED_RECIPE, LESS_LOWERED_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
+    (LOWERED_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
     (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
@@ -199,7 +198,7 @@ class Referee:
     def _extreme(self, place: int, variables: Variables) -> str:
         extremes: tuple[str, ...] = EXTREMES[place] if self.inputs_are_read else ()
         if LOWERED_RECIPE in extremes and not lowered(self.chain.asts):
-            extremes = tuple(recipe for recipe in extremes if recipe not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE))
+            extremes = tuple(recipe for recipe in extremes if recipe != LOWERED_RECIPE)
         if place == len(EXTREMES) - 1 and extremes and self.choose_recipe(variables) == FEW_RECIPE:
             extremes = (FEW_SPECIAL_RECIPE, *extremes)
         if place == 1 and place_of(self.choose_recipe(variables)) is not None:
@@ -920,7 +919,7 @@ class CheckedBench(Workbench, Referee):
     def _lowered_blindly(self, variables: Variables) -> bool:
         """Whether scores can be lowered, and the reference cannot judge it: bfloat16 does not hold them well enough."""
         lowers = self.inputs_are_read and lowered(self.chain.asts)
-        return bool(lowers) and self.choose_recipe(variables, place=1) not in (LOWERED_RECIPE, LESS_LOWERED_RECIPE)
+        return bool(lowers) and self.choose_recipe(variables, place=1) != LOWERED_RECIPE
 
     def _judge_numbers(self, results: list[_Result], launches: Sequence[Launch]) -> None:
         """Lowered data, of which the reference says too little: where the first binary leaves numbers, all do."""
