@@ -77,7 +77,7 @@ COLUMNS = 128  # sums in which they are
 
 PARTS = (1.0, 0.5, 0.25)  # of a sum, in each of which its last terms may be added
 NEAR_A_BIT = 2.0  # of a sum's last bits: terms up to that size may all be lost by some way of making them,
-MOSTLY = 0.5  # where so many are
+MOSTLY = 0.5  # where so many of them are
 SPARED_BITS = 4  # of a term's last, where it was rounded itself before it is added
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 _NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
@@ -265,10 +265,7 @@ class Fold:
                 lost = np.abs((np.rint(terms / bit) * bit - terms).sum(0))
                 by_chance = 1.5 * bit * np.sqrt(len(terms) / 12)  # of errors that are spread over one bit
                 most = np.maximum(most, lost - by_chance)
-                # in x² instead of (x - m)², as in any other way to the same sum, other terms are below half of the bit
-                is_small = np.abs(terms) <= NEAR_A_BIT * bit
-                small = np.abs(np.where(is_small, np.clip(terms, -bit / 2, bit / 2), 0.0).sum(0))
-                most = np.maximum(most, np.where(is_small.mean(0) > MOSTLY, small, 0.0))
+            most = np.maximum(most, _maybe_lost(terms, last_bit))
             share = share + most * times / np.where(sizes > 0, sizes, 1.0)
         share = share.reshape(shape) if columns == len(chosen) else np.max(np.nan_to_num(share), initial=0.0)
         return np.asarray(np.nan_to_num(share) * size)
@@ -369,6 +366,18 @@ class Fold:
             result = np.where(over, np.copysign(np.inf, result), result)
             error = np.where(unsure, np.inf, np.where(over, OVERFLOWED, error))
         return Value(result, error if np.any(error) else None)
+
+
+def _maybe_lost(terms: Array, last_bit: Array) -> Array:
+    """What small terms of each sum (columns) come to at most, as far as each is below half of the sum's last bit: in
+    x² instead of (x - m)², as in any other way to the same sum, other ones are. 0 where most are no small ones."""
+    found: Array = np.zeros(len(last_bit))
+    few = np.flatnonzero(np.count_nonzero(np.abs(terms) <= NEAR_A_BIT * last_bit, axis=0) > MOSTLY * len(terms))
+    if len(few):
+        chosen, bit = terms[:, few], last_bit[few]
+        is_small = np.abs(chosen) <= NEAR_A_BIT * bit
+        found[few] = np.abs(np.where(is_small, np.clip(chosen, -bit / 2, bit / 2), 0.0).sum(0))
+    return found
 
 
 def _nearly(terms: Array, dtype: DType) -> Array:

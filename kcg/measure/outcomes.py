@@ -178,7 +178,8 @@ def numbers(outcome: Outcome, count: int, rng: np.random.Generator, *, whole: bo
     near = [outcome.constant + by for by in (-2.0, -1.0, 0.0, 1.0, 2.0)]
     others = SPECIAL if outcome.style is Mostly.SPECIAL and not whole else (*OTHERS, *near)
     different = {float(np.trunc(other)) if whole else other for other in others} - {base}
-    return np.where(is_other, rng.choice(np.array(sorted(different)), count), base)
+    found: Array = np.where(is_other, rng.choice(np.array(sorted(different)), count), base)
+    return found
 
 
 def factors(length: int, highest: int, count: int, rng: np.random.Generator) -> Array:
