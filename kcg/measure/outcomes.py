@@ -169,7 +169,7 @@ def reduced(ast: UOp) -> tuple[int, int]:
 
 def booleans(outcome: Outcome, count: int, rng: np.random.Generator) -> Array:
     """`count` truths."""
-    return outcome.others(count, rng) != outcome.truth
+    return np.asarray(outcome.others(count, rng) != outcome.truth)
 
 
 def numbers(outcome: Outcome, count: int, rng: np.random.Generator, *, whole: bool = False) -> Array:
