@@ -67,7 +67,8 @@ def rows_of(checkout: Path, device: str, preset: str, count: int) -> Iterator[di
     """The rows of one turn, by this script and the kcg of a checkout. Raises DeviceError with the last line of what
     failed, or where another kcg was imported."""
     command = [sys.executable, "-P", __file__, device, "--preset", preset, "--kernels", str(count), "--rows-only"]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    paths = (str(checkout), os.environ.get("PYTHONPATH", ""))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen(command, cwd=checkout, env=environment, text=True, **pipes)
     assert child.stdout is not None and child.stderr is not None
