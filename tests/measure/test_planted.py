@@ -16,7 +16,7 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.reference import points_of_store
 from kcg.kernel.rows import reduced_loads
 from kcg.measure.device_info import detect
-from kcg.measure.inputs import numpy_dtype
+from kcg.measure.inputs import LOWERED_RECIPE, lowered, numpy_dtype, to_bits, to_values
 from kcg.measure.planted import BLOCKS, LAUNCHES, Kind, places
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench, RefereeWithoutDevice
 from kcg.types import Region, Verification
@@ -247,3 +247,28 @@ def test_a_compiled_maximum_passes_on_planted_data() -> None:
         bench = CheckedBench(of, TARGET)
         result = bench.check(bench.launcher(compile_schedule(of, RAW, TARGET)), (), seeds=FINAL_SEEDS, thorough=True)
         assert result.passed and f"planted data: {Kind.ABOVE}" in result.rules, result.reason
+
+
+def test_scores_that_bfloat16_cannot_hold_must_still_leave_numbers() -> None:
+    """The reference knows too little of them: what has numbers in the first binary's output has them in all others'."""
+    q, k, v = (empty(2, n, 32, dtype="bfloat16") for n in (8, 48, 48))
+    of = region_of(((q @ k.transpose(1, 2) * 32**-0.5).contiguous().softmax(-1).contiguous() @ v).contiguous())
+    bench = CheckedBench(of, TARGET)
+    assert bench.choose_recipe((), place=1) != LOWERED_RECIPE
+    query, key = sorted(lowered(bench.chain.asts), key=lambda slot: bench.by_slot[slot].size)
+    (value,) = {info.slot for info in bench.buffers if info.is_input} - {query, key}
+    (out,) = bench.outputs
+
+    def attention(start: float) -> float:
+        a, b, c = (to_values(bench.read(slot), "__bf16").reshape(2, -1, 32) for slot in (query, key, value))
+        scored = (a.astype(np.float64) @ b.swapaxes(1, 2) * 32**-0.5).astype(np.float32)
+        with np.errstate(all="ignore"):
+            powers = np.exp(scored - np.maximum(scored.max(2, keepdims=True), start)).astype(np.float32)
+            found = powers @ c / powers.sum(2, keepdims=True)
+        bench._write(bench._views[out], to_bits(found.ravel(), "__bf16"))
+        return 1e-3
+
+    launches = [lambda start=start: attention(start) for start in (-np.inf, -np.inf, 0.0, -100.0)]
+    right, too, *wrong = bench.check_all(launches, (), seeds=FINAL_SEEDS, thorough=True)
+    assert right.passed and too.passed, (right.reason, too.reason)
+    assert all("is no number, and the first binary's is one" in result.reason for result in wrong)
