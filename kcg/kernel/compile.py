@@ -144,6 +144,7 @@ def _compile_source(region: Region, body: SourceBody, target: Target) -> Compile
         shared_bytes=body.shared_bytes,
         threads=body.threads,
         launch_id=f"{body.entry} {body.global_size} {body.local_size} {body.shared_bytes} {body.threads}",
+        by_hand=True,
     )
 
 

@@ -47,6 +47,7 @@ class Compiled:
     launches: tuple[BoundLaunch, ...] = ()  # one for each of these sets; none where the kernel has no variables
     report: tuple[tuple[str, int], ...] = ()  # what its compiler says: registers, spilled bytes, warps, …
     tf32: bool = False  # whether its products round float32 operands to tf32, as the user allowed
+    by_hand: bool = False  # whether a user wrote it
 
     def runs_at(self, variables: Variables) -> bool:
         """Whether it is known how it is launched with these values."""
@@ -137,6 +138,11 @@ class Program:
     def tf32(self) -> bool:
         """As of a `Compiled`."""
         return any(launch.compiled.tf32 for launch in self.launches)
+
+    @property
+    def by_hand(self) -> bool:
+        """As of a `Compiled`."""
+        return any(launch.compiled.by_hand for launch in self.launches)
 
     @property
     def global_size(self) -> tuple[int, ...]:

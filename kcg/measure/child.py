@@ -389,8 +389,10 @@ def _judged(job: PairedJob | JointJob, sides: Sequence[Executable], *, twice: in
         bench.use_references(job.references, job.variables)
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
     laps.lap("load")
-    tf32 = [side.tf32 for side in sides]
-    results: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True, tf32=tf32)
+    tf32, by_hand = ([getattr(side, name) for side in sides] for name in ("tf32", "by_hand"))
+    results: list[Verification] = bench.check_all(
+        launches, job.variables, seeds=job.seeds, thorough=True, tf32=tf32, by_hand=by_hand
+    )
     laps.lap("verify")
     if not all(result.passed for result in results):
         return _Judged(results, bench.tainted, laps.spent_s)
@@ -442,7 +444,8 @@ def nan_job(job: NanJob) -> NanOutcome:
     launches = [bench.launcher(side, as_tinygrad=True) for side in job.sides]
     laps.lap("load")
     try:
-        differ = bench.treats_nan(launches, job.variables, tf32=[side.tf32 for side in job.sides])
+        tf32, by_hand = ([getattr(side, name) for side in job.sides] for name in ("tf32", "by_hand"))
+        differ = bench.treats_nan(launches, job.variables, tf32=tf32, by_hand=by_hand)
     except VerificationError:  # without a reference nothing is judged at all
         differ = [""] * len(launches)
     laps.lap("verify")

@@ -654,6 +654,7 @@ class _Result:
     reason: str = ""
     unjudged: bool = False  # `reason` says why the reference cannot tell
     tf32: bool = False  # whether its products may round float32 operands so
+    by_hand: bool = False  # whether a user wrote it, who says what it makes of NaN
 
     def ran(self, *rules: str) -> None:
         self.rules.update(dict.fromkeys(rules))
@@ -661,6 +662,11 @@ class _Result:
     def final(self) -> Verification:
         passed, rules = not self.reason, tuple(self.rules)
         return Verification(passed, rules, self.max_error, self.seeds, self.reason, unjudged=self.unjudged)
+
+
+def _results(launches: Sequence[Launch], tf32: Sequence[bool], by_hand: Sequence[bool]) -> list[_Result]:
+    none = [False] * len(launches)
+    return [_Result(tf32=rounds, by_hand=own) for rounds, own in zip(tf32 or none, by_hand or none, strict=True)]
 
 
 class CheckedBench(Workbench, Referee):
@@ -715,10 +721,12 @@ class CheckedBench(Workbench, Referee):
         seeds: Iterable[int],
         thorough: bool = False,
         tf32: Sequence[bool] = (),
+        by_hand: Sequence[bool] = (),
     ) -> list[Verification]:
         """Run each of `launches` on fresh data of each seed and judge what it wrote: one result each.
 
-        `tf32` says which of them may round float32 operands of products so; by default none.
+        `tf32` says which of them may round float32 operands of products so, `by_hand` which are a user's; by default
+        none.
         `thorough` is for finalists: inputs of a kind of its own for each seed (`references.EXTREMES`); ten runs that
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
@@ -727,7 +735,7 @@ class CheckedBench(Workbench, Referee):
         floats are compared, all must make of NaN what the first does, which is tinygrad's own schedule, or one that was
         held against it.
         """
-        results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
+        results = _results(launches, tf32, by_hand)
         try:
             ordinary = self.choose_recipe(variables)
             for place, seed in enumerate(seeds):
@@ -752,10 +760,17 @@ class CheckedBench(Workbench, Referee):
                     result.reason, result.unjudged = str(error), True
         return [result.final() for result in results]
 
-    def treats_nan(self, launches: Sequence[Launch], variables: Variables, *, tf32: Sequence[bool] = ()) -> list[str]:
+    def treats_nan(
+        self,
+        launches: Sequence[Launch],
+        variables: Variables,
+        *,
+        tf32: Sequence[bool] = (),
+        by_hand: Sequence[bool] = (),
+    ) -> list[str]:
         """Of each binary what it makes of NaN that the first does not; empty where that is the same. Raises
         VerificationError where there is no reference for the kernel."""
-        results = [_Result(tf32=rounds) for rounds in tf32 or [False] * len(launches)]
+        results = _results(launches, tf32, by_hand)
         self._judge_nan(results, launches, variables)
         return [result.reason for result in results]
 
@@ -767,7 +782,8 @@ class CheckedBench(Workbench, Referee):
         return range(max(NAN_RUNS * min(len(slots), NAN_INPUTS), NAN_RUNS_OF_FEW if few else 0) if slots else 0)
 
     def _judge_nan(self, results: list[_Result], launches: Sequence[Launch], variables: Variables) -> None:
-        """Hold what all binaries make of NaN against what the first does."""
+        """Hold what all binaries make of NaN against what the first does; but of those that a user wrote, who may
+        treat NaN in a better way than by the order of reading."""
         if len(launches) < 2 or results[0].reason or not self.nan_seeds:
             return
         ordinary = self.choose_recipe(variables)
@@ -775,7 +791,7 @@ class CheckedBench(Workbench, Referee):
             own: dict[int, Any] = {}
             snapshots: dict[int, Any] = {}
             for result, launch in zip(results, launches, strict=True):
-                if result.reason:
+                if result.reason or result.by_hand:
                     continue
                 self.fill(seed, ordinary + WITH_NAN)
                 result.reason = self._run(launch, NAN_POISON)[0]

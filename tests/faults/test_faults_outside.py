@@ -202,7 +202,7 @@ def test_where_no_process_can_be_started_the_device_is_named(monkeypatch: pytest
     """And no kernel: the run ends, and can go on."""
     with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
         assert service.target
-        monkeypatch.setattr(pools, "ProcessPool", lambda **_: Unstartable())
+        monkeypatch.setattr(pools, "_Pool", lambda **_: Unstartable())
         row = service.measure([request()])[0].result(timeout=PATIENCE_S)
         assert row.status is Status.WORKER_DIED and "no process can be started that compiles" in row.reason
         assert isinstance(service.device_error, DeviceError)

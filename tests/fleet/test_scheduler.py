@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,13 +37,13 @@ def test_it_says_where_to_join_and_ends_cleanly(number: int, host: str) -> None:
             assert process.stdout is not None
             line = process.stdout.readline()
             if host == "[::1]":
-                shown = ended(main, "status", line.split()[3])
+                shown = ended(main, "status", shlex.split(line)[3])
                 assert (shown.returncode, shown.stderr) == (0, "") and "0 hosts" in shown.stdout
             process.send_signal(number)
             out, err = process.communicate(timeout=ENDS_S)
         finally:
             process.kill()
-    address = line.split()[3]
+    address = shlex.split(line)[3]
     assert (
         address.startswith(f"tcp://{host}:") and f"kcg fleet worker {address}" in line and f"--fleet {address}" in line
     )

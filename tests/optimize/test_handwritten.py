@@ -287,7 +287,7 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0)
     new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty", "steps")
-    new = (*new, "planning", "allow_tf32")
+    new = (*new, "planning", "allow_tf32", "dropped")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     del document["toolchain"]["assembler"]
     for region in document["regions"]:

@@ -197,8 +197,8 @@ def test_no_default_has_more_sums_than_registers(size: int) -> None:
         try:
             kernel = read_region(region)
             chosen = default_parameters(kernel, TARGET)
-        except TileRefusal as refusal:
-            refused += "registers do not hold" in str(refusal)
+        except TileRefusal:
+            refused += 1
             continue
         assert is_legal(kernel, TARGET, chosen), chosen
         if chosen.form != ROWS:
