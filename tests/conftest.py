@@ -82,8 +82,8 @@ def _isolate() -> None:
     folder = tempfile.mkdtemp(prefix="kcg-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share that of the process which started them
-        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+    # of this checkout alone, and kept from run to run: compiling all tile programs anew takes minutes
+    os.environ["XDG_CACHE_HOME"] = str(ROOT / ".pytest_cache" / "kcg")
     os.environ["PARALLEL"] = "0"  # a pool of compilers costs more than it saves on tiny kernels
     os.environ["KCG_CACHE_BYTES"] = str(32 << 20)  # a server has 480 MB: half of each command would go to emptying it
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # in each of hundreds of processes another thread spins for 60 ms first

@@ -44,9 +44,8 @@ def test_it_says_where_to_join_and_ends_cleanly(number: int, host: str) -> None:
         finally:
             process.kill()
     address = shlex.split(line)[3]
-    assert (
-        address.startswith(f"tcp://{host}:") and f"kcg fleet worker {address}" in line and f"--fleet {address}" in line
-    )
+    shown = shlex.quote(address)
+    assert address.startswith(f"tcp://{host}:") and f"kcg fleet worker {shown}" in line and f"--fleet {shown}" in line
     assert (process.returncode, out, err) == (0, "", "")
 
 

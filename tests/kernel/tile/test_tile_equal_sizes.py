@@ -107,7 +107,8 @@ def programs_of(output: Tensor) -> Programs:
 
 
 @interpreted
-@pytest.mark.parametrize("least", [5, pytest.param(1, marks=pytest.mark.slow)], ids=["long", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [5, 1], ids=["long", "all"])
 def test_equal_sizes_have_the_same_programs_and_right_ones(least: int, tmp_path: Path) -> None:
     """Those from `least` on are equal: of `all`, batch and heads are as many as all else."""
     cases = {}

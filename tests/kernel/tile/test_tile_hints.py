@@ -119,7 +119,7 @@ def test_lists_of_many_loads_are_read_back_or_no_candidates(
 
 
 @triton
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_policy_is_another_binary(stages: int) -> None:
     if stages > 1 and not evicts_copies():
         pytest.skip(f"Triton {triton_version()} drops policies of asynchronous copies")
