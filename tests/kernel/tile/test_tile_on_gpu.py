@@ -499,17 +499,9 @@ def specialized(name: str, target: Target) -> list[Schedule]:
     return [first, *of_form(space.neighbours(first))]
 
 
-APART = {
-    "whole blocks",
-    "odd heads",
-    "causal heads of 64",
-    "both sides, odd rows",
-    "a window of heads that share keys",
-    "causal with a bound of scores",
-    "a bias",
-}
-"""One of each way in which the texts differ: types, sizes of heads, rows that do not divide, masks on one side and on
-both, tiles across heads, functions of scores, a second operand. The others combine these."""
+APART = {"whole blocks", "causal heads of 64", "a bias"}
+"""Plain, masked, and with a second operand. The others combine these with other types, sizes of heads, rows that do not
+divide, masks on both sides, tiles across heads, and functions of scores."""
 
 
 def some(names: Iterable[str], kept: set[str]) -> list[Any]:
