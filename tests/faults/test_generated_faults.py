@@ -14,6 +14,7 @@ from tests.faults.generated import Mutant
 from tests.faults.generated.mutants import MUTANTS
 from tests.faults.generated.programs import PROGRAMS, generated
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
+from tests.waiting import PATIENCE_S
 
 KEPT = {"softmax", "rms_norm", "row_max", "scale", "residual"}
 """With every kind of fault. The others are slow; `python -m evaluation.measure.fault_catalogue` judges all."""
@@ -45,7 +46,9 @@ def child() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.faults.generated.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         yield process
-        process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(PATIENCE_S)
 
 
 def judged(child: subprocess.Popen[str], program: str, number: int) -> tuple[str, str]:

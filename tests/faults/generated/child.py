@@ -8,6 +8,7 @@ in a search, then verified by every rule beside tinygrad's own schedule as a fin
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -38,6 +39,7 @@ from tests.faults.generated.mutants import MUTANTS
 from tests.faults.generated.programs import generated, region
 
 SEARCH, FINALS = "search", "finals"
+_numbers = itertools.count()
 OUTSIDE = "outside of the program's buffers"  # as the interpreter's memory says it
 
 
@@ -54,11 +56,17 @@ def interpreting() -> Bounded:
     return memory
 
 
+@cache
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the texts of programs are, as long as this process is there."""
+    return tempfile.TemporaryDirectory(prefix="kcg-generated-")
+
+
 def loaded(source: str) -> Any:
     """The module of a program's text."""
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-        file.write(source)
-    spec = importlib.util.spec_from_file_location(f"program_{Path(file.name).stem}", file.name)
+    path = Path(folder().name) / f"program_{next(_numbers)}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
