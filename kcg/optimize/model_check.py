@@ -182,7 +182,7 @@ def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, l
     """Say what is wrong with the whole, of the last of several plans if none is right."""
     is_right = any(check.passed for check in checks)
     if any(check.passed is False for check in checks) and estimates.kept.forget():
-        which = "schedules that are not chosen" if is_right else "some of what was found"
+        which = "schedules that are not chosen" if is_right else "these schedules"
         log.warn(
             f"the last check failed with {which}: --resume judges every kernel again; without it, and with "
             "another --seed, they are also searched in another way"
