@@ -15,9 +15,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kcg.cli import record_results
+from kcg.cli import parse_budget, record_results
 from kcg.measure.protocol import median, median_interval
-from kcg.optimize.settings import parse_budget
 from kcg.provenance import provenance
 
 Row = dict[str, Any]

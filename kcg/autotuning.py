@@ -64,7 +64,8 @@ class Autotuned(Generic[P, R]):
         self._results: dict[Hashable, Tuned | None] = {}  # by what tells calls apart; None: nothing was tuned
         self._tuning = threading.RLock()
         functools.update_wrapper(self, function)
-        from kcg.optimize.settings import check_search, parse_budget
+        from kcg.cli import parse_budget
+        from kcg.optimize.settings import check_search
 
         check_search(search)
         parse_budget(str(budget), "budget")

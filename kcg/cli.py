@@ -9,6 +9,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kcg import shell
 from kcg.commands import COMMANDS, SETTINGS, command_name
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
+
+
+LONGEST_S: Final = 366 * 86400.0  # clocks and timeouts cannot take any number of seconds
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def command_text(name: str) -> str:
@@ -367,3 +372,13 @@ def _lock_journal(path: Path, folder: Path) -> Iterator[None]:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
         yield
+
+
+def parse_budget(text: str, option: str = "--budget") -> float:
+    """Seconds of `120`, `120s`, `2m`, `1.5h`. Raises UsageError unless positive, and not more than a year."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(s|m|min|h)?\s*", text.lower())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{option} {text!r} is not a positive time: write for example 120s, 2m or 1h")
+    if (seconds := float(match[1]) * _UNITS[match[2] or ""]) > LONGEST_S:
+        raise UsageError(f"{option} {text!r} is more than a year: write for example 120s, 2m or 1h")
+    return seconds

@@ -20,7 +20,7 @@ from kcg.cli import command_app, examples, guarded, run_app, showing
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode, UsageError
 from kcg.nouns import printable
-from kcg.optimize.counts import how_many, nouns_of
+from kcg.report.counts import how_many, nouns_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,7 +222,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kcg.optimize.console import MAX_WIDTH, format_seconds
+    from kcg.optimize.console import MAX_WIDTH
+    from kcg.report.formats import format_seconds
 
     def text(content: str, style: str = "") -> Text:
         return Text(printable(content), style=style)  # a result may be somebody else's
@@ -255,7 +256,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
 
 def summary(found: Comparison) -> Iterator[str]:
     """Totals, and counts of what changed, as lines."""
-    from kcg.optimize.console import format_seconds, format_speedup
+    from kcg.report.formats import format_seconds, format_speedup
 
     for name, result in (("A", found.a), ("B", found.b)):
         before_s, after_s = result.total_before_s, result.total_after_s
@@ -282,7 +283,7 @@ def summary(found: Comparison) -> Iterator[str]:
 
 
 def _when(result: Result) -> str:
-    from kcg.optimize.svg import format_date
+    from kcg.report.formats import format_date
 
     return f"{_workload(result)} on {result.target.model}, {format_date(result.created)}"
 
@@ -359,9 +360,10 @@ def _number(value: float | None) -> float | None:
 
 def render(found: Comparison) -> str:
     """The page as text: one file that loads nothing."""
-    from kcg.optimize.console import format_speedup, plan_line
-    from kcg.optimize.report import environment
-    from kcg.optimize.svg import STYLE, rows_of
+    from kcg.report.formats import format_speedup
+    from kcg.report.page import environment
+    from kcg.report.svg import STYLE, rows_of
+    from kcg.report.words import plan_line
 
     titles = {_key(row.region): row for result in (found.a, found.b) for row in rows_of(result)}
     plans = [
@@ -404,7 +406,7 @@ def compare(
     from rich.console import Console
 
     from kcg.files import write_whole
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     files = [path / "RESULT.json" if path.is_dir() else path for path in (a, b)]
     if files[0].exists() and files[1].exists() and files[0].samefile(files[1]):

@@ -18,7 +18,7 @@ from kcg.errors import KcgError, UsageError
 from kcg.nouns import printable
 
 if TYPE_CHECKING:
-    from kcg.optimize.deploy import InPlace
+    from kcg.handover.deploy import InPlace
     from kcg.types import Result
     from kcg.workloads.script import Program
 
@@ -65,7 +65,7 @@ class ProgramRun:
             _end(error)
 
     def _prepare(self) -> None:
-        from kcg.optimize.deploy import putting_in_place
+        from kcg.handover.deploy import putting_in_place
 
         try:
             placing = putting_in_place(self._result, self._failures.append, kernels=self._kernels)
@@ -86,8 +86,8 @@ class ProgramRun:
         if place is None:
             why = f": {self._refused}" if self._refused else ": the program ran no kernel of tinygrad"
             return [f"nothing of {self._path} was used{why}"]
-        from kcg.optimize.counts import share_of
-        from kcg.optimize.deploy import left_by_hand
+        from kcg.handover.deploy import left_by_hand
+        from kcg.report.counts import share_of
 
         replaced, served = place.replaced, place.served & place.names.keys()
         by_program = {region for region in served if replaced.counts[region]}
@@ -141,8 +141,8 @@ def run(
     ] = None,
 ) -> None:
     """Run a program unchanged with everything of a result in place. Its exit status is the program's."""
-    from kcg.optimize.deploy import check_model_result
-    from kcg.optimize.result import read_result
+    from kcg.handover.deploy import check_model_result
+    from kcg.report.result import read_result
     from kcg.workloads.script import check_program, program_of
 
     found = read_result(result)

@@ -60,7 +60,7 @@ class Installed:
             _installed.remove(self)
 
     def _put_in(self) -> None:
-        from kcg.optimize.deploy import tuned as using
+        from kcg.handover.deploy import tuned as using
 
         self._stack.enter_context(using(self._tuned))
 
@@ -96,7 +96,7 @@ class Tuned:
     def kernels(self) -> tuple[TunedKernel, ...]:
         """Every kernel, the one that took longest first."""
         from kcg.kernel.kinds import describe
-        from kcg.optimize.console import origin_of
+        from kcg.report.words import origin_of
 
         return tuple(
             TunedKernel(
@@ -135,20 +135,20 @@ class Tuned:
 
     def report(self) -> Path:
         """The path of its page report.html, which is made where it is missing."""
-        from kcg.optimize.report import write_report
+        from kcg.report.page import write_report
 
         page = self.path.with_name("report.html")
         return page if page.exists() else write_report(self.result, self.path.parent)
 
     def save(self, path: Path | str) -> Path:
         """Write its RESULT.json to `path`, whole; `kcg.load`, `kcg.tuned` and the commands read it there."""
-        from kcg.optimize.result import write_result
+        from kcg.report.result import write_result
 
         write_result(self.result, Path(path))
         return Path(path)
 
     def __str__(self) -> str:
-        from kcg.optimize.console import format_seconds, format_speedup
+        from kcg.report.formats import format_seconds, format_speedup
 
         kernels = self.kernels
         lines = [self._headline, self._counts, *filter(None, [self._whole, self._missing])]
@@ -168,7 +168,7 @@ class Tuned:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from kcg.optimize.console import format_seconds, format_speedup
+        from kcg.report.formats import format_seconds, format_speedup
 
         def cells(tag: str, *texts: str) -> str:
             return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
@@ -205,7 +205,7 @@ class Tuned:
 
     @property
     def _headline(self) -> str:
-        from kcg.optimize.console import format_seconds, format_speedup
+        from kcg.report.formats import format_seconds, format_speedup
 
         before, after = self.total_before_s, self.total_after_s
         name = self.result.workload.partition(":")[2] or self.result.workload
@@ -213,9 +213,9 @@ class Tuned:
 
     @property
     def _counts(self) -> str:
-        from kcg.optimize.console import format_seconds
-        from kcg.optimize.counts import how_many
-        from kcg.optimize.result import OUTCOMES
+        from kcg.report.counts import how_many
+        from kcg.report.formats import format_seconds
+        from kcg.report.result import OUTCOMES
 
         outcomes = [row.outcome for row in self.result.regions]
         counts = ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
@@ -225,7 +225,7 @@ class Tuned:
     @property
     def _more(self) -> str:
         """How many are not shown."""
-        from kcg.optimize.counts import how_many
+        from kcg.report.counts import how_many
 
         return how_many(row.region for row in self._slowest_first[ROWS:])
 
@@ -240,7 +240,8 @@ class Tuned:
 
     @property
     def _whole(self) -> str:
-        from kcg.optimize.console import checked_as, format_seconds
+        from kcg.report.formats import format_seconds
+        from kcg.report.words import checked_as
 
         if (check := self.result.model_check) is None:
             return ""
@@ -258,14 +259,14 @@ def _title(kernels: Sequence[TunedKernel]) -> str:
 
 def _short(kernel: TunedKernel) -> str:
     """Where a kernel comes from, or else its name, in so many columns."""
-    from kcg.optimize.console import end_of
+    from kcg.report.words import end_of
 
     return end_of(kernel.layer or kernel.name, NAME_WIDTH)
 
 
 def load(path: Path | str) -> Tuned:
     """The handle of a RESULT.json, or of the folder that holds one. Raises ResultError where it cannot be read."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     file = Path(path) / "RESULT.json" if Path(path).is_dir() else Path(path)
     return Tuned(read_result(file), file)
@@ -331,7 +332,8 @@ def settings_of(
     call: Call, *, budget: str | float, search: str, folder: Path | str | None, store: str = ""
 ) -> Settings:
     """What tuning `call` is asked to do, but for its device. Raises UsageError for what is wrong with it."""
-    from kcg.optimize.settings import Settings, check_search, check_writable, parse_budget
+    from kcg.cli import parse_budget
+    from kcg.optimize.settings import Settings, check_search, check_writable
     from kcg.workloads.function import PREFIX
     from kcg.workloads.script import bounded
 

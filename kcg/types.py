@@ -505,7 +505,7 @@ class RegionResult:
     baseline: Finalist
     chosen: Finalist
     measurements: int
-    outcome: str  # one of `OUTCOMES` of `kcg.optimize.result`; with `note` in words
+    outcome: str  # one of `OUTCOMES` of `kcg.report.result`; with `note` in words
     variables: Variables = ()  # as in `WorkloadCall`
     note: str = ""
     operations: float = 0.0  # arithmetic of one call
@@ -652,7 +652,7 @@ class Planning:
 
 @dataclass(frozen=True)
 class Result:
-    """A Plan, the baselines, verification, and what the search cost. `kcg.optimize.result` keeps it as JSON."""
+    """A Plan, the baselines, verification, and what the search cost. `kcg.report.result` keeps it as JSON."""
 
     workload: str
     preset: str

@@ -20,8 +20,8 @@ from kcg.cli import command_text, pip_install
 from kcg.commands import COMMANDS, command_name, start_as
 from kcg.errors import ExitCode
 from kcg.optimize import __main__ as optimize
-from kcg.optimize.next_steps import resumed
-from kcg.optimize.result import write_result
+from kcg.report.next_steps import resumed
+from kcg.report.result import write_result
 from kcg.workloads.flux import build
 from kcg.workloads.registry import WORKLOADS, named_preset, spec_of
 from tests.commands import Ended, ended, python

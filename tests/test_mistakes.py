@@ -16,7 +16,7 @@ from kcg.compat import device
 from kcg.errors import ExitCode
 from kcg.measure.lock import lock_device
 from kcg.measure.service import MeasureService
-from kcg.optimize.result import to_dict, write_result
+from kcg.report.result import to_dict, write_result
 from tests.commands import ended, python
 from tests.known_targets import KNOWN_TARGETS
 from tests.sample_result import sample_result

@@ -21,9 +21,9 @@ from kcg.commands import command_name
 from kcg.errors import UsageError
 from kcg.fleet.__main__ import app as fleet
 from kcg.fleet.scheduler import how_to_join
-from kcg.optimize import deploy
+from kcg.handover import deploy
 from kcg.optimize.console import print_result
-from kcg.optimize.next_steps import next_steps, resumed, with_option
+from kcg.report.next_steps import next_steps, resumed, with_option
 from kcg.shell import command, setting, word
 from kcg.types import Result, ScheduleKind
 from kcg.workloads.script import Form, Program, check_program, workload_name

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcg.optimize.live import FILE_NAME, Live, LiveFile
-from kcg.optimize.log import BASELINES
-from kcg.optimize.report import write_report
-from kcg.optimize.result import write_result
+from kcg.report.page import write_report
+from kcg.report.phases import BASELINES
+from kcg.report.result import write_result
 from kcg.types import Result
 from kcg.ui.runs import Folder
 from kcg.ui.server import LOOPBACK, Server

@@ -36,13 +36,13 @@ def main(
     wandb: Annotated[str | None, typer.Option(help="online, offline or disabled; offline by default")] = None,
 ) -> None:
     """Train a policy."""
-    from kcg.optimize.settings import parse_budget
+    from kcg.cli import parse_budget
     from kcg.predictor.tracking import wanted_mode
 
     mode, budget_s = wanted_mode(wandb), parse_budget(budget) if budget is not None else None
     from kcg.measure.device_info import usable_cores
-    from kcg.predictor.training import changed, devices_of, parsed
-    from kcg.rl.training import PolicyTrainingSettings, train_policy
+    from kcg.training.policy import PolicyTrainingSettings, train_policy
+    from kcg.training.predictor import changed, devices_of, parsed
 
     settings = changed(PolicyTrainingSettings(), parsed(set_ or []) | {"seed": seed})
     found = train_policy(

@@ -38,7 +38,7 @@ def main(
     from kcg.predictor.tracking import wanted_mode
 
     mode = wanted_mode(wandb)
-    from kcg.predictor.training import TrainingSettings, devices_of, parsed, read_settings, train, with_values
+    from kcg.training.predictor import TrainingSettings, devices_of, parsed, read_settings, train, with_values
 
     options = {"members": members, "epochs": epochs, "split": split, "seed": seed}
     values = read_settings(settings) if settings is not None else {}

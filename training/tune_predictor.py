@@ -31,11 +31,11 @@ def main(
     set_: Annotated[list[str] | None, typer.Option("--set", help="name=value of what is not tried; repeatable")] = None,
 ) -> None:
     """Try settings until there are so many trials, or the time is over."""
-    from kcg.optimize.settings import parse_budget
+    from kcg.cli import parse_budget
 
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.predictor.training import TrainingSettings, devices_of, parsed, with_values
-    from kcg.predictor.tuning import tune
+    from kcg.training.predictor import TrainingSettings, devices_of, parsed, with_values
+    from kcg.training.tuning import tune
 
     values = parsed(set_ or []) | {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}
     settings = with_values(TrainingSettings(), values)

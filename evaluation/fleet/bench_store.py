@@ -25,8 +25,8 @@ import typer
 
 from kcg.cli import command_text, record_results, run_script
 from kcg.measure.protocol import median
-from kcg.optimize.result import read_result
 from kcg.optimize.stored import SPARED
+from kcg.report.result import read_result
 from kcg.types import Result
 
 ROOT = Path(__file__).parents[2]

@@ -25,11 +25,12 @@ from itertools import groupby
 from typing import Any, TextIO
 
 from evaluation.search.device_journal import DeviceJournal, Setting
+from kcg.cli import parse_budget
 from kcg.errors import UsageError
 from kcg.files import locked
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.device_info import usable_cores
-from kcg.optimize.settings import check_effort, parse_budget
+from kcg.optimize.settings import check_effort
 from kcg.provenance import provenance
 from kcg.types import Region
 

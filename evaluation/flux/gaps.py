@@ -33,7 +33,7 @@ class Timed:
 
 def of_result(path: Path, preset: str, device: str) -> list[Timed]:
     """The kernels of a RESULT.json. Raises UsageError where it is of something else, or of regions."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     result = read_result(path)
     made = (result.workload, result.preset, result.target.device)

@@ -164,9 +164,9 @@ def main(
         folder = Path(name)
         os.environ["CACHEDB"] = str(folder / "search.db")  # before anything imports tinygrad
         from evaluation.pytorch.tuning import tune
+        from kcg.cli import parse_budget
         from kcg.compat.device import choose_device
-        from kcg.optimize.result import read_result
-        from kcg.optimize.settings import parse_budget
+        from kcg.report.result import read_result
         from kcg.workloads.flux import PRESETS
         from kcg.workloads.registry import find
 

@@ -16,10 +16,10 @@ from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.opts.traits import TRAITS
 from kcg.measure.protocol import median
-from kcg.optimize.result import read_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.correction import Correction, TileNumbers
 from kcg.predictor.features import Array
+from kcg.report.result import read_result
 from kcg.search.problem import expected_improvement
 from kcg.types import Region, Schedule, ScheduleKind, Target
 

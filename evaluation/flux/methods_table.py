@@ -27,7 +27,7 @@ from kcg.cli import record_results
 from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.protocol import median, spread
-from kcg.optimize.log import MODEL
+from kcg.report.phases import MODEL
 
 DRAWS = 4000
 Array = NDArray[np.float64]

@@ -123,7 +123,7 @@ def main(
 ) -> None:
     """Run each device in turn and merge the entries into the results."""
     if result is not None:
-        from kcg.optimize.result import read_result, to_dict
+        from kcg.report.result import read_result, to_dict
 
         report = read_result(result)
         command = re.sub(r" --report \S+", "", report.command)  # where it was written is the machine's matter

@@ -24,9 +24,9 @@ def main(
     """Draw, and say where."""
     from kcg.errors import UsageError
     from kcg.files import write_whole
-    from kcg.optimize.report_charts import points_of, roofline_file, roofs_of, share_file
-    from kcg.optimize.result import read_result
-    from kcg.optimize.svg import rows_of
+    from kcg.report.charts import points_of, roofline_file, roofs_of, share_file
+    from kcg.report.result import read_result
+    from kcg.report.svg import rows_of
 
     read = read_result(result)
     rows = rows_of(read)

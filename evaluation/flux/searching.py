@@ -168,7 +168,7 @@ def keep_report(campaign: Campaign, method: str, folder: Path) -> Path:
 
 def run_of(path: Path) -> dict[str, Any]:
     """What the table needs of a RESULT.json: what was chosen, and what it took."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     result = read_result(path)
     summary = {

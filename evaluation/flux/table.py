@@ -66,9 +66,9 @@ def main(
     from evaluation.flux.searching import fly_canary, search
     from evaluation.search.device_journal import DeviceJournal, Shard
     from evaluation.search.on_device import flux_on_device
+    from kcg.cli import parse_budget
     from kcg.compat.device import choose_device
     from kcg.measure.lock import lock_device
-    from kcg.optimize.settings import parse_budget
     from kcg.predictor.choice import choose_predictor
     from kcg.workloads.registry import find
 

@@ -17,12 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
-from kcg.cli import record_results, run_script
+from kcg.cli import parse_budget, record_results, run_script
 from kcg.compat.device import choose_device, prepare
 from kcg.kernel.kinds import describe
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService
-from kcg.optimize.settings import parse_budget
 from kcg.types import Region, Schedule
 
 OUT = Path(__file__).parents[2] / "evaluation" / "results" / "fuzz_finals.json"

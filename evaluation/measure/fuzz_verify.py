@@ -20,14 +20,13 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
-from kcg.cli import command_text, record_results, run_script
+from kcg.cli import command_text, parse_budget, record_results, run_script
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
 from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
-from kcg.optimize.settings import parse_budget
 from kcg.types import CacheState, Measurement, Status
 from kcg.workloads.registry import WORKLOADS
 

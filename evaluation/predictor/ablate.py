@@ -32,17 +32,17 @@ from evaluation.predictor.intervals import half_width
 from evaluation.predictor.places import RESULTS, ROOT, WORK
 from evaluation.predictor.trees import TreeSettings, grown, tree_rows
 from evaluation.predictor.variants import TREES, VARIANTS, Variant
-from kcg.cli import record_results, run_script
+from kcg.cli import parse_budget, record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName
 from kcg.measure.device_info import usable_cores
-from kcg.optimize.settings import parse_budget
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import STATE, Fit, judge, predicted
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
 from kcg.predictor.tracking import Tracker
-from kcg.predictor.training import (
+from kcg.predictor.training_data import TrainingData, load
+from kcg.training.predictor import (
     TrainingSettings,
     dataset_of,
     devices_of,
@@ -51,7 +51,6 @@ from kcg.predictor.training import (
     with_values,
     workers,
 )
-from kcg.predictor.training_data import TrainingData, load
 from kcg.types import canonical_json, content_id
 
 TIMED_ROWS, TIMED_S = 256, 0.2  # of each timing of a network, which is the best of several

@@ -33,8 +33,8 @@ from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.fit import Fit, FitSettings, judge, pool_rows, predicted, rows_of_kernels
 from kcg.predictor.metrics import Floors, floors_of
 from kcg.predictor.network import Net
-from kcg.predictor.training import devices_of
 from kcg.predictor.training_data import TrainingData, load
+from kcg.training.predictor import devices_of
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
 STEPS = 300

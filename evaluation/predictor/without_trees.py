@@ -24,9 +24,9 @@ from kcg.errors import UsageError
 from kcg.predictor.checkpoint import TREE_SHARE, TREES, Checkpoint, read, save
 from kcg.predictor.header import read_tensors, save_tensors
 from kcg.predictor.metrics import floors_of
-from kcg.predictor.training import calibrated
 from kcg.predictor.training_data import load
 from kcg.provenance import provenance
+from kcg.training.predictor import calibrated
 
 READS_TREES = "kcg.predictor.checkpoint"  # whose line about them is what this is for
 

@@ -16,9 +16,9 @@ from evaluation.pytorch.kind import Case
 from evaluation.pytorch.tuning import folder_of, tune
 from evaluation.pytorch.turns import KCG, Contender, Pool, Turns
 from evaluation.rows import Rows, run_of, speed
+from kcg.cli import parse_budget
 from kcg.errors import KcgError, UnknownName, UsageError
-from kcg.optimize.console import format_seconds
-from kcg.optimize.settings import parse_budget
+from kcg.report.formats import format_seconds
 
 Device = Annotated[str, typer.Option(help="as kcg.optimize --device")]
 Budget = Annotated[str, typer.Option(help="after which no new row is begun; empty: none")]

@@ -19,7 +19,7 @@ from evaluation.pytorch.kind import Array, Case, Comparison, Entry, Kind, Rows, 
 from evaluation.pytorch.plots import Bar, Group, bars_svg, in_order, ratio_axis, reason, seconds, words
 from evaluation.pytorch.reports import Row, write_report
 from evaluation.pytorch.turns import TINYGRAD, in_torch
-from kcg.optimize.console import format_seconds
+from kcg.report.formats import format_seconds
 
 EPSILON = 1e-5
 LAYERS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.pytorch.plots import in_order, reason
-from kcg.optimize.console import format_seconds
+from kcg.report.formats import format_seconds
 
 Row = dict[str, Any]
 

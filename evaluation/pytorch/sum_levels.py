@@ -22,7 +22,7 @@ from evaluation.pytorch.serving import Prepared
 from evaluation.pytorch.turns import IN_TINYGRAD, IN_TORCH, TINYGRAD, Contender
 from kcg.compat.tiny import AxisType, Device, KernelInfo, Ops
 from kcg.errors import UsageError
-from kcg.optimize.console import format_seconds
+from kcg.report.formats import format_seconds
 from kcg.workloads.family import Step
 
 SUM, COPY = "sum", "copy"

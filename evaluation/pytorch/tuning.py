@@ -9,9 +9,9 @@ from typing import Any
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
 from kcg.optimize.console import progress
-from kcg.optimize.result import read_result
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
+from kcg.report.result import read_result
 from kcg.types import Result, ScheduleKind, content_id
 from kcg.workloads.script import Form
 

@@ -184,7 +184,7 @@ def planned(of: Sequence[Case], target: Target) -> Iterator[str]:
 
 def steps(results: Sequence[str], out: Path) -> None:
     """Keep what a step took in some results: `PRESET=RESULT.json` each. Raises UsageError."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     for text in results:
         preset, equals, path = text.partition("=")

@@ -22,7 +22,7 @@ from kcg.cli import record_results, run_script
 from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.result import read_result
+from kcg.report.result import read_result
 from kcg.types import Measurement, RegionResult, Result, ScheduleKind, Status
 
 OUT = Path(__file__).parents[1] / "results" / "first_choice.json"

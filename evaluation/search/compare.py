@@ -58,9 +58,9 @@ def main(
     """Replay what is missing and write down the figures."""
     os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes: matrices are small, and there is one process a core
     from evaluation.search.comparison import Settings, predictor_of
+    from kcg.cli import parse_budget
     from kcg.dataset.reading import read_export
     from kcg.errors import UsageError
-    from kcg.optimize.settings import parse_budget
 
     log = functools.partial(typer.echo, err=True)
     if replay == bool(live):

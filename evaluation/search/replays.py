@@ -141,7 +141,7 @@ def compare(
         for job in waiting:
             take(job, _replay_job(job))
         return replayed
-    from kcg.predictor.training import workers
+    from kcg.training.predictor import workers
 
     try:
         with workers(min(jobs, len(waiting))) as pool:

@@ -27,7 +27,7 @@ def allocated(
     """
     if jobs < 2 or seeds < 2:
         return np.stack([_allocated(kernels, checkpoint, name, budget, seed) for seed in range(seeds)])
-    from kcg.predictor.training import workers
+    from kcg.training.predictor import workers
 
     with workers(min(jobs, seeds)) as pool:
         futures = [pool.submit(_allocated, kernels, checkpoint, name, budget, seed) for seed in range(seeds)]

@@ -23,13 +23,13 @@ import typer
 from evaluation.rows import Row, Rows, rounded
 from evaluation.tiles.cases import Case, Sums
 from evaluation.tiles.summary import MODES, micro
+from kcg.cli import parse_budget
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
 from kcg.kernel.program import Executable
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
-from kcg.optimize.settings import parse_budget
 from kcg.types import Schedule
 
 if TYPE_CHECKING:

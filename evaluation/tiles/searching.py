@@ -227,7 +227,7 @@ def _of_tiles(search: Strategy) -> Strategy:
 
 def best_opts(results: Sequence[Path]) -> Mapping[str, Schedule]:
     """Region -> the Opts that results chose for it, or found best beside what they chose."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
 
     chosen: dict[str, Schedule] = {}
     for path in results:

@@ -1,7 +1,7 @@
 """The calls of a linear that is about to be planned: what memory each slot binds, what is read, written, and live.
 
 Importing this module imports no tinygrad. It is part of the module that `export` writes: its own imports are of
-tinygrad and of other such parts (`kcg.optimize.export.PARTS`).
+tinygrad and of other such parts (`kcg.handover.export.PARTS`).
 
 Private: `uop.ops.buffers` (which buffers are backed by memory), `tensor.all_tensors`, `UOp.contiguous_view`,
 `Buffer.base`.

@@ -86,7 +86,8 @@ def generate(
 
     The kernels are those of workloads, or of another journal. A journal that is there is resumed.
     """
-    from kcg.optimize.settings import check_certificates, parse_budget
+    from kcg.cli import parse_budget
+    from kcg.optimize.settings import check_certificates
 
     check_certificates(fleet or "", certificates)
     if schedules_per_kernel < 1:
@@ -170,7 +171,8 @@ def retime(
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
     """Time a part of a journal once more. On another day or machine: `stats` then tells the drift."""
-    from kcg.optimize.settings import check_certificates, parse_budget
+    from kcg.cli import parse_budget
+    from kcg.optimize.settings import check_certificates
 
     check_certificates(fleet or "", certificates)
     budget_s = parse_budget(budget) if budget is not None else None

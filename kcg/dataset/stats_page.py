@@ -1,6 +1,6 @@
 """The numbers of a dataset as one page that needs nothing else, for anyone who opens it.
 
-Built as `kcg/optimize/report.py` builds its page: pictures by plotly.js, which travels compressed inside the page;
+Built as `kcg/report/page.py` builds its page: pictures by plotly.js, which travels compressed inside the page;
 everything else is plain HTML with the same numbers, for where scripts are off. The page loads nothing: its content
 security policy forbids it.
 """

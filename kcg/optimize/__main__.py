@@ -154,7 +154,8 @@ def optimize(
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
-    from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, parse_budget
+    from kcg.cli import parse_budget
+    from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements
     from kcg.predictor.choice import check_choice
     from kcg.predictor.tracking import wanted_mode
     from kcg.workloads.registry import named_preset
@@ -232,8 +233,8 @@ def _folder_name(workload: str, form: Form | None) -> str:
 def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb: str = "disabled") -> ExitCode:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
-    from kcg.optimize.next_steps import resumed
     from kcg.optimize.settings import Settings, check_gpu_count, check_names, with_fleet
+    from kcg.report.next_steps import resumed
 
     assert isinstance(settings, Settings)
     with progress(quiet=quiet, json_mode=json_mode) as shown:
@@ -264,7 +265,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         finished = optimize_now(settings, shown, started=STARTED)
     with showing():  # the files are written: who cannot print has lost nothing
         if json_mode:
-            from kcg.optimize.result import to_dict
+            from kcg.report.result import to_dict
             from kcg.types import canonical_json
 
             sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
@@ -301,7 +302,7 @@ def not_verified(result: Result) -> str:
     if result.model_check is not None and result.model_check.passed is False:
         what = "script" if result.model_check.runs else "model"
         return f"the whole {what} is wrong with these schedules, do not use them: {result.model_check.reason}"
-    from kcg.optimize.counts import share_of
+    from kcg.report.counts import share_of
 
     wrong = [region for region in result.regions if region.chosen.verification.wrong]
     of_these = share_of((row.region for row in wrong), (row.region for row in result.regions))
@@ -311,7 +312,7 @@ def not_verified(result: Result) -> str:
 
 def nothing_faster(result: Result) -> str:
     """What is said where a search found nothing, in one line."""
-    from kcg.optimize.result import TIME_OVER, USED_UP
+    from kcg.report.result import TIME_OVER, USED_UP
 
     notes = [region.note for region in result.regions if region.outcome == "not searched"]
     advice = {USED_UP: "give it more with --measurements", TIME_OVER: "give it more time with --budget"}
@@ -320,8 +321,8 @@ def nothing_faster(result: Result) -> str:
 
 
 def _not_searched(result: Result) -> str:
-    from kcg.optimize.counts import share_of
-    from kcg.optimize.result import NO_OTHER
+    from kcg.report.counts import share_of
+    from kcg.report.result import NO_OTHER
 
     rows = [row for row in result.regions if row.outcome == "not searched" and row.note != NO_OTHER]
     missing = share_of((row.region for row in rows), (row.region for row in result.regions))
@@ -350,7 +351,7 @@ def apply(
     cachedb: Annotated[Path | None, typer.Option(metavar="FILE", help="tinygrad's cache; its own by default")] = None,
 ) -> None:
     """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
-    from kcg.optimize import deploy
+    from kcg.handover import deploy
 
     if undo and result is not None:
         raise UsageError(f"--undo takes back whatever was applied: leave out {result}")
@@ -375,7 +376,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a result as one Python module that needs tinygrad only and installs itself when it is imported."""
-    from kcg.optimize.export import export as write
+    from kcg.handover.export import export as write
 
     typer.echo(str(write(result, python, kernels=tuple(kernels or ()))))
 

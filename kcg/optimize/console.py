@@ -14,16 +14,29 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
 from kcg.nouns import printable
-from kcg.optimize.counts import how_many, share_of
-from kcg.optimize.ends import values_of
-from kcg.optimize.next_steps import NextStep, next_steps
-from kcg.optimize.result import OUTCOMES
-from kcg.types import ModelCheck, Planning, Recompute, RegionInPlan, RegionResult, Result, ScheduleKind
+from kcg.report.counts import how_many, share_of
+from kcg.report.formats import format_seconds, format_speedup
+from kcg.report.next_steps import NextStep, next_steps
+from kcg.report.result import OUTCOMES
+from kcg.report.words import (
+    checked_as,
+    done_with,
+    end_of,
+    name_of,
+    origin_of,
+    plan_line,
+    plan_rows,
+    repeated,
+    step_lines,
+    steps_line,
+    values_of,
+)
+from kcg.types import ModelCheck, Planning, RegionResult, Result, ScheduleKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,48 +57,7 @@ BAR_WIDTH = 16
 LEFT = "\0"  # stands for the time that is left, which is known when it is drawn
 MAX_NAMED = 10  # kernels that are named for one reason
 
-_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "."})
-
-
-def format_seconds(seconds: float | None) -> str:
-    """A time for reading, three digits and a unit: `411 µs`, `12.3 ms`, `5 min 12 s`; `–` where there is none."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds < 0:
-        return "-" + format_seconds(-seconds)
-    if seconds == 0:
-        return "0 s"
-    for scale, unit in _UNITS:
-        value = seconds / scale
-        if value < (999.5 if unit != "s" else 99.95):
-            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def format_count(number: float) -> str:
-    """`2.4 G`: three digits and a decimal prefix."""
-    for scale, prefix in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(number) >= scale * 0.9995:
-            return f"{number / scale:.3g}{prefix}"
-    return f"{number:.3g}"
-
-
-def format_moved(size: float) -> str:
-    """Bytes that are moved: `56.7 MB`, `480 B`."""
-    text = format_count(size)
-    return f"{text}B" if text[-1].isalpha() else f"{text} B"
-
-
-def format_speedup(before_s: float, after_s: float) -> str:
-    """`1.52×`: how many times faster; `–` where one of the times is missing."""
-    if not (math.isfinite(before_s) and math.isfinite(after_s)) or before_s < 0 or after_s <= 0:
-        return "–"
-    ratio = before_s / after_s
-    return f"{ratio:.2f}×" if ratio < 99.95 else f"{ratio:,.0f}×"
 
 
 class Progress:
@@ -315,20 +287,6 @@ def _kernel_table(rows: Sequence[RegionResult], console: Console, width: int) ->
     return table
 
 
-def origin_of(row: RegionResult) -> str:
-    """Where most calls of a kernel come from, with how many where others come from elsewhere; empty where that is not
-    known: `double_blocks.*.img_attn.qkv`, `double_blocks.*.img_mlp.0 (19) and 1 more`."""
-    if not row.origins:
-        return ""
-    (label, calls), *others = row.origins
-    return f"{label} ({calls}) +{len(others)}" if others else label
-
-
-def end_of(name: str, width: int) -> str:
-    """A name in so many columns: of a path its end says the most."""
-    return name if len(name) <= width else "…" + name[len(name) - max(width - 1, 0) :]
-
-
 def unimproved_lines(result: Result) -> list[str]:
     """One line for the kernels that did not improve, and one for those that were not searched."""
     lines = []
@@ -403,121 +361,6 @@ def _plan_parts(result: Result, planning: Planning, console: Console, width: int
     return parts
 
 
-def steps_line(planning: Planning) -> str:
-    """The whole steps that were compared, the chosen one first, and how many are wrong."""
-    timed = [plan for plan in planning.plans if plan.step_s is not None and plan.passed is not False]
-    shown = []
-    for plan in sorted(timed, key=lambda plan: not plan.chosen):
-        what = f"with {counted(len(plan.regions), 'region')}" if plan.regions else "every kernel alone"
-        shown.append(f"{format_seconds(plan.step_s)} {'chosen' if plan.chosen else what}")
-    wrong = sum(plan.passed is False for plan in planning.plans)
-    return "whole steps: " + ", ".join([*shown, *([f"{wrong} wrong"] if wrong else [])])
-
-
-def plan_line(result: Result, planning: Planning) -> str:
-    """What the plan comes to, and why it was chosen."""
-    if not planning.regions:
-        return f"plan: every kernel stays alone: {planning.why}"
-    calls = sum(one.calls for one in planning.regions)
-    saved = format_seconds(sum(one.calls * one.counted_s for one in planning.regions))
-    moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
-    return (
-        f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
-        f"{counted(calls, 'time')}: saves {saved} and {moved} in all{_unread(planning)}; {planning.why}"
-    )
-
-
-def _unread(planning: Planning) -> str:
-    """Which calls run nowhere, since whoever reads what they store computes it again."""
-    many = sum(count for _, count in planning.unread)
-    names = ", ".join(name for name, _ in planning.unread)
-    return f"; {counted(many, 'call')} left out, which all who read them compute again ({names})" if many else ""
-
-
-def _kernels(one: RegionInPlan) -> str:
-    """Those in whose place a region runs, and those that it computes again."""
-    own = " + ".join(name for number, name in enumerate(one.kernels) if number not in one.again)
-    again = " + ".join(one.kernels[number] for number in one.again)
-    return f"{own}, computing {again} again" if again else own
-
-
-class PlanRow(NamedTuple):
-    """A region of the plan in words."""
-
-    form: str
-    kernels: str  # in order
-    calls: str
-    saved: str
-    interval: str  # of it
-    bytes: str
-    put: str
-
-
-def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
-    """The regions of the plan, what saves most first."""
-    return [
-        PlanRow(
-            one.form,
-            _kernels(one),
-            str(one.calls),
-            format_seconds(one.counted_s),
-            _interval(one),
-            format_moved(one.saved_bytes),
-            put_in(one, result.model_check),
-        )
-        for one in planning.regions
-    ]
-
-
-def _interval(one: RegionInPlan) -> str:
-    """Of what one call of a region saves among the calls around it; empty where it was timed alone."""
-    return "" if one.nearby_s is None else f"{format_seconds(one.nearby_s[0])} to {format_seconds(one.nearby_s[2])}"
-
-
-def put_in(one: RegionInPlan, check: ModelCheck | None) -> str:
-    """Whether a region was put in everywhere it fits, as the check of the whole saw it; where there was none, what was
-    captured tells why it would not be."""
-    left: Sequence[tuple[str, int]] = one.left
-    where = "not seen"
-    if check is not None and (check.after_s is not None or check.runs):
-        left = [(why, count) for region, why, count in check.left if region == one.region]
-        sets = dict(check.replaced).get(one.region, 0)
-        if check.runs:  # a script plans its step less often than it runs it
-            where = "nowhere" if not sets else f"{sets} times" if left else "everywhere"
-        else:
-            where = "everywhere" if sets >= one.calls and not left else f"{sets} of {one.calls}"
-    return "; ".join([where, *(f"{count} left: {why}" for why, count in left)])
-
-
-class StepRow(NamedTuple):
-    """A plan whose whole step was compared, in words."""
-
-    plan: str
-    expected: str
-    measured: str
-    fate: str
-
-
-def step_rows(planning: Planning) -> list[StepRow]:
-    """The plans whose whole steps were compared, the best expected first."""
-    rows = []
-    for plan in planning.plans:
-        what = f"{counted(len(plan.regions), 'region')} of several kernels" if plan.regions else "every kernel alone"
-        output = {True: "right", False: "wrong", None: ""}[plan.passed]
-        fate = ": ".join(filter(None, [output, plan.note]))
-        fate = "; ".join(filter(None, ["chosen" if plan.chosen else "", fate]))
-        rows.append(StepRow(what, format_seconds(plan.expected_s), format_seconds(plan.step_s), fate))
-    return rows
-
-
-def passed_over_lines(planning: Planning) -> list[str]:
-    """Why candidate regions are not in the plan, counted."""
-    return [
-        f"{counted(count, 'candidate region is', 'candidate regions are')} not in it: {why}"
-        for why, count in planning.passed_over
-    ]
-
-
 VALUES = "values"  # of symbolic variables: a column where a kernel has some
 
 
@@ -554,7 +397,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
-        lines.append((f"{name} {_done_with(found)}: {found.advice}", "yellow"))
+        lines.append((f"{name} {done_with(found)}: {found.advice}", "yellow"))
     if result.failures:
         lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
     if unverified := sum(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
@@ -568,33 +411,6 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
         lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
-
-
-def step_lines(result: Result) -> list[str]:
-    """What one step of the steady state takes, as a whole where that was timed, and apart from it what runs once;
-    nothing where there are no steps."""
-    if (step := result.step_s) is None:
-        return []
-    (before, after), how, check = step, "sum of its kernels", result.model_check
-    if check is not None and check.before_s is not None and check.after_s is not None:
-        how = f"whole steps: {check.clock}; the sum of its kernels {format_seconds(before)} → {format_seconds(after)}"
-        before, after = check.before_s, check.after_s
-    line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
-    lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
-    if result.once:
-        before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
-        verb = "runs" if len(result.once) == 1 else "run"
-        count = f"{how_many(row.region for row in result.once)} {verb}"
-        lines.append(f"outside of the steps {count}: {format_seconds(before)} → {format_seconds(after)} in all")
-    return lines
-
-
-def _done_with(found: Recompute) -> str:
-    """What a kernel does with a contraction that had better be stored."""
-    if found.factor <= 1:
-        return "reduces a product at once"
-    waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
-    return f"computes a contraction {found.factor:.1f} times ({waste})"
 
 
 def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
@@ -616,21 +432,8 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
     return [(line, "yellow") for line in lines]
 
 
-def name_of(row: RegionResult) -> str:
-    """What a kernel is called."""
-    return row.baseline.name or row.region.id[:12]
-
-
 def _guide(result: Result) -> str:
     return f" guided by {result.predictor}" if result.predictor else ""
-
-
-def checked_as(result: Result) -> str:
-    """What is checked as a whole: `model`, `script` or `function`."""
-    from kcg.workloads import function, script
-
-    kinds = {script.PREFIX: "script", function.PREFIX: "function"}
-    return next((kind for prefix, kind in kinds.items() if result.workload.startswith(prefix)), "model")
 
 
 def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:
@@ -646,12 +449,6 @@ def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:
         return f"{text} ({check.compared}){again}", "green"
     clock = check.clock.partition(",")[0]
     return f"{text}; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by {clock}", "green"
-
-
-def repeated(runs: int) -> str:
-    """That a script ran so many times more, and what that means."""
-    times = {1: "once", 2: "twice"}.get(runs, f"{runs} times")
-    return f"it ran {times} more to find out, and its side effects with it"
 
 
 def _bar(stream: TextIO, shown: Progress) -> Any:

@@ -13,30 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.measure.jobs import PairedOutcome
+from kcg.report.words import values_text
 from kcg.search.problem import Observation
-from kcg.types import Measurement, RegionResult, Status, TimedAt, Variables, Verification
+from kcg.types import Measurement, Status, TimedAt, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.symbolic import End
-
-
-def values_text(*ends: Variables) -> str:
-    """`position 12` of one set of values, `position 1 to 12` of two; empty where the kernel has no variables.
-
-    tinygrad's own variables, whose names begin with an underscore, are left out.
-    """
-    pairs = zip(ends[0], ends[-1], strict=True) if ends else ()
-    return ", ".join(
-        f"{name} {low}" if low == high else f"{name} {low} to {high}"
-        for (name, low), (_, high) in pairs
-        if not name.startswith("_")
-    )
-
-
-def values_of(row: RegionResult) -> str:
-    """The values of its variables with which a kernel of a result ran, in words."""
-    ran = [end.variables for end in row.ends if end.share] or [row.variables]
-    return values_text(*ran)
 
 
 def mean(ends: Sequence[End], of_ends: Sequence[float]) -> float:

@@ -25,14 +25,14 @@ from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize import ends
-from kcg.optimize.console import format_seconds
-from kcg.optimize.counts import nouns_of, share_of
 from kcg.optimize.estimates import Pace
 from kcg.optimize.kept import Side
 from kcg.optimize.paired import Compared, Comparisons
-from kcg.optimize.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, USED_UP
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
+from kcg.report.counts import nouns_of, share_of
+from kcg.report.formats import format_seconds
+from kcg.report.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, USED_UP
 from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
 
 if TYPE_CHECKING:

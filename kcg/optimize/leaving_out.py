@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcg.kernel.kinds import describe
-from kcg.optimize.console import name_of
 from kcg.optimize.region_plans import inside_of, rows_of
 from kcg.optimize.region_search import UNTRIED, unread
+from kcg.report.words import name_of
 from kcg.types import (
     Dropped,
     Expectation,

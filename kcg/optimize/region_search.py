@@ -23,7 +23,6 @@ from kcg.kernel.regions import Candidate
 from kcg.measure.child import refusal_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
-from kcg.optimize.console import name_of
 from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (
     Interval,
@@ -46,10 +45,11 @@ from kcg.optimize.region_plans import (
     rows_of,
     saving_in_place_s,
 )
-from kcg.optimize.result import NOT_JUDGED
 from kcg.optimize.search import Weights, search
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
+from kcg.report.result import NOT_JUDGED
+from kcg.report.words import name_of
 from kcg.search.problem import Observation, best
 from kcg.types import (
     Planning,

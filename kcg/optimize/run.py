@@ -19,21 +19,18 @@ from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live, whole_model
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
-from kcg.optimize.console import Progress, format_seconds
-from kcg.optimize.counts import how_many
+from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.live import Live, LiveFile
-from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
+from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import needed_by_plans, search_regions, variants
-from kcg.optimize.report import write_report
-from kcg.optimize.result import read_result, write_result
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
@@ -41,6 +38,11 @@ from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
+from kcg.report.counts import how_many
+from kcg.report.formats import format_seconds
+from kcg.report.page import write_report
+from kcg.report.phases import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH
+from kcg.report.result import read_result, write_result
 from kcg.store.location import open_store
 from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Schedule, SeenAs, Workload
 from kcg.unexpected import reported_to

@@ -27,7 +27,7 @@ from kcg.measure import isolated
 from kcg.workloads.script import Form, Program, run_as_main
 
 if TYPE_CHECKING:
-    from kcg.optimize.deploy import InPlace
+    from kcg.handover.deploy import InPlace
 
 MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
@@ -183,8 +183,8 @@ class _Run:
     def _prepare(self) -> None:
         if not self.job["result"]:
             return
-        from kcg.optimize.deploy import scheduling
-        from kcg.optimize.result import read_result
+        from kcg.handover.deploy import scheduling
+        from kcg.report.result import read_result
 
         try:
             result, files = read_result(Path(self.job["result"])), [Path(file) for file in self.job["kernels"]]

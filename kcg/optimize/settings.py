@@ -29,9 +29,6 @@ class Effort:
 
 EFFORTS: Final = {"quick": Effort(20.0, 1e-3), "normal": Effort(50.0, 1e-4), "thorough": Effort(900.0, 1e-6)}
 
-LONGEST_S: Final = 366 * 86400.0  # clocks and timeouts cannot take any number of seconds
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -97,16 +94,6 @@ class Settings:
         if self.measurements is not None:
             parts.append(f"{self.measurements} measurements")
         return ", ".join(parts)
-
-
-def parse_budget(text: str, option: str = "--budget") -> float:
-    """Seconds of `120`, `120s`, `2m`, `1.5h`. Raises UsageError unless positive, and not more than a year."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(s|m|min|h)?\s*", text.lower())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{option} {text!r} is not a positive time: write for example 120s, 2m or 1h")
-    if (seconds := float(match[1]) * _UNITS[match[2] or ""]) > LONGEST_S:
-        raise UsageError(f"{option} {text!r} is more than a year: write for example 120s, 2m or 1h")
-    return seconds
 
 
 def check_effort(effort: str) -> str:

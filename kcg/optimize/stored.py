@@ -24,10 +24,10 @@ from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.nouns import plain
 from kcg.optimize.finals import Judge
-from kcg.optimize.result import NO_OTHER, ONCE
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share, noun_for
+from kcg.report.result import NO_OTHER, ONCE
 from kcg.search.problem import Observation
 from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store

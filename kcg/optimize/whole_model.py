@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
+    from kcg.handover.deploy import InPlace
     from kcg.kernel.program import Compiled
-    from kcg.optimize.deploy import InPlace
     from kcg.workloads.family import Step
     from kcg.workloads.registry import WorkloadSpec
 
@@ -262,7 +262,7 @@ def check_models(
     Never raises for what the child does: a crash with the schedules of a result fails it, and the others run again
     without it; anything else gives no result. `module` is what the child runs, `kernels` are the files of the
     hand-written ones, `weights` the published ones if not random ones are wanted; `programs` are tinygrad's own
-    schedules that are compiled already, by kernel (`kcg.optimize.in_place`); `child` is one of `ahead`.
+    schedules that are compiled already, by kernel (`kcg.handover.in_place`); `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
@@ -301,7 +301,7 @@ class _Comparison:
     ) -> None:
         """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
         from kcg.kernel.program import compiled_values
-        from kcg.optimize.result import write_result
+        from kcg.report.result import write_result
 
         first = results[0]
         self._dev, self._module, self._until = first.target.tinygrad_device, module, until
@@ -451,7 +451,7 @@ def compare(
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
-    from kcg.optimize.in_place import compiled_before
+    from kcg.handover.in_place import compiled_before
 
     replays = replays_of(max(result.total_after_s for result in results))
     given = compiled_before(programs, results[0].target) if programs else contextlib.nullcontext()
@@ -512,7 +512,7 @@ class _Chosen:
 
     @staticmethod
     def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
-        from kcg.optimize.deploy import scheduling
+        from kcg.handover.deploy import scheduling
 
         with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
             program = _Program(step, result.target)
@@ -634,7 +634,7 @@ def main() -> None:
     compile_without_collecting()
     from kcg.kernel.program import compiled_from
     from kcg.nouns import noun_to_json
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
     from kcg.workloads.registry import spec_of
 
     if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
+from kcg.handover.deploy import changed_by
 from kcg.measure import isolated
 from kcg.measure.protocol import median
-from kcg.optimize.deploy import changed_by
 from kcg.optimize.script_run import Ran, read_answer
 from kcg.optimize.whole_model import (
     FACTOR,
@@ -328,7 +328,7 @@ class _Runs:
         check_device: Callable[[], None],
         known: OwnRuns,
     ) -> None:
-        from kcg.optimize.result import write_result
+        from kcg.report.result import write_result
 
         self.count = 0
         self.known = known

@@ -84,7 +84,7 @@ def add(
     store: Annotated[str, typer.Argument(metavar="STORE", help="a folder; a new one is made")],
 ) -> None:
     """Add the verified schedules of a result. What the store has that is faster stays."""
-    from kcg.optimize.result import read_result
+    from kcg.report.result import read_result
     from kcg.store.entry import entries_of
     from kcg.store.location import open_store
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kcg import shell
-from kcg.optimize.console import format_seconds, format_speedup
-from kcg.optimize.log import WORDS
-from kcg.optimize.svg import STYLE, Axis, Canvas, cut, drawable, format_date, grid, short_seconds
+from kcg.report.formats import cut, format_date, format_seconds, format_speedup
+from kcg.report.phases import WORDS
+from kcg.report.svg import STYLE, Axis, Canvas, drawable, grid, short_seconds
 from kcg.ui.runs import Found, KernelTime, Run, Watched
 
 if TYPE_CHECKING:

@@ -25,12 +25,11 @@ from kcg.files import read_foreign
 from kcg.measure.lock import is_locked
 from kcg.nouns import plain
 from kcg.optimize import live
-from kcg.optimize.console import name_of
-from kcg.optimize.counts import share_of
-from kcg.optimize.ends import values_of
 from kcg.optimize.live import Live, read_live
-from kcg.optimize.report import FILE_NAME as REPORT
-from kcg.optimize.result import read_result
+from kcg.report.counts import share_of
+from kcg.report.page import FILE_NAME as REPORT
+from kcg.report.result import read_result
+from kcg.report.words import name_of, values_of
 from kcg.types import Result
 
 RESULT, JOURNAL = "RESULT.json", "journal.sqlite"

@@ -24,11 +24,11 @@ from kcg.compat.planning import before_planning
 from kcg.compat.replacing import DEVICES, UNALIGNED
 from kcg.compat.standalone import Found, Opened, install, opened_device, uninstall
 from kcg.compat.tiny import Ops, OptOps, TinyOpt, UOp, to_program_cache
+from kcg.handover.export import PARTS, code
 from kcg.kernel.codec import ast_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.program import Program, ProgramLaunch, program_of_parts
 from kcg.measure.device_info import detect
-from kcg.optimize.export import PARTS, code
 from kcg.types import Region, Target
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.compat.test_replacing import ROWS, WIDTH, after, chain, fused, kinds, values

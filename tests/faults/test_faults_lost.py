@@ -23,9 +23,9 @@ from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import Judge
-from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
+from kcg.report.result import read_result
 from kcg.types import Measurement
 from kcg.workloads import registry
 from tests.faults import bad_jobs

@@ -24,8 +24,8 @@ from kcg.measure.service import MeasureService
 from kcg.optimize import run as run_module
 from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
-from kcg.optimize.result import read_result
 from kcg.optimize.work import RegionWork
+from kcg.report.result import read_result
 from kcg.types import Measurement, Status, Workload
 from tests.faults import bad_jobs
 from tests.faults.processes import alive, below, fork_servers

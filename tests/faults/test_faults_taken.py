@@ -17,8 +17,8 @@ from kcg.errors import ExitCode
 from kcg.optimize import run as run_module
 from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
-from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
+from kcg.report.result import read_result
 from kcg.types import Measurement
 from tests.faults.cuda_code import DEV
 from tests.faults.test_faults_lost import KERNELS, SCRIPT, rows

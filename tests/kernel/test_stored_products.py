@@ -15,7 +15,7 @@ from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.reduction import loops_of
-from kcg.optimize.console import _done_with
+from kcg.report.words import done_with as done_with
 from kcg.types import Recompute, Region, Target
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
@@ -83,7 +83,7 @@ def test_a_product_that_is_reduced_at_once_is_named_with_its_remedy(how: str) ->
     assert f"K={TERMS} with value shape {shape} is reduced over" in found.advice
     assert f"call .contiguous() on that intermediate (shape {shape}) before it is reduced" in found.advice
     assert advice(REDUCED[how](product().contiguous())) == []
-    assert _done_with(found) == "reduces a product at once"
+    assert done_with(found) == "reduces a product at once"
 
 
 def test_a_product_of_a_batch_and_a_convolution_are_named_too() -> None:

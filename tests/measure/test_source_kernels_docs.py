@@ -18,7 +18,7 @@ from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import Launch
 from kcg.measure.device_info import detect
 from kcg.measure.verify import CheckedBench
-from kcg.optimize.result import read_result
+from kcg.report.result import read_result
 from kcg.types import Region, ScheduleKind, Target
 from tests.commands import python
 from tests.kernels import empty, kernels_of
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 
 IN_A_GRAPH = """
 import kcg
-from kcg.optimize.result import read_result
+from kcg.report.result import read_result
 
 with kcg.tuned("out/RESULT.json", kernels="triton_kernels.py"):
     from model import run, step

@@ -27,11 +27,11 @@ from kcg.optimize.device import Device
 from kcg.optimize.estimates import FRESH_CHILD_S, Estimates, Pace
 from kcg.optimize.finals import Judge
 from kcg.optimize.paired import Comparisons
-from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Measured, RegionWork
+from kcg.report.result import read_result
 from kcg.search.problem import Observation
 from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, optimized, whole_run

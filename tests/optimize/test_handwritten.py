@@ -16,13 +16,13 @@ import pytest
 
 import kcg
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
+from kcg.handover.deploy import apply, choices
+from kcg.handover.export import export
 from kcg.kernel.kinds import describe
 from kcg.optimize import whole_model
-from kcg.optimize.deploy import apply, choices
-from kcg.optimize.export import export
-from kcg.optimize.report import render_report
-from kcg.optimize.result import from_dict, read_result, to_dict, write_result
 from kcg.optimize.settings import Settings
+from kcg.report.page import render_report
+from kcg.report.result import from_dict, read_result, to_dict, write_result
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
 from tests.commands import python

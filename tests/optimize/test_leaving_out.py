@@ -30,13 +30,13 @@ from kcg.optimize.console import print_result
 from kcg.optimize.leaving_out import Parts, changed_in, dropped, keeping, right_part
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.report import render_report
-from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _in_wrong_plans
 from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Captured
+from kcg.report.page import render_report
+from kcg.report.result import from_dict, to_dict
 from kcg.types import ModelCheck, RegionResult, Result, Workload
 from kcg.workloads.function import Call, capture_call
 from tests.optimize.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401

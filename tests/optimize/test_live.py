@@ -13,7 +13,8 @@ from kcg.measure.lock import is_locked, lock_folder
 from kcg.optimize import live
 from kcg.optimize.console import progress
 from kcg.optimize.live import MOST_POINTS, Live, LiveFile, read_live
-from kcg.optimize.log import JUDGING, MODEL, SEARCH, RunLog
+from kcg.optimize.log import RunLog
+from kcg.report.phases import JUDGING, MODEL, SEARCH
 from tests.ui_server import edited, live_file
 
 BEGUN = Live("flux", "mini", "CPU", "mcts", "60 s", "2026-03-14T15:09:26+00:00")

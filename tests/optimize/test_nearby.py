@@ -33,9 +33,9 @@ from kcg.optimize.nearby import neighbourhood_of, neighbours_of, savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
 from kcg.optimize.region_search import Proposed
-from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
+from kcg.report.result import read_result
 from kcg.types import Finalist, Region, RegionResult, Schedule, Verification
 from tests.captured import captured
 from tests.optimize_run import Begun, begun, whole_run

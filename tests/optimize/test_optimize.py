@@ -23,12 +23,12 @@ from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
 from kcg.optimize.live import read_live
-from kcg.optimize.log import MODEL, PHASES
-from kcg.optimize.result import read_result
 from kcg.optimize.run import _begin
 from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
+from kcg.report.phases import MODEL, PHASES
+from kcg.report.result import read_result
 from kcg.types import ModelCheck
 from kcg.workloads.capture import lazy_workload
 from tests.optimize_run import optimized

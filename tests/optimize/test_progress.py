@@ -12,7 +12,8 @@ import time
 import pytest
 
 from kcg.optimize.console import Progress, progress
-from kcg.optimize.log import GOES_ON, JUDGING, PHASES, RunLog
+from kcg.optimize.log import RunLog
+from kcg.report.phases import GOES_ON, JUDGING, PHASES
 
 HEADER = "import subprocess, sys, time\nfrom kcg.optimize.console import progress\n"
 

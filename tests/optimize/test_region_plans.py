@@ -45,9 +45,9 @@ from kcg.optimize.region_plans import (
     propose,
     rows_of,
 )
-from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
+from kcg.report.result import from_dict, read_result, to_dict
 from kcg.search.problem import Observation
 from kcg.types import (
     ModelCheck,

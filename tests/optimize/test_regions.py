@@ -18,18 +18,18 @@ from tinygrad import Tensor, TinyJit
 import kcg
 from kcg.dataset.journal import Journal
 from kcg.errors import ScheduleError
+from kcg.handover.deploy import scheduling
 from kcg.kernel.kinds import space_of
 from kcg.kernel.parts import parts_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.console import step_lines
-from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import planned
-from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import Finished
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults, RegionWork, searched_of
 from kcg.predictor.interface import judge_of
 from kcg.predictor.roofline import Roofline
+from kcg.report.result import read_result, write_result
+from kcg.report.words import step_lines
 from kcg.search.problem import Ledger, Observation, Problem, best
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, ScheduleKind, Status, Workload, WorkloadCall

@@ -12,13 +12,13 @@ import pytest
 from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import BETWEEN
+from kcg.handover.deploy import scheduling
 from kcg.kernel.regions import Candidate, Form
-from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import claimed
 from kcg.optimize.region_plans import plans_of, propose
-from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import check_scripts
+from kcg.report.result import read_result
 from kcg.types import Region, Result, ScheduleKind, Workload
 from tests.captured import captured_script
 from tests.optimize_run import whole_run

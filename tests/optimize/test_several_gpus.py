@@ -20,10 +20,10 @@ from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
 from kcg.optimize.kept import Side
-from kcg.optimize.result import read_result
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings, check_gpu_count
 from kcg.optimize.work import RegionWork
+from kcg.report.result import read_result
 from kcg.search.allocation import Limits
 from tests.optimize_run import begun, optimized
 from tests.waiting import PATIENCE_S

@@ -27,11 +27,11 @@ from kcg.measure.service import MeasureService
 from kcg.optimize import region_search
 from kcg.optimize.budget import Budget
 from kcg.optimize.paired import Comparisons
-from kcg.optimize.result import read_result
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS, Settings
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionWork, missing_share
+from kcg.report.result import read_result
 from kcg.search.problem import Observation
 from kcg.store.entry import Entry, Nothing, Timed
 from kcg.store.folder import Store, file_name

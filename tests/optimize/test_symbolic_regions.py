@@ -14,6 +14,8 @@ import pytest
 from tinygrad import Tensor, TinyJit, UOp, Variable
 
 from kcg.compat import standalone
+from kcg.handover import tile_programs
+from kcg.handover.deploy import scheduling
 from kcg.kernel.installing import placed_program
 from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Program
@@ -28,16 +30,15 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome
-from kcg.optimize import ends, region_search, tile_programs
-from kcg.optimize.deploy import scheduling
+from kcg.optimize import ends, region_search
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import best_parts, deployed_plans, key_of, propose
-from kcg.optimize.report import render_report
-from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import Finished
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import compare
 from kcg.optimize.work import RegionResults
+from kcg.report.page import render_report
+from kcg.report.result import from_dict, read_result, to_dict
 from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
 from kcg.workloads.registry import spec_of
 from kcg.workloads.zoo import llama

@@ -12,20 +12,20 @@ import pytest
 from rich.console import Console
 
 from kcg.compat.tiny import Ops
+from kcg.handover.deploy import choices
 from kcg.kernel.kinds import describe
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import ends
 from kcg.optimize.console import print_result
-from kcg.optimize.deploy import choices
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.kept import Side
-from kcg.optimize.report import render_report
-from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.search import search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
+from kcg.report.page import render_report
+from kcg.report.result import from_dict, to_dict
 from kcg.search.problem import Observation
 from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Verification
 from tests.optimize_run import Begun, begun

@@ -16,9 +16,9 @@ import pytest
 
 from kcg.cli import pip_install
 from kcg.errors import ExitCode
-from kcg.optimize.report import write_report
 from kcg.optimize.tracking import COLUMNS, PROJECT, send
 from kcg.predictor import tracking
+from kcg.report.page import write_report
 from kcg.types import Result
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result

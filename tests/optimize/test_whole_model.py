@@ -19,6 +19,8 @@ import pytest
 
 from kcg.compat.programs import captured_at_once
 from kcg.errors import ExitCode, VerificationError
+from kcg.handover.deploy import apply, tuned
+from kcg.handover.in_place import compiled_before
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -27,9 +29,6 @@ from kcg.kernel.program import Compiled
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
 from kcg.optimize import whole_model
-from kcg.optimize.deploy import apply, tuned
-from kcg.optimize.in_place import compiled_before
-from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import (
@@ -45,6 +44,7 @@ from kcg.optimize.whole_model import (
     rounding_of_sums,
     why_not_needed,
 )
+from kcg.report.result import read_result, write_result
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.family import Step
 from kcg.workloads.registry import spec_of

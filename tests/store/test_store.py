@@ -17,7 +17,7 @@ from kcg.kernel.opts.schedule import Opt
 from kcg.kernel.opts.schedule import schedule_of as opts_schedule
 from kcg.kernel.tile.parameters import CONTRACTION, TF32, TileParameters
 from kcg.kernel.tile.space import schedule_of
-from kcg.optimize.result import write_result
+from kcg.report.result import write_result
 from kcg.store.__main__ import main
 from kcg.store.entry import SCHEMA, Entry, Nothing, entries_of, from_json, to_json
 from kcg.store.folder import MARKER, Store, file_name

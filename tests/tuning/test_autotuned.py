@@ -20,7 +20,7 @@ from kcg.compat.capture import is_hooked, recording
 from kcg.compat.opened import open_default
 from kcg.errors import UsageError
 from kcg.kernel.opts.space import KernelSpace
-from kcg.optimize.result import write_result
+from kcg.report.result import write_result
 from kcg.types import ModelCheck, RegionResult, Result
 from kcg.workloads.function import Call, capture_call
 from tests.commands import python

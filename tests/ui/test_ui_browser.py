@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kcg.measure.lock import lock_folder
-from kcg.optimize.log import SEARCH
+from kcg.report.phases import SEARCH
 from kcg.ui.server import Server
 from tests.browser import CHROMIUM, Browser
 from tests.ui_server import live_file, serving, write_reported_run, write_run

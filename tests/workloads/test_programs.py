@@ -14,8 +14,8 @@ from markupsafe import escape
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ScriptError, UsageError
 from kcg.optimize.__main__ import main as optimize
-from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
+from kcg.report.result import read_result
 from kcg.workloads.script import Form, Late, Program, capture_program, check_program, program_of
 from tests.commands import ended, python
 from tests.waiting import PATIENCE_S

@@ -19,7 +19,7 @@ from evaluation.flux.parts import ENDS, JOINED, build_region, names, part_of, pa
 from evaluation.rows import Rows
 from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
-from kcg.optimize.result import write_result
+from kcg.report.result import write_result
 from kcg.types import Region
 from kcg.workloads import flux
 from kcg.workloads.capture import lazy_workload

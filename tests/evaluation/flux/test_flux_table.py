@@ -43,10 +43,10 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.service import MeasureService
-from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
 from kcg.provenance import provenance
+from kcg.report.result import write_result
 from kcg.types import Region, RegionResult
 from tests.kernels import empty, kernels_of
 from tests.sample_result import sample_result

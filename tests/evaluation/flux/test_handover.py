@@ -19,7 +19,7 @@ from kcg.errors import ExitCode
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
-from kcg.optimize.result import write_result
+from kcg.report.result import write_result
 from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
 from kcg.workloads.capture import lazy_workload
 from tests.sample_result import sample_result

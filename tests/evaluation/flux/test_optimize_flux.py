@@ -14,7 +14,7 @@ import pytest
 from evaluation.flux import optimize
 from kcg.compat.device import clang_path
 from kcg.errors import UsageError
-from kcg.optimize.result import read_result, write_result
+from kcg.report.result import read_result, write_result
 from tests.sample_result import sample_plan, sample_result
 from tests.waiting import PATIENCE_S
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcg.errors import ExitCode
-from kcg.optimize.report_charts import roofline_file, roofs_of, share_file
-from kcg.optimize.result import write_result
-from kcg.optimize.svg import rows_of
+from kcg.report.charts import roofline_file, roofs_of, share_file
+from kcg.report.result import write_result
+from kcg.report.svg import rows_of
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S
 

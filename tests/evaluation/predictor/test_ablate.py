@@ -21,8 +21,8 @@ from kcg.errors import DataError, UnknownName
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import STATE, Fit, predicted
 from kcg.predictor.metrics import Floors
-from kcg.predictor.training import TrainingSettings, names_of, with_values
 from kcg.predictor.training_data import load
+from kcg.training.predictor import TrainingSettings, names_of, with_values
 from tests.small_dataset import small_dataset
 from tests.waiting import waited
 

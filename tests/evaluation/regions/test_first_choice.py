@@ -12,7 +12,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.result import write_result
+from kcg.report.result import write_result
 from kcg.types import Measurement, Region, Result, Schedule, ScheduleKind, Status
 from tests.sample_result import sample_plan, sample_result
 

@@ -1,0 +1,200 @@
+"""How well a run's measurements were predicted: how far off, and whether the faster of two schedules was named.
+
+A search measures what it expects to be fast. So the schedules of a kernel that were measured take nearly the same,
+which makes them hard to rank; and nothing is known of those that were not measured. Errors are therefore given beside
+the range of the times, by how slow a schedule is, and pairs by how far apart they are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from kcg.cli import counted
+from kcg.report.formats import format_factor, format_share
+from kcg.report.svg import drawable
+from kcg.types import Expectation, Result
+
+LEAST_DIFFERENCE = 0.02
+"""Two schedules of a kernel that differ by less are a tie, or by less than the kernel's noise."""
+
+LEAST_RANKED = 8
+"""A kernel with fewer measurements has no rank correlation."""
+
+APART = (0.1, 0.5, math.inf)
+"""Pairs are counted by the share by which the slower one takes longer: up to each of these."""
+
+
+@dataclass(frozen=True)
+class Quarter:
+    """A quarter of all measurements, in the order of how slow each is beside the fastest measured of its kernel."""
+
+    slower: tuple[float, float]  # factors: from, to
+    measurements: int
+    within: float  # half of them are within this factor of what was expected
+    longer: float  # geometric mean of measured over expected
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of schedules of one kernel that differ by about as much."""
+
+    apart: tuple[float, float]  # shares by which the slower one takes longer: more than, up to
+    pairs: int
+    right: int  # of which the predictor alone named the faster one
+
+
+@dataclass(frozen=True)
+class Quality:
+    """All of it; `words` are sentences."""
+
+    words: tuple[str, ...]
+    quarters: tuple[Quarter, ...]  # none where there are too few measurements
+    pairs: tuple[Pairs, ...]
+
+
+def quality_of(result: Result) -> Quality | None:
+    """None where nothing was expected, or no measurement succeeded."""
+    timed = timed_expectations(result)
+    if not timed:
+        return None
+    kernels: defaultdict[int, list[Expectation]] = defaultdict(list)
+    for seen in timed:
+        kernels[seen.region].append(seen)
+    noise = {number: row.noise_floor for number, row in enumerate(result.regions)}
+    ranked = {number: _ranked(found, noise.get(number, 0.0)) for number, found in kernels.items()}
+    words = (*_errors(timed), *_ranges(kernels), *_orders(kernels, ranked), *_failed(result, timed))
+    return Quality(words, tuple(_quarters(kernels)), tuple(_by_distance(ranked)))
+
+
+def expected_s(seen: Expectation) -> float:
+    """What the search went by: corrected by what was measured before, where the predictor learns from it."""
+    return seen.predicted_s if seen.corrected_s is None else seen.corrected_s
+
+
+def measured_s(seen: Expectation) -> float:
+    """The measured time; 0 where there is none."""
+    return seen.measured_s if seen.measured_s is not None and math.isfinite(seen.measured_s) else 0.0
+
+
+def timed_expectations(result: Result) -> list[Expectation]:
+    """Those that have both times."""
+    return [e for e in result.expectations if drawable(measured_s(e), expected_s(e))]
+
+
+def _errors(timed: Sequence[Expectation]) -> list[str]:
+    ratios = [measured_s(e) / expected_s(e) for e in timed]
+    middle, most = _spread(ratios)
+    words = [
+        f"Half of the {len(timed):,} measurements were within {format_factor(middle)} of what was expected, "
+        f"nine in ten within {format_factor(most)}. In the geometric mean they took "
+        f"{format_factor(statistics.geometric_mean(ratios))} what was expected; more than 1 is likely, since what "
+        "looks fastest is what is measured."
+    ]
+    alone = [measured_s(e) / e.predicted_s for e in timed if drawable(e.predicted_s)]
+    if alone and any(e.corrected_s is not None for e in timed):
+        middle, most = _spread(alone)
+        words.append(
+            "That is after correction by what was measured of the same kernel before; the predictor alone was "
+            f"within {format_factor(middle)} and {format_factor(most)}."
+        )
+    return words
+
+
+def _ranges(kernels: dict[int, list[Expectation]]) -> list[str]:
+    """How far apart what was measured of one kernel lies, against which its error has to be seen."""
+    times = [[measured_s(e) for e in found] for found in kernels.values() if len(found) > 1]
+    if not times:
+        return []
+    middle = statistics.median([max(of_one) / min(of_one) for of_one in times])
+    return [
+        "What was measured was chosen because it was expected to be fast. In the median of "
+        f"{counted(len(times), 'kernel')} the slowest took {format_factor(middle)} as long as the fastest: what is "
+        "close on purpose is hard to rank, and how well the schedules are ranked that were not measured is not known."
+    ]
+
+
+Ranked = list[tuple[float, bool]]
+"""By what share the slower of two takes longer, and whether the faster one was predicted to be it."""
+
+
+def _ranked(found: Sequence[Expectation], noise: float) -> Ranked:
+    """All pairs of one kernel that differ by more than its noise. The order is that of the predictor alone: what was
+    measured between two proposals corrected the second one only."""
+    least = 1 + max(LEAST_DIFFERENCE, noise)
+    pairs = []
+    for one, other in combinations(found, 2):
+        fast, slow = sorted((one, other), key=measured_s)
+        apart = measured_s(slow) / measured_s(fast)
+        if apart > least:
+            pairs.append((apart - 1, fast.predicted_s < slow.predicted_s))
+    return pairs
+
+
+def _orders(kernels: dict[int, list[Expectation]], ranked: dict[int, Ranked]) -> list[str]:
+    """Kendall's tau within each kernel with enough measurements; ties by noise are left out."""
+    taus = sorted(
+        2 * sum(right for _, right in pairs) / len(pairs) - 1
+        for number, pairs in ranked.items()
+        if pairs and len(kernels[number]) >= LEAST_RANKED
+    )
+    if not taus:
+        return [f"No kernel has {LEAST_RANKED} measurements or more that differ, so no rank correlation is given."]
+    if len(taus) == 1:
+        found = f"{taus[0]:.2f} for the one kernel"
+    else:
+        found = f"{taus[0]:.2f} to {taus[-1]:.2f}, {statistics.median(taus):.2f} in the median, for {len(taus)} kernels"
+    return [
+        f"Kendall's rank correlation of the predictor alone is {found} with at least {LEAST_RANKED} measurements; 0 is "
+        "chance, 1 the right order. Differences below the noise are left out."
+    ]
+
+
+def _failed(result: Result, timed: Sequence[Expectation]) -> list[str]:
+    failed = [e for e in result.expectations if e.measured_s is None]
+    if not failed:
+        return []
+    chance = sum(e.failure_probability for e in failed) / len(failed)
+    others = sum(e.failure_probability for e in timed) / len(timed)
+    have = "has" if len(failed) == 1 else "have"
+    return [
+        f"{len(failed)} failed and {have} no time; the expected chance to fail was {format_share(chance)} on average, "
+        f"that of the others {format_share(others)}."
+    ]
+
+
+def _quarters(kernels: dict[int, list[Expectation]]) -> list[Quarter]:
+    fastest = {number: min(map(measured_s, found)) for number, found in kernels.items()}
+    ordered = sorted(
+        (measured_s(e) / fastest[number], measured_s(e) / expected_s(e))
+        for number, found in kernels.items()
+        for e in found
+    )
+    if len(ordered) < 4 * LEAST_RANKED:
+        return []
+    quarters = []
+    for first, end in pairwise(len(ordered) * i // 4 for i in range(5)):
+        slower, ratios = zip(*ordered[first:end], strict=True)
+        longer = statistics.geometric_mean(ratios)
+        quarters.append(Quarter((slower[0], slower[-1]), len(ratios), _spread(ratios)[0], longer))
+    return quarters
+
+
+def _by_distance(ranked: dict[int, Ranked]) -> list[Pairs]:
+    found = [pair for pairs in ranked.values() for pair in pairs]
+    rows = []
+    for low, high in pairwise((0.0, *APART)):
+        right = [named for apart, named in found if low < apart <= high]
+        if right:
+            rows.append(Pairs((low, high), len(right), sum(right)))
+    return rows
+
+
+def _spread(ratios: Sequence[float]) -> tuple[float, float]:
+    """The median and the ninth decile of the factor by which each is off."""
+    off = sorted(max(ratio, 1 / ratio) for ratio in ratios)
+    return statistics.median(off), off[min(int(0.9 * len(off)), len(off) - 1)]
