@@ -419,6 +419,7 @@ CASES: dict[str, Case] = {
 SLOW = {(name, "float32") for name in CASES if name not in ("layernorm", "several outputs")}
 SLOW |= {(f"{name} of 3,072", dtype) for name in ("softmax", "layernorm") for dtype in ("float16", "float32")}
 SLOW |= {("attention with a mask", "float16")}  # all of its faults
+SLOW |= {("softmax", "float16"), ("cross-entropy", "float16")}  # "softmax of few long rows" and "logsumexp" stay
 """The errors of float32 are far below all that is wrong here."""
 OF_ANY_MASK = {what for what in CASES["attention"].wrong if what != "online without the correction"}
 """Found with a mask as without one, and of 4,608 keys less easily than of 300."""

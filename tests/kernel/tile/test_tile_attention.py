@@ -29,6 +29,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first
 
 TARGET = KNOWN_TARGETS["sm_90"]
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -445,7 +446,7 @@ def test_a_split_is_a_step_of_the_space_and_costs_less_for_decoding() -> None:
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("build", [decoded, cached, alone])
+@pytest.mark.parametrize("build", first(1, [alone, decoded, cached]))
 def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> None:
     target = replace(TARGET, cores=132)
     for keys in (4096, 32_768):
@@ -485,6 +486,7 @@ def _is_attention(region: Region) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -245,6 +245,7 @@ def gated_residual(dtype: str = "bfloat16", rows: tuple[int, ...] = (512, 4096))
     return ((empty(sum(rows), 3072, dtype=dtype) + joined).cast(dtype).contiguous(),)
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize(
     ("dtype", "tiles"),

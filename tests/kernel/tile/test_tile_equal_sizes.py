@@ -169,6 +169,7 @@ def test_wide_heads_are_right(tmp_path: Path) -> None:
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_wide_heads_spill_nothing(dtype: str) -> None:

@@ -26,6 +26,7 @@ from tests.kernel.tile.test_tile_cuts import along_columns, both_ways, copied, o
 from tests.kernel.tile.test_tile_regions import activation_beside, flux_projection
 from tests.kernel.tile.test_tile_sharing import EVEN, gated, heads, in_batches, three
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import every
 
 TARGET = KNOWN_TARGETS["sm_90"]
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -45,7 +46,7 @@ def tiles_of(kernel: TileKernel, p: TileParameters) -> int:
 
 
 @with_triton
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", every(3, CHAINS))
 def test_halves_of_the_tiles_left_are_right(chain: Made, tmp_path: Path) -> None:
     """With as many multiprocessors as leave few tiles, of the last contraction or of several."""
     cases = {}

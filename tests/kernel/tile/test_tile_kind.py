@@ -46,11 +46,11 @@ from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
-from tests.kernel.tile.test_tile_on_gpu import some
 from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rotation, projection, split_sum
 from tests.kernel.tile.test_tile_sharing import gated, projections
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
+from tests.slow import some
 from tests.waiting import PATIENCE_S
 
 SM_90, SM_80 = KNOWN_TARGETS["sm_90"], KNOWN_TARGETS["sm_80"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import some
 
 M, N, K = 1_600, 1_536, 512
 """13 × 12 tiles of 128 × 128, the last row of them half empty: with 132 multiprocessors the last wave has 24."""
@@ -220,7 +221,7 @@ FORMS: dict[str, Form] = {
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", some(FORMS, {"keys split over programs", "rows"}))
 def test_a_program_of_each_form_takes_both_calls_of_a_step(name: str) -> None:
     """What the same test on a GPU asks for: two places in the step, and a program of the form."""
     form, target = FORMS[name], replace(KNOWN_TARGETS["sm_90"], cores=132)
@@ -379,6 +380,7 @@ def in_turn(region: Region, target: Target, loads: str) -> Program:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_products_that_are_stored_beside_each_other_compile() -> None:
     region = streams()
@@ -504,13 +506,8 @@ APART = {"whole blocks", "causal heads of 64", "a bias"}
 divide, masks on both sides, tiles across heads, and functions of scores."""
 
 
-def some(names: Iterable[str], kept: set[str]) -> list[Any]:
-    """All names, those that are not kept as slow ones: a program takes a second or two to compile."""
-    return [pytest.param(name, marks=() if name in kept else pytest.mark.slow) for name in names]
-
-
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("name", some(ATTENTIONS, APART))
+@pytest.mark.parametrize("name", some(ATTENTIONS, {"causal heads of 64"}))
 def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     schedules = specialized(name, target)
@@ -556,9 +553,7 @@ def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize(
     "name",
-    some(
-        ("whole blocks", "odd heads", "causal heads of 64", "tiles across heads", "a bias"), {"whole blocks", "a bias"}
-    ),
+    some(("whole blocks", "odd heads", "causal heads of 64", "tiles across heads", "a bias"), {"a bias"}),
 )
 def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
     """One program a multiprocessor, of 168 registers a thread, or 128."""
@@ -638,7 +633,7 @@ def is_pipelined(schedule: Schedule) -> bool:
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-@pytest.mark.parametrize("name", some(PRODUCTS, {"three groups", "odd sizes", "other operand", "gate and residual"}))
+@pytest.mark.parametrize("name", some(PRODUCTS, {"odd sizes"}))
 def test_products_are_pipelined_and_spill_nothing(name: str) -> None:
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     schedules = pipelined(name, target)

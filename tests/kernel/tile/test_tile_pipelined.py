@@ -26,6 +26,7 @@ from tests.kernel.tile.test_tile_on_gpu import matrix, product
 from tests.kernel.tile.test_tile_regions import joined, projection
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import some
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=2)
 """Of a handful of tiles each multiprocessor has several."""
@@ -81,7 +82,9 @@ def wrong_of(case: Case, seeds: int = 1) -> str:
     return next(filter(None, (wrong_in_gluon(replace(case, seed=1 + n)) for n in range(seeds))), "")
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    "name", some(PRODUCTS, {"plain", "odd sizes", "gate and residual", "two products", "heads, half a tile"})
+)
 def test_products_are_right_and_keep_to_their_protocol(name: str) -> None:
     region, tiles = region_named(name), PRODUCTS[name][1]
     for tile in tiles:

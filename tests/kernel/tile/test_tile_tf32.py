@@ -24,6 +24,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import every
 
 TARGET = KNOWN_TARGETS["sm_90"]
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -91,7 +92,7 @@ def test_a_schedule_of_parts_rounds_where_one_of_its_parts_does() -> None:
     assert not rounds_to_tf32(Schedule(ScheduleKind.TILE, "{}"))
 
 
-@pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, STREAM)])
+@pytest.mark.parametrize(("made", "form"), every(2, [(matmul, CONTRACTION), (attention, STREAM)]))
 def test_it_compiles_to_tensor_cores_and_says_that_it_rounds(
     made: Made, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

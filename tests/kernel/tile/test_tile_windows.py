@@ -28,6 +28,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import every
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=132)
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -340,7 +341,7 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("size", "heads"), [(64, 8), (128, 8), (256, 4)])
+@pytest.mark.parametrize(("size", "heads"), every(3, [(256, 4), (64, 8), (128, 8)]))
 def test_windows_spill_nothing(size: int, heads: int, wide: bool) -> None:
     """By the prior's choice for both forms: of keys on both sides, which have most to mask."""
     others: list[Allowed] = [window(512), lambda q, k: k > q - 512]
