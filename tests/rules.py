@@ -105,8 +105,16 @@ class Source:
     module: str
 
     @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text(encoding="utf-8"))
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
 
     @cached_property
     def imports(self) -> list[Import]:
@@ -204,7 +212,7 @@ NOT_THE_FIELDS = {
 def own_words(source: Source) -> Iterator[str]:
     """Names of a file that are not the field's words."""
     names: dict[str, int] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = getattr(node, "name", None) or getattr(node, "id", None) or getattr(node, "arg", None)
         if isinstance(name, str):
             names.setdefault(name, getattr(node, "lineno", 0))
@@ -267,7 +275,7 @@ WALL_CLOCK = {
 
 def wall_clocks(source: Source) -> Iterator[str]:
     """Lines that ask for a clock which is set ahead and back while a program runs."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         named = isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
         imported = (
             isinstance(node, ast.ImportFrom) and node.module == "time" and any(n.name == "time" for n in node.names)
@@ -293,7 +301,9 @@ def timed_asserts(source: Source) -> Iterator[str]:
             for one in ast.walk(node)
         )
 
-    for function in (node for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)):
+    if not any(clock in source.text for clock in CLOCKS):
+        return
+    for function in (node for node in source.nodes if isinstance(node, ast.FunctionDef)):
         spent = {
             target.id
             for node in ast.walk(function)
@@ -317,7 +327,7 @@ def words_of_kinds(source: Source) -> Iterator[str]:
     `kcg/kernel`. Prose may say them."""
     if package_of(source.module) in ("compat", "kernel"):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant):
             printed = {node.value} & AXIS_WORDS if isinstance(node.value, str) else set()
         else:
