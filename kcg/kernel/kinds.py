@@ -427,6 +427,18 @@ def needs_stress(region: Region, schedule: Schedule) -> bool:
     return kind_of(schedule).needs_stress(region, schedule)
 
 
+def compile_region(
+    region: Region,
+    schedule: Schedule,
+    target: Target,
+    *,
+    variables: Variables = (),
+    also: tuple[Variables, ...] = (),
+) -> Executable:
+    """Compile a schedule of any kind, see `Kind.compile`."""
+    return kind_of(schedule).compile(region, schedule, target, variables=variables, also=also)
+
+
 def made_by(toolchain: Toolchain, schedule: Schedule) -> str:
     """The fingerprint of the toolchain that rows of a schedule carry."""
     return toolchain.tile_fingerprint if traits_of(schedule).own_assembler else toolchain.fingerprint
