@@ -248,7 +248,7 @@ def opened(started: tuple[Begun, Measured], monkeypatch: pytest.MonkeyPatch) -> 
     device = opened.device
     monkeypatch.setitem(device.service.spent_s, "sample", device.samples_s + device.samples * FLUSH_S)
     for work in opened.works:
-        monkeypatch.setattr(work, "known", dict(work.known))
+        monkeypatch.setattr(work, "seen", {kind: dict(seen) for kind, seen in work.seen.items()})
     return opened
 
 

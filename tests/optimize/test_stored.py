@@ -447,7 +447,7 @@ def test_of_a_region_of_several_kernels_nothing_is_found_where_nothing_beats_the
     share_efforts([work], 30.0)
     result: Result = opened.result(None, _results(works))
     own = result.regions[0]
-    parts, tile = (Schedule(kind, "[]") for kind in (ScheduleKind.PARTS, ScheduleKind.TILE))
+    parts, tile = (Schedule(kind, "[]") for kind in (work.kind, ScheduleKind.TILE))
     as_parts = replace(own, outcome="improved", chosen=replace(own.chosen, schedule=parts))
     as_tile = replace(as_parts, chosen=replace(own.chosen, schedule=tile))
     work.keep(Observation(unlike_baseline(work.space), Status.OK, 1e-6, binary_hash="as its parts"))  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
     monkeypatch.setattr(opened.budget, "ledger", ledger)
     search.ledger = ledger
     allocator = Allocator(ledger, Limits())
-    search._enter_tiles(allocator, work, 0, 0)
+    search._enter_other(allocator, work, "tile", place=0, index=0)
     (entry,) = allocator.entries
     assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
     allocator.run()
