@@ -231,7 +231,7 @@ def test_the_best_opts_stand_beside_a_tile_program(on_cpu: Result) -> None:
     first = on_cpu.regions[0]
     choice = next(c for c in choices(on_cpu)[0] if c.kernel == first.region.kernel)
     assert first.opts is not None and choice.schedule == first.opts.schedule and choice.searched
-    assert choice.tile == first.baseline.name
+    assert choice.program == first.baseline.name
 
 
 def test_apply_says_which_kernels_that_concerns(on_cpu: Result, tmp_path: Path) -> None:
