@@ -19,11 +19,10 @@ from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy
 from kcg.search.workers import FromItsStart
-from kcg.types import Schedule, ScheduleKind, Status
+from kcg.types import Schedule, Status
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
-    from kcg.kernel.kinds import Space
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -113,7 +112,7 @@ def watched(strategy: Strategy) -> Strategy:
 
 
 WEIGHING = 0.05  # of the time of a search, at most, for finding what its entries are worth
-TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
+TILE_SEARCH = "mcts"  # of other kinds than the baseline's, whatever searches that
 
 
 @dataclass
@@ -219,32 +218,33 @@ class _Search:
         best_s = work.best_s
         return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
 
-    def _enter_tiles(self, allocator: Allocator, work: RegionWork, place: int, index: int) -> None:
-        """Search a region's tile programs too, where it has some: beside the device, as its Opts are."""
-        if (space := work.tiles) is None:
-            return
-        with looking("where the search of tile programs begins"):
-            problem, how, workers = self._tile_problem(work, space, index), strategy_of(TILE_SEARCH), self.guide.workers
+    def _enter_other(self, allocator: Allocator, work: RegionWork, kind: str, *, place: int, index: int) -> None:
+        """Search a region's schedules of another kind too: beside the device, as those of the baseline's are."""
+        space = work.others[kind]
+        with looking(f"where the search of kind {kind} begins"):
+            seed, workers = f"{self.settings.seed}:{index}:{kind}", self.guide.workers
+            problem, how = self._other_problem(work, kind, seed), strategy_of(TILE_SEARCH)
             if workers is not None:
-                seed, kind = f"{self.settings.seed}:{index}:tile", ScheduleKind.TILE
                 how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
             (expected,) = problem.predict([space.start()])
             gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
             allocator.enter(work.id, work.call.calls, problem, watched(how), transfer=Transfer(space), gain=gain)
 
-    def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
-        """The search problem of a region's tile programs, which begins where the analytic cost does."""
-        from kcg.predictor.tile_cost import TileCost
+    def _other_problem(self, work: RegionWork, kind: str, seed: str) -> Problem:
+        """The search problem of a region's schedules of another kind, which begins where their space does."""
+        from kcg.predictor.cost import guiding
 
-        judge = TileCost().of(space)
+        space, usual = work.others[kind], self.guide.predictor
+        assert usual is not None
+        judge = judge_of(guiding(space, usual), space)
 
         return Problem(
             space=FromItsStart(space),
             predict=judge.predict,
             measure=functools.partial(self._measure, work),
             ledger=self.ledger,
-            rng=random.Random(f"{self.settings.seed}:{index}:tile"),
-            known=work.of_tiles,
+            rng=random.Random(seed),
+            known=work.seen_of(kind),
             correct=judge.correct,
         )
 
@@ -265,9 +265,10 @@ class _Search:
             how, asked = strategy_of(name), self._problem(work, predictor, index)
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
-            if not work.proposed or work.tiles is None:  # the parts of what is proposed were searched as kernels
+            if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
                 allocator.enter(work.id, work.call.calls, asked, watched(how), transfer=Transfer(work.space))
-            self._enter_tiles(allocator, work, place, index)
+            for kind in work.others:
+                self._enter_other(allocator, work, kind, place=place, index=index)
         self._weigh()
         allocator.run()
         self.device.check_journal()

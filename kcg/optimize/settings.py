@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
@@ -15,6 +15,7 @@ from kcg.fleet.settings import HERE
 from kcg.workloads.script import Form, Program, check_program
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
     from kcg.search.problem import Observation, Problem, Strategy
     from kcg.search.strategies import Named
 
@@ -201,12 +202,10 @@ def strategies() -> dict[str, Named]:
 
 
 def _ppo(problem: Problem) -> Iterator[Observation]:
-    from kcg.kernel.opts.space import KernelSpace
     from kcg.rl.observation import Observer
     from kcg.rl.policy import policy_search, shipped_policy
 
-    space = problem.space
-    assert isinstance(space, KernelSpace)
+    space = cast("Space", problem.space)
     yield from policy_search(shipped_policy(space.target.device), Observer(space))(problem)
 
 

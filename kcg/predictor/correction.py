@@ -314,7 +314,7 @@ class CorrectingKernel:
         """(n, t): which traits each has, worked out once for each schedule."""
         for schedule in schedules:
             if schedule not in self._traits:
-                traits = self.space.groups(schedule)
+                traits = self.space.groups(schedule) or ()  # of a space that cannot tell
                 assert isinstance(traits, tuple), "of one length for all schedules of a space"
                 self._traits[schedule] = traits
         return np.array([self._traits[s] for s in schedules], np.int64)

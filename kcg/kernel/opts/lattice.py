@@ -13,26 +13,14 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kcg.kernel.kinds import Lattice, Steps
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
-from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Action, Schedule
 
 LIMIT = 1000
 MOST_ACTIONS = 40  # so many at most, whatever the space offers
 MOST_REPEATS = 2  # of an action that was drawn
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """The declaration: the actions, and every schedule with the steps from it that stay inside."""
-
-    actions: tuple[Opt, ...]
-    steps: dict[Schedule, tuple[Action, ...]]
-    keys: dict[Schedule, str]
-    baseline: Schedule  # the schedule of the lattice that is tinygrad's own choice
-    start: Schedule = RAW
 
 
 def prefixes(schedule: Schedule) -> list[Schedule]:
@@ -41,7 +29,7 @@ def prefixes(schedule: Schedule) -> list[Schedule]:
     return [schedule_of(opts[:n]) for n in range(len(opts) + 1)]
 
 
-def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random, limit: int = LIMIT) -> Lattice:
+def lattice(space: Steps, given: Sequence[Schedule], *, rng: random.Random, limit: int = LIMIT) -> Lattice:
     """The lattice around `given`, each of which must apply; the hand-coded schedule is always among them.
 
     An action may be taken as often as a given schedule has it. Where the given ones take a step that the space does
@@ -65,13 +53,13 @@ def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random
         for key, schedule in growth.by_key.items()
     }
     keys = {schedule: key for key, schedule in growth.by_key.items()}
-    return Lattice(tuple(growth.most), steps, keys, growth.by_key[space.key(space.baseline())])
+    return Lattice(tuple(growth.most), steps, keys, growth.by_key[space.key(space.baseline())], RAW)
 
 
 class _Growth:
     """A lattice in the making: best-first from the unoptimised kernel by the distance from the given schedules."""
 
-    def __init__(self, space: KernelSpace, given: Sequence[Schedule], limit: int) -> None:
+    def __init__(self, space: Steps, given: Sequence[Schedule], limit: int) -> None:
         self.space, self.limit = space, limit
         self.near = {space.key(p): p for schedule in given for p in prefixes(schedule)}
         self.most: Counter[Opt] = Counter()

@@ -1,0 +1,88 @@
+"""A further kind is one package and one line: a toy one, elementwise kernels as C, goes all the way on a CPU, and such a
+run loads no kind that has nothing for its device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kcg.handover.deploy import choices
+from kcg.handover.export import export
+from kcg.kernel.kinds import KINDS, Entry, describe
+from kcg.report.page import render_report
+from kcg.report.result import read_result
+from kcg.types import RegionResult, Result
+from tests.commands import python
+from tests.rules import ROOT
+
+DEV = "CPU:X86"
+SCRIPT = ROOT / "tests" / "scripts" / "polynomial.py"
+
+
+@pytest.fixture(scope="module")
+def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of a run that knows the kind, and which modules of tile programs it has loaded."""
+    for _ in range(3):  # a busy machine may hide which one is faster
+        folder = tmp_path_factory.mktemp("out")
+        limits = ("--measurements", "12", "--budget", "3000s", "--quiet", "--report", folder)
+        done = python("-m", "tests.toy_kind.optimizing", SCRIPT, "--device", DEV, *limits, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        *printed, loaded = done.stdout.splitlines()
+        if any("1 C program" in line for line in printed):
+            break
+    return folder, json.loads(loaded)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "c", Entry("tests.toy_kind.kind", devices=("CPU",)))
+
+
+@pytest.fixture
+def result(optimised: tuple[Path, list[str]], known: None) -> Result:
+    return read_result(optimised[0] / "RESULT.json")
+
+
+@pytest.fixture
+def row(result: Result) -> RegionResult:
+    (found,) = result.regions
+    return found
+
+
+def test_a_run_on_a_cpu_loads_no_tile_module(optimised: tuple[Path, list[str]]) -> None:
+    assert optimised[1] == []
+
+
+def test_a_further_kind_is_searched_and_judged_like_all_others(row: RegionResult) -> None:
+    assert row.outcome == "improved" and row.chosen.schedule.kind == "c" and row.chosen.verification.passed
+    assert describe(row.chosen.schedule).startswith("C, ") and row.chosen.legend.startswith("elementwise C, ")
+    assert row.chosen.name == row.baseline.name, "tinygrad's name of the kernel"
+    assert row.opts is not None and row.opts.schedule.kind == "opts", "the best Opts stay beside it"
+
+
+def test_its_result_is_read_and_rendered(optimised: tuple[Path, list[str]], result: Result) -> None:
+    folder, _ = optimised
+    page = (folder / "report.html").read_text()
+    assert page == render_report(result, path=folder / "RESULT.json") and "elementwise C, " in page
+
+
+def test_without_its_line_it_is_no_kind(optimised: tuple[Path, list[str]]) -> None:
+    done = python("-m", "kcg.optimize", "export", optimised[0] / "RESULT.json", "--python", optimised[0] / "no.py")
+    assert done.returncode != 0 and "unknown kind 'c'" in done.stderr
+
+
+def test_its_programs_run_in_the_script_and_in_an_exported_module(
+    optimised: tuple[Path, list[str]], result: Result, tmp_path: Path
+) -> None:
+    check = result.model_check
+    assert check is not None and check.passed and check.kernels == 1, "the script ran again with it"
+    (choice,) = choices(result)[0]
+    assert choice.program and choice.noun == "C program"
+    written = str(export(optimised[0] / "RESULT.json", tmp_path / "tuned_polynomial.py"))
+    assert "1 kernel: 1 as machine code" in written
+    code = f"import runpy, tuned_polynomial; runpy.run_path({str(SCRIPT)!r})"
+    wanted, done = python(SCRIPT, DEV=DEV), python("-c", code, DEV=DEV, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == wanted.stdout
