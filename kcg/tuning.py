@@ -337,7 +337,7 @@ def settings_of(
     from kcg.workloads.function import PREFIX
     from kcg.workloads.script import bounded
 
-    check_search(search)
+    search = check_search(search)
     chosen = Path("kcg-out") / _file_name(call.name) if folder is None else Path(folder)
     check_writable(chosen, "folder=")
     return Settings(

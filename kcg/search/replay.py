@@ -224,6 +224,9 @@ class ReplayTable:
     def key(self, schedule: Schedule) -> str:
         return self._record(schedule).key
 
+    def prior(self) -> list[Schedule]:
+        return [self.baseline()]
+
     def variants(self, schedule: Schedule) -> list[Schedule]:
         return variants(self, schedule)
 

@@ -107,6 +107,10 @@ class KernelSpace:
             _keep(self._uops, schedule, found)
         return found
 
+    def prior(self) -> list[Schedule]:
+        """tinygrad's own choice."""
+        return [self.baseline()]
+
     def actions(self, schedule: Schedule) -> list[Action]:
         found = self._actions.get(schedule)
         if found is None:
