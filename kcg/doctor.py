@@ -15,6 +15,7 @@ from kcg.errors import ExitCode, KcgError
 from kcg.shell import setting
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Tools
     from kcg.types import Target
 
 app = command_app()
@@ -72,7 +73,7 @@ def examine(device: str) -> list[Finding]:
     memory = f", {target.memory_bytes / 2**30:.0f} GiB" if target.device != "CPU" else ""
     found.append(Finding("opens", f"yes: {target.model}, {target.arch}, {cores}{memory}"))
     found.append(Finding("compiler", toolchain.compiler + (f", driver {toolchain.driver}" if toolchain.driver else "")))
-    found += _tile_programs(target)
+    found += _programs(target)
     if target.tensor_cores:
         found.append(Finding("tensor cores", f"{len(target.tensor_cores)} kinds, e.g. {target.tensor_cores[0]}"))
     from kcg.predictor.choice import shipped_path
@@ -130,25 +131,21 @@ def _compilers() -> list[Finding]:
     return found
 
 
-def _tile_programs(target: Target) -> list[Finding]:
-    """What compiles tile programs: Triton and its assembler. On a CPU there is nothing to say."""
-    from kcg.compat.assembler import PATH_VARIABLE, assembler
-    from kcg.kernel.tile.targets import missing, supported, triton_version
+def _programs(target: Target) -> list[Finding]:
+    """What makes the programs of each kind that needs more than tinygrad."""
+    from kcg.kernel.kinds import tools_for
 
-    if not supported(target):
-        return [] if target.device == "CPU" else [Finding("tile programs", f"none, Opts only: {missing(target)}")]
-    if problem := missing(target):
-        words, _, remedy = problem.partition(": ")
-        advice = f"up to 10 times faster matmuls with it: {remedy}" if remedy else ""
-        return [Finding("tile programs", f"none, Opts only: {words}", True, advice)]
-    using = assembler()
-    assert using is not None
-    advice = (
-        ""
-        if using.trusted
-        else (f"before 13 it turns some right programs into faults and NaN: install CUDA 13's, or set {PATH_VARIABLE}")
-    )
-    return [Finding("tile programs", f"Triton {triton_version()}, {using.name} ({using.path})", True, advice)]
+    return [_found(f"{noun}s", tools) for noun, tools in tools_for(target)]
+
+
+def _found(what: str, tools: Tools) -> Finding:
+    if not tools.missing:
+        return Finding(what, tools.found or "found", True, tools.advice)
+    if not tools.possible:
+        return Finding(what, f"none, Opts only: {tools.missing}")
+    words, _, remedy = tools.missing.partition(": ")
+    advice = f"up to 10 times faster matmuls with it: {remedy}" if remedy else ""
+    return Finding(what, f"none, Opts only: {words}", True, advice)
 
 
 @app.command(context_settings=SETTINGS, epilog=examples("kcg doctor", "kcg doctor --device CUDA"))

@@ -147,7 +147,7 @@ class Toolchain:
 
     @cached_property
     def fingerprints(self) -> tuple[str, ...]:
-        """Those that rows of this toolchain carry: of tile programs another one, see `kcg.kernel.parts.made_by`."""
+        """Those that rows of this toolchain carry: of tile programs another one, see `kcg.kernel.kinds.made_by`."""
         return tuple(dict.fromkeys((self.fingerprint, self.tile_fingerprint)))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcg.kernel.kinds import space_of
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.parts import Part, schedule_of_parts
 from kcg.kernel.regions import Form

@@ -20,7 +20,7 @@ from kcg.cli import run_script
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import TIMED_SEED

@@ -92,7 +92,7 @@ class TinyClock:
 
     def __init__(self, dev: str) -> None:
         from kcg.compat.programs import StepClock
-        from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+        from kcg.kernel.kinds import ACTION_SPACE_VERSION
         from kcg.measure.device_info import detect
         from kcg.measure.workbench import CacheFlusher
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Space
-from kcg.kernel.opts.schedule import shortened
-from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.kinds import CountsUops, Shortens, Space, kind_of
+from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.predictor.choice import AUTO, kept_predictor
 from kcg.predictor.interface import Judge, Predictor
 from kcg.predictor.roofline import Roofline
@@ -39,7 +38,7 @@ Draw = Callable[[random.Random], list[Schedule]]
 class KernelState:
     """What a sampler sees of a kernel."""
 
-    space: KernelSpace
+    space: Space
     predictor: Predictor
     times_s: dict[str, float]  # by key of the schedule, of all that were measured; infinite where it failed
     known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
@@ -76,7 +75,8 @@ def _near_best(state: KernelState, rng: random.Random) -> Schedule:
     fastest = sorted((seconds, key) for key, seconds in state.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
     known = [state.known[key] for _, key in fastest if key in state.known]
     origin = rng.choice(known) if known else state.space.baseline()
-    schedule = shortened(origin, rng.randint(0, 2))
+    kind, back = kind_of(origin), rng.randint(0, 2)
+    schedule = kind.shortened(origin, back) if isinstance(kind, Shortens) else origin
     for _ in range(rng.randint(1, 3)):
         schedule = state.space.sample(rng, schedule) or schedule
     return schedule
@@ -168,7 +168,7 @@ def unseen(state: KernelState, rng: random.Random, seen: Collection[str]) -> Ite
         level = after
 
 
-def key_of(space: KernelSpace, schedule: Schedule) -> str | None:
+def key_of(space: Space, schedule: Schedule) -> str | None:
     """The identity of a schedule, None where it does not apply."""
     try:
         return space.key(schedule)
@@ -248,11 +248,11 @@ class _Chosen:
 
 
 @functools.lru_cache(SPACES_KEPT)
-def space_of(region: Region, target: Target) -> KernelSpace:
-    return KernelSpace(region, target)
+def space_of(region: Region, target: Target) -> Space:
+    return fresh_space_of(region, target)
 
 
-def keys_of(space: KernelSpace, known: tuple[Known, ...]) -> tuple[str, ...]:
+def keys_of(space: Space, known: tuple[Known, ...]) -> tuple[str, ...]:
     """The identity of each known schedule, empty where it does not apply."""
     return tuple(one.key or key_of(space, one.schedule) or "" for one in known)
 
@@ -351,7 +351,9 @@ class _Drawing:
         key = key_of(self.state.space, schedule)
         if key is None or key in self.taken or self.left <= 0:
             return False
-        is_long = rng is not None and who.startswith(THINNED) and self.state.space.uops(schedule) > LONG_UOPS
+        space = self.state.space
+        thinned = rng is not None and who.startswith(THINNED)
+        is_long = thinned and isinstance(space, CountsUops) and space.uops(schedule) > LONG_UOPS
         if rng is not None and is_long and rng.random() >= LONG_SHARE:
             return True
         self.taken.add(key)

@@ -18,7 +18,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.analysis import least_bytes, operations
 from kcg.kernel.codec import ast_of
-from kcg.kernel.opts.lattice import Lattice, lattice
+from kcg.kernel.kinds import HasLattice, Lattice
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import Roofline
 from kcg.search.problem import Observation
@@ -97,7 +97,9 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
         times = {key: k.time_s for key, k in zip(keys, job.known, strict=True) if key}
         state = KernelState(space, Roofline(), times)
         winners = [winner for width in WIDTHS if (winner := beam_winner(state, width)) is not None]
-        made = lattice(space, winners, rng=random.Random(job.seed), limit=job.limit)
+        if not isinstance(space, HasLattice):
+            raise ScheduleError("schedules of this kind have no lattice")
+        made = space.lattice(winners, rng=random.Random(job.seed), limit=job.limit)
     except ScheduleError as error:
         return LatticeDrawn((), ("",) * len(job.known), frozenset(), str(error))
     batch = tuple((schedule, LATTICE, key) for schedule, key in made.keys.items() if key not in times)

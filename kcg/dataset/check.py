@@ -229,7 +229,7 @@ def _take_apart(found: _Rows, regions: Mapping[str, Region]) -> None:
     """Have the Opts of parts applied, too: each to the kernel that it is for. What is no parts is named by its job."""
     if not found.of_parts:
         return
-    from kcg.kernel.parts import parts_of
+    from kcg.kernel.composed import parts_of
 
     for region_id, by_target in found.of_parts.items():
         for target, bodies in by_target.items():
@@ -394,7 +394,7 @@ def _check(job: _Job) -> list[Problem]:
 
 
 def _check_parts(region: Region, bodies: Iterable[str]) -> Iterator[Problem]:
-    from kcg.kernel.parts import checked
+    from kcg.kernel.composed import checked
 
     for body in bodies:
         try:

@@ -16,9 +16,9 @@ from kcg.dataset.journal import Doubt, Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
 from kcg.dataset.splits import PARTS, make_splits
 from kcg.errors import CodecError, DataError
-from kcg.kernel.opts.schedule import ops_and_arguments
+from kcg.kernel.kinds import KINDS, CountsSteps, kind_named
 from kcg.nouns import printable
-from kcg.types import Kernel, Measurement, ScheduleKind, Status, Target, Workload
+from kcg.types import Kernel, Measurement, Status, Target, Workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -252,10 +252,11 @@ class _Schedules:
                 self.sharing.update((owner, mine))
 
     def _decode(self, m: Measurement) -> None:
-        if m.schedule.kind != ScheduleKind.OPTS:
+        kind = kind_named(m.schedule.kind) if m.schedule.kind in KINDS else None
+        if not isinstance(kind, CountsSteps):
             return
         try:
-            opts = ops_and_arguments(m.schedule)
+            opts = kind.ops_and_arguments(m.schedule)
         except (ValueError, TypeError) as e:
             raise DataError(f"a schedule of region {m.region_id} does not decode ({e}): leave that file out") from e
         self.lengths[len(opts)] += 1

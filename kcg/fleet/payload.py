@@ -18,8 +18,8 @@ from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import CodecError, DataError, DeviceError, KcgError, ScheduleError
 from kcg.fleet.trust import HostReport, Versions
 from kcg.kernel.codec import ast_of
-from kcg.kernel.kinds import parse
-from kcg.kernel.parts import parts_of
+from kcg.kernel.composed import kinds_in
+from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.kernel.program import Compiled, Executable, Program
 from kcg.measure.service import Request
 from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
@@ -29,7 +29,6 @@ from kcg.types import (
     Measurement,
     Region,
     Schedule,
-    ScheduleKind,
     Target,
     Toolchain,
     Variables,
@@ -45,14 +44,11 @@ MAX_BYTES = 64 << 20  # of one payload: a draw of a table's kernel, with a thous
 MOST_REQUESTS = 4096  # of one task
 LONGEST_S = 3600.0  # that a payload may ask to be spent on one candidate
 MOST_SAMPLES = 100_000
-TRAVELS = (ScheduleKind.OPTS, ScheduleKind.TILE, ScheduleKind.PARTS)
-"""Kinds of schedules that may come from elsewhere: their bodies are parameters. One that is written by hand is code."""
 
 
 def travels(schedule: Schedule) -> bool:
-    """Whether a schedule may go to a host, with all its parts."""
-    parts = parts_of(schedule) if schedule.kind == ScheduleKind.PARTS else ()
-    return schedule.kind in TRAVELS and all(travels(part.schedule) for part in parts)
+    """Whether a schedule may go to a host, and come from elsewhere: it is parameters. One written by hand is code."""
+    return schedule.kind in KINDS and not traits_of(schedule).by_hand
 
 
 @dataclass(frozen=True)
@@ -326,8 +322,8 @@ def _check_binaries(binaries: Iterable[Binary]) -> None:
 
 def _check_schedules(schedules: Iterable[Schedule]) -> None:
     for schedule in schedules:
-        if schedule.kind not in TRAVELS:
-            raise Malformed("schedule", f"the kind {shown(schedule.kind)} does not travel")
-        parse(schedule.kind, schedule.body)
         if not travels(schedule):
-            raise Malformed("schedule", "one of its parts is of a kind that does not travel")
+            of_parts = schedule.kind in KINDS and kinds_in(schedule) != [schedule.kind]
+            what = "one of its parts is of a kind that" if of_parts else f"the kind {shown(schedule.kind)}"
+            raise Malformed("schedule", f"{what} does not travel")
+        parse(schedule.kind, schedule.body)

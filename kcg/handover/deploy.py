@@ -22,16 +22,16 @@ from kcg import shell
 from kcg.cli import counted
 from kcg.commands import command_name
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
-from kcg.kernel.opts.schedule import opts_of
+from kcg.kernel.kinds import opts_of, traits_of
 from kcg.nouns import printable
 from kcg.report.next_steps import beam_command, missing_clang
 from kcg.report.result import read_result
-from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, SeenAs, Target, Toolchain
 
 if TYPE_CHECKING:
     from kcg.compat.replacing import Replaced, Replacement
     from kcg.handover.cache_rows import Undone
-    from kcg.handover.tile_programs import Remade
+    from kcg.handover.programs import Remade
 
 MAX_WIDTH = 1000
 
@@ -45,7 +45,8 @@ class Choice:
     searched: bool  # False: tinygrad's own schedule
     seen_as: tuple[SeenAs, ...]  # how programs ask for it; tinygrad's name on the result's device is among them
     handwritten: Schedule | None = None  # what was faster than these Opts, where it can be used
-    tile: str = ""  # tinygrad's name of the kernel, where a tile program was faster than these Opts
+    program: str = ""  # tinygrad's name of the kernel, where a program was faster than these Opts
+    noun: str = ""  # what such programs are called
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def apply(
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
     chosen, skipped = choices(result)
-    if not any(choice.searched or choice.handwritten is not None or choice.tile for choice in chosen):
+    if not any(choice.searched or choice.handwritten is not None or choice.program for choice in chosen):
         raise UsageError(
             f"{result_path} has no schedule that was found and verified: with tinygrad's own in its cache BEAM would "
             "look no further, so nothing was written"
@@ -256,7 +257,7 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
     """`tuned` for a result in memory, whatever the verdict on its model.
 
     With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad. Raises MismatchError where a
-    tile program cannot be used.
+    program cannot be used.
     """
 
     def refuse(line: str) -> None:
@@ -270,7 +271,7 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
 def putting_in_place(
     result: Result, failed: Callable[[str], None], *, changed_only: bool = False, kernels: Sequence[Path] = ()
 ) -> Iterator[InPlace]:
-    """`scheduling` where what fails of the tile programs gives way to the best Opts: `failed` gets a line for each
+    """`scheduling` where what fails of the programs gives way to the best Opts: `failed` gets a line for each
     reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
@@ -278,20 +279,20 @@ def putting_in_place(
     from kcg.compat.programs import single_device
     from kcg.compat.standalone import devices_of, opened_device
     from kcg.handover.in_place import handwritten_programs
-    from kcg.handover.tile_programs import remade
+    from kcg.handover.programs import remade
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.installing import installing
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for name in vars(opened):
         _check_field(name, getattr(result.target, name), getattr(opened, name), result.target)
-    all_of_them, tiles = choices(result, changed_only=changed_only)[0], remade(result)
+    all_of_them, made = choices(result, changed_only=changed_only)[0], remade(result)
     by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
     chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
     handwritten = handwritten_programs(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
-    for line in failures(result, tiles.failed):
+    for line in failures(result, made.failed):
         failed(line)
     others: dict[str, str] = {}
 
@@ -310,7 +311,7 @@ def putting_in_place(
             others[device] = f"{name}: made for {getattr(result.target, name)!r}, there it is {here[name]!r}"
         return not differ
 
-    regions, asked = _regions_in_place(result, tiles, failed, is_for), set[str]()
+    regions, asked = _regions_in_place(result, made, failed, is_for), set[str]()
     placed = {*by_id, *(one.region.id for one in regions)}
     names = {row.region.id: row.baseline.name for row in result.deployed if row.region.id in placed}
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
@@ -347,28 +348,30 @@ def changed_by(result: Result, *, handwritten: bool) -> set[str]:
 
 
 def changed_regions(result: Result) -> list[RegionResult]:
-    """Regions of several kernels that something better was found and verified for, and kernels that a tile program
+    """Regions of several kernels that something better was found and verified for, and kernels that a program
     was. The regions come first: a program of one kernel leaves none of its calls to those that are put in later."""
-    rows = (r for r in result.deployed if len(r.region.kernels) > 1 or r.chosen.schedule.kind == ScheduleKind.TILE)
+    rows = (r for r in result.deployed if len(r.region.kernels) > 1 or traits_of(r.chosen.schedule).as_program)
     return [r for r in rows if r.chosen.schedule != r.baseline.schedule and r.chosen.verification.passed]
 
 
 def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
-    """Why tile programs are not used: a line for each reason, with the kernels that it is about."""
-    about: dict[tuple[str, str], list[str]] = {}
+    """Why programs are not used: a line for each reason, with the kernels that it is about."""
+    from kcg.kernel.composed import noun_in
+
+    about: dict[tuple[str, str, str], list[str]] = {}
     for row in result.deployed:
         if (reason := failed.get(row.region.id)) is not None:
             instead = "the best Opts" if len(row.region.kernels) == 1 else "each kernel alone"
-            about.setdefault((instead, reason), []).append(row.baseline.name)
+            about.setdefault((instead, noun_in(row.chosen.schedule), reason), []).append(row.baseline.name)
     return tuple(
-        f"{', '.join(names)}: {instead} instead of a tile program: {reason}"
-        for (instead, reason), names in about.items()
+        f"{', '.join(names)}: {instead} instead of a {noun}: {reason}"
+        for (instead, noun, reason), names in about.items()
     )
 
 
 def _regions_in_place(
     result: Result,
-    tiles: Remade,
+    made: Remade,
     failed: Callable[[str], None],
     is_for: Callable[[str], bool],
 ) -> list[Replacement]:
@@ -377,9 +380,9 @@ def _regions_in_place(
     from kcg.compat.replacing import Placed, Replacement
     from kcg.kernel.installing import placed_kernels, placed_program
 
-    def tiled(row: RegionResult, device: str) -> Placed | None:
+    def program(row: RegionResult, device: str) -> Placed | None:
         try:
-            return placed_program(row.region, tiles.programs[row.region.id], result.target, aligned=True)(device)
+            return placed_program(row.region, made.programs[row.region.id], result.target, aligned=True)(device)
         except Exception as error:  # of the driver, or a program that this tinygrad cannot launch
             line = " ".join(str(error).split())[:300] or type(error).__name__
         failed(failures(result, {row.region.id: f"it does not load: {line}"})[0])
@@ -389,21 +392,21 @@ def _regions_in_place(
         return placed_kernels(row.region, schedules[row.region.id])
 
     def replacement(row: RegionResult) -> Replacement:
-        on_device = tiled if row.region.id in tiles.programs else parts
+        on_device = program if row.region.id in made.programs else parts
 
         def place(device: str) -> Placed | None:
             return on_device(row, device) if is_for(device) else None
 
         return Replacement(row.region, place)
 
-    rows = [row for row in changed_regions(result) if row.region.id not in tiles.failed]
-    schedules = {row.region.id: schedules_of(row) for row in rows if row.region.id not in tiles.programs}
+    rows = [row for row in changed_regions(result) if row.region.id not in made.failed]
+    schedules = {row.region.id: schedules_of(row) for row in rows if row.region.id not in made.programs}
     return [replacement(row) for row in rows]
 
 
 def schedules_of(row: RegionResult) -> list[Schedule]:
     """The schedules of the parts of a region of several kernels."""
-    from kcg.kernel.parts import checked
+    from kcg.kernel.composed import checked
 
     try:
         return [part.schedule for part in checked(row.region, row.chosen.schedule)]
@@ -450,12 +453,12 @@ def _weight(row: RegionResult) -> float:
 
 
 def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> Choice:
-    from kcg.kernel.kinds import space_of
+    from kcg.kernel.kinds import own_kind, space_of
 
-    handwritten, tile = _written_by_hand(row), _as_tiles(row)
-    is_opts = row.opts is None or row.chosen.schedule.kind == ScheduleKind.OPTS
-    best = row.chosen if is_opts or row.opts is None else row.opts
-    of_opts = best.verification.passed and best.schedule.kind == ScheduleKind.OPTS
+    handwritten, program = _written_by_hand(row), _as_program(row)
+    own = own_kind(row.region)
+    best = row.chosen if row.opts is None or row.chosen.schedule.kind == own else row.opts
+    of_opts = best.verification.passed and best.schedule.kind == own
     schedule = best.schedule if of_opts else row.baseline.schedule
     searched = schedule != row.baseline.schedule
     kernel = row.region.kernel
@@ -469,17 +472,21 @@ def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> C
         raise ResultError(
             f"the schedule of kernel {kernel.id[:12]} in the result does not apply ({line}): run the search again"
         ) from error
-    return Choice(kernel, schedule, searched, tuple(dict.fromkeys(seen_as)), handwritten, tile)
+    return Choice(kernel, schedule, searched, tuple(dict.fromkeys(seen_as)), handwritten, *program)
 
 
-def _as_tiles(row: RegionResult) -> str:
-    is_tile = row.chosen.verification.passed and row.chosen.schedule.kind == ScheduleKind.TILE
-    return (row.baseline.name or row.region.id[:12]) if is_tile else ""
+def _as_program(row: RegionResult) -> tuple[str, str]:
+    """The name of a kernel that a program was best for, and what such programs are called; empty where none was."""
+    from kcg.kernel.composed import noun_in
+
+    schedule = row.chosen.schedule
+    is_program = row.chosen.verification.passed and traits_of(schedule).as_program
+    return (row.baseline.name or row.region.id[:12], noun_in(schedule)) if is_program else ("", "")
 
 
 def _written_by_hand(row: RegionResult) -> Schedule | None:
     chosen = row.chosen
-    return chosen.schedule if chosen.verification.passed and chosen.schedule.kind == ScheduleKind.SOURCE else None
+    return chosen.schedule if chosen.verification.passed and traits_of(chosen.schedule).by_hand else None
 
 
 def _by_hand(count: int) -> str:
@@ -550,11 +557,12 @@ def _notes(
     notes = [f"BEAM still searches: {left}" for left in result.left_out if left.searched_by_beam]
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
-    if tiles := [c.tile for c in chosen if c.tile]:
-        noun = f"{counted(len(tiles), 'kernel')} {'is' if len(tiles) == 1 else 'are'}"
-        takes = "takes" if len(tiles) == 1 else "take"
+    for noun in dict.fromkeys(c.noun for c in chosen if c.program):
+        names = [c.program for c in chosen if c.noun == noun]
+        many = f"{counted(len(names), 'kernel')} {'is' if len(names) == 1 else 'are'}"
+        takes = "takes" if len(names) == 1 else "take"
         notes.append(
-            f"{noun} faster as tile programs and {takes} the best Opts here ({', '.join(tiles)}): kcg.tuned, python -m "
+            f"{many} faster as {noun}s and {takes} the best Opts here ({', '.join(names)}): kcg.tuned, python -m "
             "kcg.run and python -m kcg.optimize export use them"
         )
     if skipped:

@@ -1,8 +1,8 @@
 """A `Result` as one Python module that needs tinygrad only: `python -m kcg.optimize export RESULT.json --python FILE`.
 
 The module's code is that of `PARTS`, word for word but for what they import of each other. Behind it stands what was
-found, as a value of `Found`, and a line that installs it. Of tile programs it holds the machine code that was verified,
-of other kernels their Opts.
+found, as a value of `Found`, and a line that installs it. Of programs that tinygrad cannot make it
+holds the machine code that was verified, of other kernels their Opts.
 """
 
 from __future__ import annotations
@@ -127,18 +127,18 @@ def _needs(result: Result) -> str:
 
 
 def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
-    """What runs in the place of regions, as `kcg.tuned` puts it there, and by region's id why it cannot have its tile
+    """What runs in the place of regions, as `kcg.tuned` puts it there, and by region's id why it cannot have its
     program."""
-    from kcg.handover.tile_programs import remade
+    from kcg.handover.programs import remade
     from kcg.kernel.installing import plain_program
 
-    tiles = remade(result, to_run=False)
-    found, failed = Instead(), dict(tiles.failed)
+    made = remade(result, to_run=False)
+    found, failed = Instead(), dict(made.failed)
     for row in deploy.changed_regions(result):
         region = row.region
-        if region.id in tiles.programs:
+        if region.id in made.programs:
             try:
-                found[region] = plain_program(region, tiles.programs[region.id], aligned=True)
+                found[region] = plain_program(region, made.programs[region.id], aligned=True)
             except ScheduleError as error:
                 failed[region.id] = f"tinygrad cannot launch it: {error}"
         elif region.id not in failed:
@@ -147,16 +147,18 @@ def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
 
 
 def _left_out(result: Result, failed: Mapping[str, str]) -> list[str]:
-    """The tile programs that the module cannot have, and why: a line for each reason."""
-    about: dict[tuple[str, str], list[RegionResult]] = {}
+    """The programs that the module cannot have, and why: a line for each reason."""
+    from kcg.kernel.composed import noun_in
+
+    about: dict[tuple[str, str, str], list[RegionResult]] = {}
     for row in result.deployed:
         if row.region.id in failed:
             instead = "the best Opts" if len(row.region.kernels) == 1 else "each kernel alone"
-            about.setdefault((instead, failed[row.region.id]), []).append(row)
+            about.setdefault((instead, noun_in(row.chosen.schedule), failed[row.region.id]), []).append(row)
     return [
-        f"{counted(len(rows), 'tile program')} left out, with {instead} instead "
+        f"{counted(len(rows), noun)} left out, with {instead} instead "
         f"({', '.join(row.baseline.name for row in rows)}): {reason}"
-        for (instead, reason), rows in about.items()
+        for (instead, noun, reason), rows in about.items()
     ]
 
 
@@ -256,7 +258,7 @@ def _key(kernel: Kernel) -> str:
 
 
 def _opts(schedule: Schedule) -> standalone.Opts:
-    from kcg.kernel.opts.schedule import opts_of
+    from kcg.kernel.kinds import opts_of
 
     return tuple((opt.op, opt.axis, opt.arg) for opt in opts_of(schedule))
 

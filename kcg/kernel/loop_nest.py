@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -95,13 +95,38 @@ class AxisTable:
         return math.prod(e for e, k, u in rows if u and k not in skip)
 
 
+STOP: Final = "stop"
+KINDS_OF_ACTION: Final = ("UPCAST", "UNROLL", "LOCAL", "GROUP", "GROUPTOP", "TC", "SWAP", "THREAD", "other", STOP)
+ACTION_FEATURES: Final = (
+    *(f"is {kind}" for kind in KINDS_OF_ACTION),
+    "amount",
+    "extent",
+    "rest",
+    "whole",
+    "power of two",
+    "loads that move",
+    "loads in steps of one",
+    "stores that move",
+    "stores in steps of one",
+    "least step",
+    "held",
+    "held after",
+    "threads",
+    "threads after",
+    "core axes",
+    "core padding",
+    "depth",
+)
+"""The columns of `ActionRows`. A policy is kept with their names: where they change, it has to be trained again."""
+AXES_OF_ACTION: Final = 2  # it acts on at most so many
+
+
 @dataclass(frozen=True)
 class ActionRows:
-    """What each of m actions would do to a loop nest, as numbers, and last what it is to leave it as it is. Which
-    columns there are is the matter of the kind of schedule."""
+    """What each of m actions would do to a loop nest, as numbers, and last what it is to leave it as it is."""
 
-    features: np.ndarray[Any, Any]  # (m + 1, features) float32
-    axes: np.ndarray[Any, Any]  # (m + 1, k) int64: places of the axes that it acts on, -1 for none
+    features: np.ndarray[Any, Any]  # (m + 1, len(ACTION_FEATURES)) float32
+    axes: np.ndarray[Any, Any]  # (m + 1, AXES_OF_ACTION) int64: places of the axes that it acts on, -1 for none
 
     def __len__(self) -> int:
         return len(self.features)

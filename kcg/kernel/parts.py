@@ -1,187 +1,34 @@
 """The kind `parts`: a region of several kernels is its parts in order, each some of its calls with its own schedule.
 
-The baseline of such a region is every kernel alone, as tinygrad schedules it. The body is a JSON list of
-`[places of the calls, kind, body]`, in the order in which the parts run.
+The baseline of such a region is every kernel alone, as tinygrad schedules it. What parts are is in
+`kcg.kernel.composed`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from dataclasses import replace
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 
 from kcg.errors import ScheduleError
-from kcg.kernel.chain import Chain
-from kcg.kernel.kinds import Refusal, Space, kind_named, kind_of
-from kcg.kernel.program import Executable, Program, ProgramLaunch, Scratch, program_of_parts
-from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Toolchain, Variables, canonical_json
-
-MOST_KERNELS = 256  # of a region: far more than anything that is worth one program
-MOST_BODY = 1 << 24  # characters of a body
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some calls of a region, by their places in order, and what is done to them."""
-
-    places: tuple[int, ...]
-    schedule: Schedule
-
-
-def schedule_of_parts(parts: Iterable[Part]) -> Schedule:
-    """The schedule that runs `parts` in their order."""
-    rows = [[list(part.places), str(part.schedule.kind), part.schedule.body] for part in parts]
-    return Schedule(ScheduleKind.PARTS, canonical_json(rows))
-
-
-@lru_cache(4096)
-def parts_of(schedule: Schedule) -> tuple[Part, ...]:
-    """The parts of a schedule of this kind. Raises ScheduleError, in a line, for a body that is none.
-
-    What the schedules of its parts say is the matter of their kinds, and whether the order is right one of the region:
-    see `checked`.
-    """
-    if schedule.kind != ScheduleKind.PARTS:
-        raise ScheduleError(f"a schedule of kind {schedule.kind!r} has no parts")
-    try:
-        rows = json.loads(schedule.body) if len(schedule.body) <= MOST_BODY else None
-    except (ValueError, RecursionError):
-        raise ScheduleError("a schedule of parts is no JSON") from None
-    if not isinstance(rows, list) or not 0 < len(rows) <= MOST_KERNELS:
-        raise ScheduleError(f"a schedule of parts is a list of 1 to {MOST_KERNELS} parts")
-    parts = tuple(_part(number, row) for number, row in enumerate(rows))
-    places = sorted(place for part in parts for place in part.places)
-    if places != list(range(len(places))):
-        raise ScheduleError(f"every call comes once in the parts of a region, numbered from 0: not {_short(places)}")
-    if schedule_of_parts(parts).body != schedule.body:
-        raise ScheduleError("a schedule of parts is not in canonical form")
-    return parts
-
-
-def _part(number: int, row: Any) -> Part:
-    where = f"part {number} of a schedule"
-    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(text, str) for text in row[1:]):
-        raise ScheduleError(f"{where} is not [places, kind, body]")
-    places, kind, body = row
-    if not isinstance(places, list) or not places or not all(type(p) is int and 0 <= p < MOST_KERNELS for p in places):
-        raise ScheduleError(f"{where} is of no places of calls")
-    if any(a >= b for a, b in pairwise(places)):
-        raise ScheduleError(f"{where} has its calls out of order")
-    if kind not in set(ScheduleKind) - {ScheduleKind.PARTS}:
-        raise ScheduleError(f"{where} is of the unknown kind {_short(kind)}")
-    return Part(tuple(places), Schedule(ScheduleKind(kind), body))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-@lru_cache(1024)
-def hazards(region: Region) -> frozenset[tuple[int, int]]:
-    """Pairs of calls, by place, that must run in their order: one of them writes what the other uses."""
-    uses = Chain(region).uses
-    written = [{slot for slot, use in of.items() if use.is_output} for of in uses]
-    return frozenset(
-        (i, j) for j in range(len(uses)) for i in range(j) if written[i] & set(uses[j]) or written[j] & set(uses[i])
-    )
-
-
-def checked(region: Region, schedule: Schedule) -> tuple[Part, ...]:
-    """The parts of a schedule for a region. Raises ScheduleError, in a line, where it is not one of this region."""
-    parts = parts_of(schedule)
-    if (count := sum(len(part.places) for part in parts)) != len(region.kernels):
-        raise ScheduleError(f"the parts are of {count} calls, the region of {len(region.kernels)}")
-    turn = {place: number for number, part in enumerate(parts) for place in part.places}
-    for i, j in sorted(hazards(region)):
-        if turn[i] > turn[j]:
-            raise ScheduleError(f"part {turn[j]} runs call {j} before call {i}, which it depends on")
-    return parts
-
-
-@lru_cache(4096)
-def region_of_part(region: Region, places: tuple[int, ...]) -> tuple[Region, tuple[int, ...]]:
-    """Some calls as a region of their own, and which buffer of the whole region each of its buffers is.
-
-    Its outputs are what it writes and is an output of the whole, or is used by another part.
-    """
-    kernels = tuple(region.kernels[place] for place in places)
-    if not region.args:
-        return region, tuple(range(1 + max(Chain(region).uses[0])))
-    numbers: dict[int, int] = {}
-    args = tuple(tuple(numbers.setdefault(n, len(numbers)) for n in region.args[place]) for place in places)
-    if len(kernels) == 1:
-        return Region(kernels), region.args[places[0]]
-    uses = Chain(region).uses
-    written = {slot for place in places for slot, use in uses[place].items() if use.is_output}
-    others = {slot for place, of in enumerate(uses) if place not in places for slot in of}
-    observed = written & (others | set(region.outputs))
-    return Region(kernels, args, tuple(sorted(numbers[slot] for slot in observed))), tuple(numbers)
-
-
-def joined(region: Region, parts: Sequence[tuple[tuple[int, ...], Executable]]) -> Program:
-    """Compiled parts of a region, each with its places, as one program: launches in order, intermediates as there."""
-    buffers = 1 + max(number for slots in region.args for number in slots)
-    launches: list[ProgramLaunch] = []
-    scratch: list[Scratch] = []
-    for places, runs in parts:
-        inner, numbers = region_of_part(region, places)
-        program = runs if isinstance(runs, Program) else program_of_parts(inner, [runs])
-        own = tuple(range(buffers + len(scratch), buffers + len(scratch) + len(program.scratch)))
-        to = (*numbers[: program.buffers], *own)
-        launches += [replace(one, args=tuple(to[n] for n in one.args)) for one in program.launches]
-        scratch += program.scratch
-    return Program(tuple(launches), buffers, tuple(scratch))
-
-
-def compile_region(
-    region: Region,
-    schedule: Schedule,
-    target: Target,
-    *,
-    variables: Variables = (),
-    also: tuple[Variables, ...] = (),
-) -> Executable:
-    """Compile a schedule of any kind: of a region of several kernels a Program of their parts, each by its own kind.
-
-    Raises ScheduleError, or a compiler's own error.
-    """
-    if schedule.kind != ScheduleKind.PARTS:
-        return kind_of(schedule).compile(region, schedule, target, variables=variables, also=also)
-    made = []
-    for part in checked(region, schedule):
-        inner, _ = region_of_part(region, part.places)
-        made.append((part.places, compile_region(inner, part.schedule, target, variables=variables, also=also)))
-    return joined(region, made)
-
-
-def has_tiles(schedule: Schedule) -> bool:
-    """Whether a tile program is in it, which an assembler of its own makes."""
-    if schedule.kind != ScheduleKind.PARTS:
-        return schedule.kind == ScheduleKind.TILE
-    try:
-        return any(part.schedule.kind == ScheduleKind.TILE for part in parts_of(schedule))
-    except ScheduleError:
-        return False
-
-
-def made_by(toolchain: Toolchain, schedule: Schedule) -> str:
-    """The fingerprint of the toolchain that rows of a schedule carry."""
-    return toolchain.tile_fingerprint if has_tiles(schedule) else toolchain.fingerprint
+from kcg.kernel.composed import Part, checked, joined, parts_of, region_of_part, schedule_of_parts
+from kcg.kernel.kinds import Refusal, Space, Tools, Traits, kind_named, kind_of, needs_stress, traits_of
+from kcg.kernel.program import Executable, Program
+from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
 
 class PartsKind:
     """The kind `parts`, over the other kinds."""
 
     name = ScheduleKind.PARTS
+    noun = ""
 
     def parse(self, body: str) -> Schedule:
         """A schedule from a body that comes from a file. Raises ScheduleError, in a line, where it is none."""
@@ -198,6 +45,28 @@ class PartsKind:
         if len(region.kernels) == 1:
             return Refusal("a region of one kernel has no parts")
         return PartsSpace(region, target, allow_tf32=allow_tf32)
+
+    def tools(self, target: Target) -> Tools:
+        """Nothing of its own."""
+        return Tools()
+
+    def traits(self, schedule: Schedule) -> Traits:
+        """What any part has."""
+        try:
+            parts = parts_of(schedule)
+        except ScheduleError:  # no program is made of it
+            return Traits()
+        return reduce(or_, (traits_of(part.schedule) for part in parts))
+
+    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+        """Whether a part does."""
+        parts = checked(region, schedule)
+        return any(needs_stress(region_of_part(region, part.places)[0], part.schedule) for part in parts)
+
+    def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
+        """That of all parts: none is given back before the last one ran."""
+        parts = [(region_of_part(region, part.places)[0], part.schedule) for part in checked(region, schedule)]
+        return sum(kind_of(own).workspace_bytes(inner, own, target) for inner, own in parts)
 
     def describe(self, schedule: Schedule) -> str:
         """What each part does, one after the other."""
@@ -218,8 +87,13 @@ class PartsKind:
         variables: Variables = (),
         also: tuple[Variables, ...] = (),
     ) -> Executable:
-        """See `compile_region`."""
-        return compile_region(region, schedule, target, variables=variables, also=also)
+        """Each part by its own kind, joined. Raises ScheduleError, or a compiler's own error."""
+        made = []
+        for part in checked(region, schedule):
+            inner, _ = region_of_part(region, part.places)
+            of = kind_of(part.schedule)
+            made.append((part.places, of.compile(inner, part.schedule, target, variables=variables, also=also)))
+        return joined(region, made)
 
 
 class PartsSpace:

@@ -108,7 +108,7 @@ def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
     """
     import numpy as np
 
-    from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+    from kcg.kernel.kinds import ACTION_SPACE_VERSION
     from kcg.measure.device_info import detect
     from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
 

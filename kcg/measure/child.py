@@ -76,19 +76,20 @@ def open_job(dev: str) -> None:
 
 def detect_job(dev: str) -> tuple[Target, Toolchain]:
     """Open the device and describe it. The device library and the compiler are loaded on the way."""
-    from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+    from kcg.kernel.kinds import ACTION_SPACE_VERSION
     from kcg.measure.device_info import detect
 
     return detect(dev, ACTION_SPACE_VERSION)
 
 
 def compile_job(job: CompileJob) -> CompileOutcome:
-    from kcg.kernel.parts import compile_region
+    from kcg.kernel.kinds import kind_of
 
     global _compiled
     begin = time.perf_counter()
     try:
-        compiled = compile_region(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
+        kind = kind_of(job.schedule)
+        compiled = kind.compile(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
     finally:
         _compiled += 1
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself
@@ -96,12 +97,13 @@ def compile_job(job: CompileJob) -> CompileOutcome:
     return CompileOutcome(compiled, time.perf_counter() - begin)
 
 
-def refusal_job(region: Region, kind: str, target: Target) -> str:
-    """Why a region has no schedules of a kind; empty where it has some."""
-    from kcg.kernel.kinds import Refusal, kind_named
+def refusal_job(region: Region, target: Target) -> str:
+    """Why a region has no schedules but those of the kind of its baseline; empty where it has some."""
+    from kcg.kernel.kinds import Refusal, kind_named, other_kinds
 
-    space = kind_named(kind).space(region, target)
-    return space.reason if isinstance(space, Refusal) else ""
+    spaces = [kind_named(name).space(region, target) for name in other_kinds(region, target)]
+    reasons = [space.reason for space in spaces if isinstance(space, Refusal)]
+    return "; ".join(reasons) if len(reasons) == len(spaces) else ""
 
 
 def start_job(region: Region, kind: str, target: Target) -> Schedule:

@@ -275,12 +275,10 @@ def first_line(error: BaseException) -> str:
 
 
 def _assembler(target: Target) -> str:
-    """The assembler of tile programs; empty where there are none for the target."""
-    from kcg.compat.assembler import assembler
-    from kcg.kernel.tile.targets import supported
+    """The assembler of a kind that has one of its own; empty where there is none for the target."""
+    from kcg.kernel.kinds import tools_for
 
-    using = assembler() if supported(target) and version_of("triton") else None
-    return using.name if using is not None else ""
+    return next((tools.assembler for _, tools in tools_for(target) if tools.assembler), "")
 
 
 def version_of(package: str) -> str:

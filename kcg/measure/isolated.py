@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcg.kernel.kinds import register, registered
+
+KINDS = "kinds"  # of a job: the kinds of schedules that the parent knows
 POLL_S = 0.05
 END_S = 10.0  # how long the end of a process is waited for that was killed
 FOREIGN = ("BEAM", "IGNORE_BEAM_CACHE", "CACHELEVEL", "NOOPT", "JIT", "JITBEAM")
@@ -110,7 +113,7 @@ class IsolatedProcess:
         overdue = False
         try:
             # beside this thread: a pipe holds 64 KiB, and a process that is stopped or hangs reads nothing
-            line = (json.dumps(job) + "\n").encode()
+            line = (json.dumps(job | {KINDS: registered()}) + "\n").encode()
             self._sender = threading.Thread(target=_send, args=(self._process, line), name="kcg-job", daemon=True)
             self._sender.start()
             overdue = not _finished(self._process, timeout_s, stop)
@@ -205,6 +208,7 @@ def listening(*, aside: bool = False) -> Callable[[], dict[str, Any]]:
 
     def receive() -> dict[str, Any]:
         job: dict[str, Any] = json.loads(jobs.get())
+        register(job.pop(KINDS, ()))
         return job
 
     return receive

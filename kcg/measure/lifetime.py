@@ -37,6 +37,7 @@ PRELOADED: Final = "kcg.measure.preloaded"  # in the fork server, and in what it
 COMPILER_MEMORY_BYTES = 8 << 30
 """What a compiling child may map. A compiler that wants more gets a MemoryError, not the machine's last byte."""
 
+Kinds = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 _starting = threading.local()
 _patching = threading.Lock()
@@ -76,18 +77,20 @@ class FreshProcess(SpawnProcess):
             return SpawnProcess._Popen(process_obj)
 
 
-def start(dev: str, parent_pid: int, cache_db: str, gpu: str = "") -> None:
+def start(dev: str, parent_pid: int, cache_db: str, gpu: str = "", kinds: Kinds = ()) -> None:
     """Initialise a child: dies with its parent and takes what it started with it, leaves Ctrl-C to the parent, reads
     no terminal, never touches the user's tinygrad cache. `gpu` is what `CUDA_VISIBLE_DEVICES` is to show it; empty:
-    what it shows its parent."""
+    what it shows its parent. `kinds` are those of schedules that the parent knows (`kcg.kernel.kinds.registered`)."""
     _begin(parent_pid)
     _settings(dev, cache_db, gpu)
+    from kcg.kernel.kinds import register
+
+    register(kinds)
 
 
-def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "") -> None:
+def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "", kinds: Kinds = ()) -> None:
     """Initialise a compiling child: as `start`, with limited memory."""
-    _begin(parent_pid)
-    _settings(dev, cache_db, gpu)
+    start(dev, parent_pid, cache_db, gpu, kinds)
     import kcg.kernel.compile  # noqa: F401  # seconds that are not the first kernel's
     from kcg.compat.workers import stop_collecting
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError, VerificationError
 from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
-from kcg.kernel.parts import made_by
+from kcg.kernel.kinds import made_by, registered, traits_of
 from kcg.kernel.program import Executable
 from kcg.measure import canary, child
 from kcg.measure.canary import CanaryReading
@@ -84,9 +84,7 @@ TimingKey = tuple[Any, ...]
 
 def timing_key(row: Measurement) -> TimingKey:
     """What the timing of a row is found by: whatever has the same binary need not be timed again."""
-    from kcg.kernel.tile.kind import rounds_to_tf32
-
-    return _timing_key(row, row.binary_hash, rounds_to_tf32(row.schedule))
+    return _timing_key(row, row.binary_hash, traits_of(row.schedule).tf32)
 
 
 def _timing_key(one: Request | Measurement, binary_hash: str, tf32: bool) -> TimingKey:
@@ -261,7 +259,13 @@ class MeasureService:
         workers = compilers_of.compile_workers if compilers_of else compile_workers
         self.compile_workers: int = workers or usable_cores()
         self.gpu = gpu
-        self.initargs = initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"), gpu)  # of every child
+        self.initargs = initargs = (
+            dev,
+            os.getpid(),
+            str(folder / "tinygrad-cache.db"),
+            gpu,
+            registered(),
+        )  # of every child
         self._open_timeout_s = open_timeout_s
         self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
@@ -319,7 +323,7 @@ class MeasureService:
         """
         reference = None if self._on_cpu else self._device.reference
         with tempfile.TemporaryDirectory(prefix="kcg-") as folder:
-            initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"), self.gpu)
+            initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"), self.gpu, registered())
             pool = DevicePool(self.dev, initargs, open_timeout_s=self._open_timeout_s, reference=reference)
             try:
                 pool.submit(child.ping, timeout_s=self._open_timeout_s).result(timeout=self._open_timeout_s)

@@ -1,89 +1,25 @@
-"""Hand-written kernels in child processes: the user's file is imported here and nowhere else.
-
-The first three functions are jobs of the compiling children of a `MeasureService`. As a program of its own, which
-reads a job from its standard input, it makes the kernels of a result again for a process that is to run them.
+"""Hand-written kernels of a result, made again for a process that is to run them: a program of its own, which reads a
+job from its standard input and imports the user's file (`kcg.kernel.handwritten`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import KcgError, MismatchError, ScheduleError, UsageError
+from kcg.errors import KcgError, MismatchError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure import isolated
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Compiled
-    from kcg.kernels import HandwrittenKernel
 
 CHILD = "kcg.measure.source_kernels"
 REBUILD_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class KernelFile:
-    """A user's file of kernels, and what it held when a run began."""
-
-    path: Path  # absolute
-    digest: str
-
-
-@dataclass(frozen=True)
-class Described:
-    """A kernel of a file, without its code."""
-
-    file: KernelFile
-    name: str
-    kind: str
-
-
-def describe_job(file: KernelFile) -> tuple[Described, ...]:
-    """What a file registers. Raises UsageError, see `kcg.kernel.source.kernels.read_kernels`."""
-    from kcg.kernel.source.kernels import read_kernels
-
-    return tuple(Described(file, kernel.name, kernel.kind) for kernel in read_kernels(file.path, file.digest))
-
-
-def match_job(kernel: Described, regions: Sequence[Region], target: Target) -> tuple[int, ...]:
-    """The places of the regions that a kernel is for. Raises ScheduleError where its predicate raises."""
-    from kcg.kernel.source.kernels import raised, view_of
-
-    found = []
-    for place, region in enumerate(regions):
-        try:
-            view = view_of(region, target)
-        except ScheduleError:
-            continue
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                if _registered(kernel).wants(view):
-                    found.append(place)
-        except Exception as error:  # the user's predicate
-            raise ScheduleError(f"its predicate raised {raised(error, kernel.file.path)}") from None
-    return tuple(found)
-
-
-def lower_job(kernel: Described, region: Region, target: Target) -> Schedule:
-    """The schedule that a kernel is for a region. Raises ScheduleError, see `kcg.kernel.source.kernels.lower`."""
-    from kcg.kernel.source.kernels import lower, view_of
-
-    return lower(_registered(kernel), view_of(region, target), kernel.file.path)
-
-
-def _registered(kernel: Described) -> HandwrittenKernel:
-    from kcg.kernel.source.kernels import read_kernels
-
-    return next(k for k in read_kernels(kernel.file.path, kernel.file.digest) if k.name == kernel.name)
-
-
-# ---- for a process that is to run them ----
 
 
 def rebuilt(
@@ -135,33 +71,20 @@ def main() -> None:
 
     prepare(os.environ["DEV"])
     target = Target(**{**job["target"], "tensor_cores": tuple(job["target"]["tensor_cores"])})
-    from kcg.kernel.source.kernels import file_digest
+    from kcg.kernel.handwritten import describe_job, kernel_file, made_again
+    from kcg.kernel.program import compiled_values
+
+    def made(ast_json: str, body: str) -> dict[str, Any]:
+        again = made_again(ast_json, body, kernels, target)
+        return {"error": again} if isinstance(again, str) else compiled_values(again)
 
     try:
-        files = [KernelFile(Path(path), file_digest(Path(path))) for path in job["paths"]]
+        files = [kernel_file(Path(path)) for path in job["paths"]]
         kernels = {kernel.name: kernel for file in files for kernel in describe_job(file)}
     except KcgError as error:
         isolated.answer({"usage": str(error)})
         return
-    isolated.answer({"made": [_made(ast_json, body, kernels, target) for ast_json, body in job["wanted"]]})
-
-
-def _made(ast_json: str, body: str, kernels: Mapping[str, Described], target: Target) -> dict[str, Any]:
-    from kcg.kernel.compile import compile_schedule
-    from kcg.kernel.program import compiled_values
-    from kcg.kernel.source.body import source_body
-    from kcg.types import Kernel, ScheduleKind
-
-    region, wanted = Region((Kernel(ast_json),)), Schedule(ScheduleKind.SOURCE, body)
-    try:
-        if (kernel := kernels.get(source_body(wanted).name)) is None:
-            return {"error": "the files have no kernel of that name"}
-        if lower_job(kernel, region, target) != wanted:
-            return {"error": "the file gives another kernel than the one that was verified"}
-        compiled = compile_schedule(region, wanted, target)
-    except Exception as error:  # the user's code, or a compiler
-        return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
-    return compiled_values(compiled)
+    isolated.answer({"made": [made(*wanted) for wanted in job["wanted"]]})
 
 
 if __name__ == "__main__":

@@ -48,12 +48,14 @@ def main() -> None:
     prepare(target.tinygrad_device)
     from kcg.compat.beam import run_beam
     from kcg.kernel.codec import ast_of
-    from kcg.kernel.opts.schedule import schedule_of
+    from kcg.kernel.kinds import OfTinygrad, kind_named, own_kind
 
     begin = time.perf_counter()
     region = Region(tuple(Kernel(text) for text in row["asts"]))
     opts, binaries = run_beam(ast_of(region.kernel), row["width"])
-    schedule = schedule_of(opts)
+    kind = kind_named(own_kind(region))
+    assert isinstance(kind, OfTinygrad)
+    schedule = kind.of_opts(opts)
     wall_s = time.perf_counter() - begin
     isolated.answer({"kind": schedule.kind, "body": schedule.body, "binaries": binaries, "wall_s": wall_s})
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.cli import counted
-from kcg.kernel.kinds import describe
+from kcg.kernel.kinds import describe, noun_of
 from kcg.nouns import printable
 from kcg.report.counts import how_many, share_of
 from kcg.report.formats import format_seconds, format_speedup
@@ -36,7 +36,7 @@ from kcg.report.words import (
     steps_line,
     values_of,
 )
-from kcg.types import ModelCheck, Planning, RegionResult, Result, ScheduleKind
+from kcg.types import ModelCheck, Planning, RegionResult, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -370,8 +370,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     workload = " ".join(filter(None, (result.workload, result.preset)))
     regions = [row.region for row in result.regions]
     improved = share_of((row.region for row in result.regions if row.outcome == "improved"), regions)
-    tiles = [r for r in result.regions if r.outcome == "improved" and r.chosen.schedule.kind == ScheduleKind.TILE]
-    of_these = f", {counted(len(tiles), 'tile program')}" if tiles else ""
+    nouns = Counter(noun_of(row.chosen.schedule) for row in result.regions if row.outcome == "improved")
+    of_these = "".join(f", {counted(count, noun)}" for noun, count in nouns.items() if noun)
     total = f"{format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast"
     lines = [
         (f"{workload}: {total}; {improved} improved{of_these}", "bold"),

@@ -8,7 +8,7 @@ import math
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -25,11 +25,12 @@ from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, Measurement, Schedule, ScheduleKind, Status, Variables, Workload
+from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
+    from kcg.kernel.kinds import Space
     from kcg.kernel.program import Compiled
     from kcg.optimize.budget import Budget
     from kcg.optimize.hosts import FleetHosts
@@ -41,6 +42,11 @@ FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
 BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
+
+
+def _others(works: Sequence[RegionWork]) -> Iterator[tuple[RegionWork, str, Space]]:
+    """The spaces of works beside those of their baselines, with their kinds."""
+    return ((work, kind, space) for work in works for kind, space in work.others.items())
 
 
 class Device:
@@ -64,7 +70,7 @@ class Device:
         self.failures: Counter[str] = Counter()
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
-        self._first_programs: dict[str, Future[Schedule]] = {}  # by the id of a work
+        self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -276,12 +282,13 @@ class Device:
             important=True,
         )
 
-    def notice_missing_tiles(self) -> None:
-        """Say why only Opts are searched on a device that could have tile programs."""
-        from kcg.kernel.tile.targets import missing, supported
+    def notice_missing_kinds(self) -> None:
+        """Say why only Opts are searched on a device that could have programs of another kind."""
+        from kcg.kernel.kinds import tools_for
 
-        if supported(self.service.target) and (problem := missing(self.service.target)):
-            self._log.warn(f"Opts alone are searched, and no tile programs: {problem}")
+        for noun, tools in tools_for(self.service.target):
+            if tools.possible and tools.missing:
+                self._log.warn(f"Opts alone are searched, and no {noun}s: {tools.missing}")
 
     def use_others(self, works: Sequence[RegionWork]) -> None:
         """Have other GPUs and hosts time tinygrad's own schedules of a few kernels, the shortest of those that are not
@@ -316,14 +323,16 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.kinds import Refusal, kind_named, space_of
+        from kcg.kernel.kinds import Refusal, kind_named, other_kinds, space_of
 
         target, allowed = self.service.target, self._settings.allow_tf32
         works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
         for work in works:
-            with looking("tile programs of a kernel or region"):
-                found = kind_named(ScheduleKind.TILE).space(work.call.region, target, allow_tf32=allowed)
-                work.tiles = None if isinstance(found, Refusal) else found
+            for name in other_kinds(work.call.region, target):
+                with looking(f"schedules of kind {name} of a kernel or region"):
+                    found = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
+                    if not isinstance(found, Refusal):
+                        work.others[name] = found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works
@@ -331,26 +340,28 @@ class Device:
     def find_starts(self, works: Sequence[RegionWork]) -> None:
         """Have the compiling children find where spaces begin, each of which takes a second of a core: on the way where
         they compile the first program."""
-        for work in works:
-            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start and work.id not in self._first_programs:
-                asked = work.call.region, ScheduleKind.TILE, self.service.target
-                work.tiles.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
+        for work, kind, space in _others(works):
+            if isinstance(space, SeeksStart) and space.seeks_start and (work.id, kind) not in self._first_programs:
+                asked = work.call.region, kind, self.service.target
+                space.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
 
-    def first_programs(self, works: Sequence[RegionWork]) -> dict[str, Future[Schedule]]:
-        """Have the compiling children compile the tile programs with which the searches of these begin; by the id of
-        the work, of those that have a space. Each is where that space begins, or what went wrong."""
-        for work in works:
-            if work.tiles is None or work.id in self._first_programs:
-                continue
-            asked = work.call.region, ScheduleKind.TILE, self.service.target, work.bindings
-            future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
-            self._first_programs[work.id] = future
-            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start:
-                work.tiles.begin_at(future.result)
-        return {work.id: self._first_programs[work.id] for work in works if work.id in self._first_programs}
+    def first_programs(self, works: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
+        """Have the compiling children compile the programs with which the searches of other kinds than the baseline's
+        begin; by the id of the work, of those that have such a space. Each is where that space begins, or what went
+        wrong."""
+        found: dict[str, list[Future[Schedule]]] = {}
+        for work, kind, space in _others(works):
+            if (future := self._first_programs.get((work.id, kind))) is None:
+                asked = work.call.region, kind, self.service.target, work.bindings
+                future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
+                self._first_programs[work.id, kind] = future
+                if isinstance(space, SeeksStart) and space.seeks_start:
+                    space.begin_at(future.result)
+            found.setdefault(work.id, []).append(future)
+        return found
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
-        from kcg.kernel.tile.kind import rounds_to_tf32
+        from kcg.kernel.kinds import traits_of
 
         target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints
         by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
@@ -361,7 +372,7 @@ class Device:
             work = by_region.get((row.region_id, row.variables))
             if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
                 continue  # says little of the schedule: it is measured again
-            if rounds_to_tf32(row.schedule) and not self._settings.allow_tf32:
+            if traits_of(row.schedule).tf32 and not self._settings.allow_tf32:
                 continue
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.spread.remember(row)

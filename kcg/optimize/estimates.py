@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kcg.kernel.tile.kind import is_delicate
+from kcg.kernel.kinds import JoinsKernels, kind_named, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
 from kcg.optimize import whole_function, whole_model, whole_script
@@ -112,7 +112,8 @@ class Estimates:
         if self.settings.regions is not None:
             return self.settings.regions
         by_kcg = self.settings.measurements != 0 and not self.settings.search.startswith(TINY_BEAM)
-        return by_kcg and any(work.tiles is not None for work in self.works)
+        kinds = {kind for work in self.works for kind in work.others}
+        return by_kcg and any(isinstance(kind_named(kind), JoinsKernels) for kind in kinds)
 
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
@@ -188,10 +189,10 @@ class Estimates:
         if work.stored or work.is_unjudged or (self.measured.untimed and not work.is_timed):
             return False
         if work.proposed:
-            return bool(work.offers or work.tile_candidates)
+            return bool(work.offers or work.by_kind)
         if self.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
             return True
-        return bool(work.offers or work.candidates or work.tile_candidates)
+        return bool(work.offers or work.found)
 
     def likely(self) -> list[RegionWork]:
         """What is likely to be judged: of what is due all kernels, and of regions of several kernels, of which those of
@@ -215,9 +216,7 @@ class Estimates:
         Before the search has found anything, judging one kernel is expected, and no check of the model: the search may
         go on in the time for that as long as it finds nothing.
         """
-        found = self.settings.measurements == 0 or any(
-            w.candidates or w.tile_candidates or w.offers for w in self.works
-        )
+        found = self.settings.measurements == 0 or any(w.found or w.offers for w in self.works)
         return self.judging_s() + (self._model_s() if found else 0.0)
 
     def judging_s(self) -> float:
@@ -243,7 +242,7 @@ class Estimates:
     def comparing_s(self, work: RegionWork) -> float:
         """What judging one kernel is expected to take, in seconds, stress included: beside a candidate, if it has one,
         or if nothing has one yet."""
-        return self.timing_s(work) + sum(self.stress_s(work, schedule) for schedule in work.tile_candidates[:1])
+        return self.timing_s(work) + sum(self.stress_s(work, schedule) for schedule in work.firsts[1:])
 
     def timing_s(self, work: RegionWork) -> float:
         """The same of re-timing and verifying alone, which is worth its time also where none is left for stress."""
@@ -270,9 +269,9 @@ class Estimates:
     def stress_s(self, work: RegionWork, schedule: Schedule) -> float:
         """What a schedule's launches under stress are expected to take, in seconds; 0 where it has none to pass."""
         service, region = self.device.service, work.call.region
-        if not is_delicate(region, schedule):
+        if not needs_stress(region, schedule):
             return 0.0
-        binary = seen.binary_hash if (seen := work.of_tiles.get(schedule)) is not None else ""
+        binary = seen.binary_hash if (seen := work.observed(schedule)) is not None else ""
         if binary and all(stress.has_passed(region, binary, *service.facts, values) for values in work.bindings):
             return 0.0
         return len(work.ends) * stress.expected_s(work.seconds_of(schedule), work.output_bytes, service.target)
@@ -310,7 +309,7 @@ class Estimates:
             recorded_s = self.captured.recorded_s
             return whole_script.expected_cost_s(self.settings, recorded_s=recorded_s, plans=plans, rounds=rounds)
         if changed is None:
-            changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
+            changed = max(sum(bool(work.found) for work in self.works), 1)
         service, spread = self.device.service, self.device.spread
         compile_s = spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0
         if self.settings.in_memory:
@@ -338,7 +337,7 @@ class Estimates:
             left_s = self.budget.over_at - self.measured.first_at
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
-        has_plan = any(work.proposed and work.tile_candidates for work in self.works)
+        has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = whole_script.RESERVED if has_plan and self.captured.workload.steps else 1
         return self.whole_s(plans=1 + has_plan, rounds=rounds)  # the best one beside that of every kernel alone
 

@@ -4,7 +4,7 @@ A candidate is chosen only if it verifies and its paired speed-up over the basel
 interval; otherwise tinygrad's own schedule is kept, and it is said why. The candidates are what the search found, its
 second best only where the first is wrong, and then what is written by hand, the fastest first: each of these is
 compared with the best of those before it too. Tile programs that a search found are compared in the same turns as the
-best Opts, and those that `is_delicate` run under stress before they are chosen. The best Opts of a region stay in the
+best Opts, and those that `needs_stress` run under stress before they are chosen. The best Opts of a region stay in the
 result where one of them wins: tinygrad's BEAM cache can hold nothing else.
 
 A region for which nothing faster was found has no candidate: the time of its baseline stands as the search measured it,
@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kcg.kernel.kinds import describe
-from kcg.kernel.tile.kind import is_delicate
+from kcg.kernel.kinds import describe, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize import ends
@@ -192,10 +191,10 @@ class Judge:
             self._log.warn(f"the budget left no time to judge {late}: they keep tinygrad's own schedule")
 
     def _compare_kinds(self, work: RegionWork) -> bool:
-        """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
-        programs were found, it takes a third of the time that comparing them two by two takes. Whether there was time.
-        """
-        if not work.tile_candidates:
+        """Compare the best of each kind with the baseline and with each other, all in the same turns: where there are
+        candidates of another kind, it takes a third of the time that comparing them two by two takes. Whether there
+        was time."""
+        if not work.by_kind:
             return True
         sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
         usable: dict[str, Side] = {}
@@ -279,11 +278,11 @@ class Judge:
 
     # ---- what is written by hand ----
 
-    def _with_tiles(self, work: RegionWork, row: RegionResult) -> RegionResult:
-        """The result after the tile programs that a search found faster had their turn; the best Opts stay in it."""
+    def _with_others(self, work: RegionWork, row: RegionResult) -> RegionResult:
+        """The result after what a search found faster of other kinds had its turn; the best Opts stay in it."""
         if row.outcome in ("undecided", "quarantined", "unjudged"):
             return row
-        for schedule in self._tile_programs(work):
+        for schedule in self._in_turn(work):
             won, fate = self._challenge(work, row, schedule)
             until = self._until(row)
             if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
@@ -294,11 +293,11 @@ class Judge:
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
 
-    def _tile_programs(self, work: RegionWork) -> Iterator[Schedule]:
-        """The tile programs that have their turn, in order: before one in Gluon the plain one that is as fast."""
+    def _in_turn(self, work: RegionWork) -> Iterator[Schedule]:
+        """What has its turn of other kinds, in order: before a second choice the first one that is as fast."""
         given = set[Schedule]()
-        for schedule in work.tile_candidates:
-            plain = work.plain_near(schedule)
+        for schedule in work.other_candidates:
+            plain = work.better_chosen(schedule)
             if plain is not None and plain not in given:
                 seen = self._compared(work, plain, schedule)
                 if not isinstance(seen, str) and not seen.is_faster:
@@ -310,14 +309,14 @@ class Judge:
 
     def _stressed(self, work: RegionWork, one: Finalist) -> Finalist:
         """A finalist of a region that has passed what `Comparisons.stress` asks of it."""
-        if not is_delicate(work.call.region, one.schedule):
+        if not needs_stress(work.call.region, one.schedule):
             return one
         rules = (*one.verification.rules, stress.rule(self._device.service.target))
         return replace(one, verification=replace(one.verification, rules=rules))
 
     def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
         """The result after the tile programs, and then the hand-written kernels had their turn, the fastest first."""
-        row = self._with_tiles(work, row)
+        row = self._with_others(work, row)
         if not work.offers:
             return row
         if why := {"undecided": "the budget was over"}.get(row.outcome) or (
@@ -414,7 +413,7 @@ class Judge:
         if failed := _failing(work):
             return failed
         base = self._as_measured(work)
-        if not (found := [*work.tile_candidates[:1], *work.candidates[:1]]):
+        if not (found := [*work.other_candidates[:1], *work.candidates[:1]]):
             return _result(work, base, base, "undecided", "there was no time to judge what is written by hand")
         claim = "is expected to be faster"
         if work.baseline_s:
@@ -460,11 +459,11 @@ def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult],
         if work.is_unjudged:
             return _cannot_be_judged(work)
         base = _unverified(work, work.space.baseline())
-        faster = [*work.tile_candidates[:1], *work.candidates[:1]] if work.baseline_s else []
+        faster = [*work.other_candidates[:1], *work.candidates[:1]] if work.baseline_s else []
         chosen, *others = [_unverified(work, schedule) for schedule in faster] or [base]
         outcome = "improved" if faster else "kept" if work.tried else "not searched"
         row = _result(work, base, chosen, outcome, f"{why}: not verified")
-        return replace(row, opts=(others or [base])[0]) if work.tile_candidates and faster else row
+        return replace(row, opts=(others or [base])[0]) if work.by_kind and faster else row
 
     return RegionResults(tuple(row_of(work) for work in works))
 
@@ -479,7 +478,7 @@ def _refused(work: RegionWork) -> list[str]:
 
 
 def _time_s(work: RegionWork, one: Offer) -> float:
-    seen = work.by_hand.get(one.schedule) if one.schedule is not None else None
+    seen = work.observed(one.schedule) if one.schedule is not None else None
     return math.inf if seen is None else seen.time_s
 
 
@@ -487,7 +486,7 @@ def _refusal(work: RegionWork, one: Offer) -> str:
     """Why a hand-written kernel is not compared, by what is known before; empty where it is."""
     if one.schedule is None:
         return f"rejected: {one.reason}"
-    seen = work.by_hand.get(one.schedule)
+    seen = work.observed(one.schedule)
     if seen is not None and seen.status != Status.OK:
         return f"rejected: {seen.status}: {seen.reason}"
     if seen is not None and work.best_s and seen.time_s > HOPELESS * work.best_s:
@@ -507,7 +506,7 @@ def _ends_of(work: RegionWork, seen: Compared, row: RegionResult) -> tuple[Timed
 
 def _unverified(work: RegionWork, schedule: Schedule) -> Finalist:
     """A schedule as the search left it, when there was no time to judge it."""
-    observation = work.known.get(schedule) or work.of_tiles.get(schedule)
+    observation = work.observed(schedule)
     seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
     name, legend = work.named(schedule)
     return Finalist(

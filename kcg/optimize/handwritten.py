@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
+from kcg.kernel import handwritten
+from kcg.kernel.handwritten import Described, kernel_file
 from kcg.kernels import DEVICES
-from kcg.measure import source_kernels
 from kcg.measure.device_info import first_line
-from kcg.measure.source_kernels import Described, KernelFile
 from kcg.optimize.work import Offer, RegionWork
 
 if TYPE_CHECKING:
@@ -30,13 +30,11 @@ SAMPLER = "hand-written"
 
 def read_files(device: Device, paths: Sequence[Path]) -> list[Described]:
     """The kernels of all files of `--kernels`. Raises UsageError where one cannot be read, or two have one name."""
-    from kcg.kernel.source.kernels import file_digest
-
     service, found = device.service, []
     for path in paths:
-        file = KernelFile(path, file_digest(path))
+        file = kernel_file(path)
         try:
-            found += service.beside(source_kernels.describe_job, file, timeout_s=READ_TIMEOUT_S).result()
+            found += service.beside(handwritten.describe_job, file, timeout_s=READ_TIMEOUT_S).result()
         except TimeoutError:
             raise UsageError(f"{path} took more than {READ_TIMEOUT_S:g} s to import: mend it or leave it out") from None
         except (UsageError, DeviceError):
@@ -58,9 +56,7 @@ def offer(kernels: Sequence[Described], works: Sequence[RegionWork], *, device: 
             log.warn(f"{kernel.name} is for {wanted} and this is {target.device}: it was left out")
             continue
         try:
-            places = service.beside(
-                source_kernels.match_job, kernel, regions, target, timeout_s=MATCH_TIMEOUT_S
-            ).result()
+            places = service.beside(handwritten.match_job, kernel, regions, target, timeout_s=MATCH_TIMEOUT_S).result()
         except DeviceError:
             raise
         except Exception as error:
@@ -72,7 +68,7 @@ def offer(kernels: Sequence[Described], works: Sequence[RegionWork], *, device: 
             (
                 works[place],
                 service.beside(
-                    source_kernels.lower_job, kernel, regions[place], target, timeout_s=service.compile_timeout_s
+                    handwritten.lower_job, kernel, regions[place], target, timeout_s=service.compile_timeout_s
                 ),
             )
             for place in places
@@ -100,7 +96,7 @@ def measure(works: Sequence[RegionWork], device: Device, log: RunLog) -> None:
         return
     log.progress.phase("timing the kernels that are written by hand")
     for work in works:
-        batch = [o.schedule for o in work.offers if o.schedule is not None and o.schedule not in work.by_hand]
+        batch = [o.schedule for o in work.offers if o.schedule is not None and work.observed(o.schedule) is None]
         for future in device.measure(work, batch, sampler=SAMPLER) if work.baseline_s else []:
             work.keep(future.result())
         device.check_journal()

@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
-from kcg.kernel.parts import has_tiles
+from kcg.kernel.kinds import traits_of
 from kcg.kernel.program import Compiled, Program
 from kcg.measure import verify
 from kcg.measure.jobs import NearbyOutcome, PairedOutcome
@@ -72,7 +72,7 @@ class KeptResults:
         if not self._entries or work.offers:
             return False
         firsts = work.firsts
-        pairs = list(combinations(firsts, 2)) if work.tile_candidates else [firsts]
+        pairs = list(combinations(firsts, 2)) if work.by_kind else [firsts]
         return all(self.holds(work, pair) for pair in pairs)
 
     def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
@@ -130,7 +130,7 @@ class KeptResults:
 
     def _nearby_key(self, region: Region, sides: Sequence[Program]) -> list[Any]:
         binaries = [side.binary_hash for side in sides]
-        fingerprints = _fingerprints(*self._device.service.facts, tiles=True)
+        fingerprints = _fingerprints(*self._device.service.facts, own_assembler=True)
         return ["nearby", region.id, binaries, *fingerprints, PROTOCOL, NEARBY_RULES]
 
     def forget(self) -> bool:
@@ -152,7 +152,10 @@ class KeptResults:
             work.call.region.id,
             values,
             [[s.kind, s.body] for s in schedules],
-            *_fingerprints(*self._device.service.facts, tiles=any(map(has_tiles, schedules))),
+            *_fingerprints(
+                *self._device.service.facts,
+                own_assembler=any(traits_of(schedule).own_assembler for schedule in schedules),
+            ),
             PROTOCOL,
             RULES,
             verify.FINAL_SEEDS,
@@ -182,5 +185,5 @@ def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 @cache  # they are asked for with every estimate of what judging will take
-def _fingerprints(target: Target, toolchain: Toolchain, *, tiles: bool) -> tuple[str, str]:
-    return target.fingerprint, toolchain.tile_fingerprint if tiles else toolchain.fingerprint
+def _fingerprints(target: Target, toolchain: Toolchain, *, own_assembler: bool) -> tuple[str, str]:
+    return target.fingerprint, toolchain.tile_fingerprint if own_assembler else toolchain.fingerprint

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import DeviceError, JournalError
-from kcg.kernel.parts import joined
+from kcg.kernel.composed import joined
 from kcg.kernel.program import Executable, Program
 from kcg.kernel.symbolic import ranges_of_region
 from kcg.measure.device_info import first_line

@@ -17,9 +17,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
-from kcg.kernel.parts import made_by
-from kcg.kernel.source.body import source_body
-from kcg.kernel.tile.kind import is_delicate
+from kcg.kernel.kinds import made_by, needs_stress
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
 from kcg.measure.jobs import JointJob, NanJob, PairedJob, PairedOutcome, StressJob
@@ -30,7 +28,7 @@ from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
 from kcg.optimize.kept import Side
-from kcg.types import Finalist, Region, Schedule, ScheduleKind, Variables, Verification
+from kcg.types import Finalist, Region, Schedule, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.symbolic import End
@@ -116,11 +114,7 @@ def _finalist(
     work: RegionWork, side: Side, cold_s: tuple[float, ...], warm_s: tuple[float, ...], verification: Verification
 ) -> Finalist:
     schedule, compiled = side.schedule, side.compiled
-    if schedule.kind == ScheduleKind.SOURCE:
-        body = source_body(schedule)
-        name, legend = body.name, body.legend
-    else:
-        name, legend = work.named(schedule)
+    name, legend = work.named(schedule)
     return Finalist(
         schedule=schedule,
         cold_s=median(cold_s),
@@ -227,9 +221,9 @@ class Comparisons:
         if isinstance(own, str) or self._kept.holds_first(work) or not compares_floats(work.call.region):
             return
         for turn in range(NAN_ROUNDS):
-            found = [*work.tile_candidates, *(work.faster[:NAN_AT_ONCE] if turn else work.candidates)]
+            found = [*work.other_candidates, *(work.faster[:NAN_AT_ONCE] if turn else work.candidates)]
             asked = [schedule for schedule in dict.fromkeys(found) if schedule not in seen]
-            if seen.issuperset([*work.candidates, *work.tile_candidates]):
+            if seen.issuperset(work.found):
                 return
             for schedule in asked:  # all at once
                 self._device.service.compiled(work.call.region, schedule, *work.bindings)
@@ -339,7 +333,7 @@ class Comparisons:
         """Why a schedule that was verified and timed is out after all: it failed under stress ("rejected: …"), or
         nothing is known of it ("not judged: …"), since there was no time for that before `until`, by `time.monotonic`,
         or it was ended from outside. Empty where it passed, now or before, and where it need not."""
-        if not is_delicate(work.call.region, schedule):
+        if not needs_stress(work.call.region, schedule):
             return ""
         side = self.side(work, schedule)
         if isinstance(side, str):

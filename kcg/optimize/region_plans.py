@@ -19,27 +19,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from kcg.errors import ScheduleError
-from kcg.kernel.parts import Part, schedule_of_parts
-from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
+from kcg.kernel.composed import Part, schedule_of_parts
+from kcg.kernel.kinds import KINDS, JoinsKernels, kind_named
 from kcg.kernel.repeats import Blocks, blocks_of_workload
-from kcg.kernel.tile.cost import figures_of, idle_share
-from kcg.kernel.tile.ir import read_kernel
 from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
 from kcg.optimize.planning import claimed, planned
 from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
 
+if TYPE_CHECKING:
+    from kcg.kernel.regions import Candidate, Limits
+
 PLANS = 5  # whole steps that are timed, beside that of every kernel alone
-BETWEEN_S = 1.5e-6
-"""Between two launches of one program, which a region of fewer launches spares; not the floor of an event pair, which a
-program of several launches pays once too."""
-
-EDGES_S = 6e-6
-"""Of a launch that streams a matrix: until all multiprocessors wait for memory together, and while the last end. On
-an H100 113 MB took 48.1 µs and 57 MB 30.9, so 13.7 µs beside the bytes, of which the pair of events takes half."""
-
 Key = tuple[str, tuple[int, ...]]
 """A candidate: its region, and which of its kernels are computed again."""
 
@@ -84,6 +77,8 @@ class Proposals:
 def propose(workload: Workload, *, limits: Limits | None = None) -> Proposals:
     """Candidates of each sequence of a workload. A region either computes a call `again` wherever it is, or nowhere:
     one that needs to nowhere else does not."""
+    from kcg.kernel.regions import candidates_of  # its readers of ASTs are those of tile programs
+
     found = [(blocks, candidates_of(blocks.sequence, limits)) for blocks in blocks_of_workload(workload)]
     without = {c.region.id for _, candidates in found for c in candidates if not c.again}
     kept = ((b, tuple(c for c in some if not c.again or c.region.id not in without)) for b, some in found)
@@ -101,16 +96,9 @@ def among(proposals: Proposals, usable: Callable[[Region], bool]) -> Proposals:
 
 
 def expected_saving_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
-    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved,
-    launches with their starts and ends, and idle last waves, less what is computed again. No region is expected to be
-    faster than its own bytes are moved."""
-    figures, kernels = figures_of(target), candidate.kernels
-    parts_s = sum(alone_s.get(kernel.id, 0.0) for kernel in kernels)
-    again_s = candidate.again_operations / (figures.plain_ops * max(1, target.cores))
-    saving_s = candidate.saved_bytes / figures.memory_bytes + BETWEEN_S * (len(kernels) - 1) - again_s
-    saving_s += _idle_s(candidate, alone_s, target)
-    saving_s += EDGES_S * (len(kernels) - 1) if candidate.form == Form.VECTOR else 0.0
-    return min(saving_s, parts_s - candidate.bytes / figures.memory_bytes)
+    """What one occurrence is expected to save, before anything is measured, by the kind that expects most of it."""
+    joining = [kind for kind in map(kind_named, KINDS) if isinstance(kind, JoinsKernels)]
+    return max((kind.saving_s(candidate, alone_s, target) for kind in joining), default=0.0)
 
 
 def saving_in_place_s(candidate: Candidate, saving_s: float, alone_s: Mapping[str, float]) -> float:
@@ -123,16 +111,6 @@ def saving_in_place_s(candidate: Candidate, saving_s: float, alone_s: Mapping[st
 def computed_again_s(candidate: Candidate, alone_s: Mapping[str, float]) -> float:
     """What the calls take alone that an occurrence computes again."""
     return sum(alone_s.get(candidate.region.kernels[number].id, 0.0) for number in candidate.again)
-
-
-def _idle_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
-    """For how long the last waves of several contractions leave multiprocessors idle, where tiles of all of them are
-    programs of one launch: others fill these then."""
-    if candidate.form not in (Form.EPILOGUE, Form.SHARED, Form.BESIDE):
-        return 0.0
-    read = [(kernel.id, read_kernel(Region((kernel,)))) for kernel in candidate.region.kernels]
-    idle = [idle_share(k, target) * alone_s.get(name, 0.0) for name, k in read if k.contraction is not None]
-    return sum(idle) if len(idle) > 1 else 0.0
 
 
 def best_parts(region: Region, best: Mapping[str, Schedule]) -> Schedule:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import DeviceError
-from kcg.kernel.regions import Candidate
+from kcg.kernel.kinds import kind_of, own_kind
 from kcg.measure.child import refusal_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
@@ -50,14 +50,13 @@ from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.report.result import NOT_JUDGED
 from kcg.report.words import name_of
-from kcg.search.problem import Observation, best
+from kcg.search.problem import Observation
 from kcg.types import (
     Planning,
     Region,
     RegionInPlan,
     RegionResult,
     Schedule,
-    ScheduleKind,
     Status,
     Target,
     TriedPlan,
@@ -66,6 +65,7 @@ from kcg.types import (
 from kcg.unexpected import REFUSALS, looking, report
 
 if TYPE_CHECKING:
+    from kcg.kernel.regions import Candidate
     from kcg.measure.service import MeasureService
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
@@ -88,14 +88,14 @@ class Proposed:
     impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
-def has_tile_programs(
+def has_programs(
     proposals: Proposals, service: MeasureService, *, until: float | None = None
 ) -> Callable[[Region], bool]:
     """Whether a region of several kernels can be generated as one program: the compiling children look, `until` then,
     by `time.monotonic`. What they did not come to has none."""
     regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
     asked = {
-        name: service.beside(refusal_job, region, ScheduleKind.TILE, service.target, timeout_s=LOOKING_TIMEOUT_S)
+        name: service.beside(refusal_job, region, service.target, timeout_s=LOOKING_TIMEOUT_S)
         for name, region in regions.items()
     }
 
@@ -113,7 +113,7 @@ def _failed(look: Future[Any]) -> bool:
     if (error := look.exception()) is None:
         return False
     if not isinstance(error, (*REFUSALS, DeviceError, ServiceClosed)):
-        report("a tile program of a region", error)
+        report("a program of a region", error)
     return True
 
 
@@ -132,7 +132,7 @@ def search_regions(
     store: Stored | None = None,
     judged: dict[str, RegionResult] | None = None,
 ) -> Proposed | None:
-    """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
+    """Propose regions and search those that are `usable`, by default those with a program; None where there are
     none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
     in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
     those of which it has that nothing was found."""
@@ -147,7 +147,7 @@ def search_regions(
     everything = Proposals(estimates.captured.workload, ())
     with looking("regions of several kernels"):
         everything = propose(estimates.captured.workload)
-    proposals = among(everything, usable or has_tile_programs(everything, device.service, until=until))
+    proposals = among(everything, usable or has_programs(everything, device.service, until=until))
     if not everything.candidates and estimates.settings.regions is None:
         return None  # nobody asked for any
     if not proposals.candidates:
@@ -227,9 +227,10 @@ def _unmade(works: Sequence[RegionWork], device: Device, *, until: float | None)
     """The regions of which the program with which their search begins did not compile, by id; what a store has of one
     was compiled."""
     asked = device.first_programs([work for work in works if work.stored is None])
-    done, _ = wait(asked.values(), timeout=_left_s(until))
+    done, _ = wait([first for firsts in asked.values() for first in firsts], timeout=_left_s(until))
     by_id = {work.id: work.call.region.id for work in works}
-    return frozenset(by_id[name] for name, first in asked.items() if first not in done or _failed(first))
+    made = {by_id[name] for name, firsts in asked.items() for one in firsts if one in done and not _failed(one)}
+    return frozenset(by_id[name] for name in asked) - made
 
 
 def _timed(
@@ -250,17 +251,18 @@ def _timed(
 def _not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[RegionWork]:
     """Kernels that the first search did not come to, and that take more than `least_s`: milliseconds in all were
     nothing beside seconds, and are now."""
-    late = [w for w in kernels if w.baseline_s and w.tiles is not None and not w.of_tiles and not w.stored]
+    late = [w for w in kernels if w.baseline_s and w.others and not w.searched and not w.stored]
     return [work for work in late if work.before_s > least_s]
 
 
 def _measure_starts(kernels: Sequence[RegionWork], device: Device, *, until: float | None) -> None:
-    """Measure where each kernel's tile programs begin, `until` then: a search that has regions to think of comes to
-    small kernels last, and their start is most of what they gain."""
+    """Measure where each kernel's spaces of other kinds begin, `until` then: a search that has regions to think of
+    comes to small kernels last, and their start is most of what they gain."""
     sent = []
     for work in kernels:
-        with looking("where tile programs of a kernel begin"):
-            sent += [(work, device.measure(work, [work.tiles.start()])[0])] if work.tiles is not None else []
+        for space in work.others.values():
+            with looking("where programs of a kernel begin"):
+                sent.append((work, device.measure(work, [space.start()])[0]))
     _kept(sent, until=until)
 
 
@@ -344,11 +346,11 @@ def by_plan(
     """
     alone_s, candidates = _alone_s(kernels), proposals.candidates
     by_id = {candidate.region.id: key for key, candidate in candidates.items()}
-    by_key = {by_id[work.call.region.id]: work for work in works if work.tiles is not None}
+    by_key = {by_id[work.call.region.id]: work for work in works if work.others}
     first_s = _expected_s({key: candidates[key] for key in by_key}, alone_s, target)
 
     def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
-        measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.of_tiles}
+        measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.searched}
         hoped = {
             key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
             for key, work in by_key.items()
@@ -371,7 +373,7 @@ def best_schedules(works: Sequence[RegionWork]) -> dict[str, Schedule]:
     """The best known schedule of each kernel, of whatever kind, by id."""
     found = {}
     for work in works:
-        if (seen := best([*work.known.values(), *work.of_tiles.values()])) is not None:
+        if (seen := work.best) is not None:
             found[work.call.region.id] = seen.schedule
     return found
 
@@ -393,7 +395,7 @@ def needed_by_plans(
         for work in proposed.works:
             if (row := judged.get(work.id)) is not None:
                 saved_s[work.call.region.id] = saving_s(row) if beats_its_parts(row) else 0.0
-            elif work.tile_candidates:
+            elif work.by_kind:
                 saved_s[work.call.region.id] = work.saving_s / work.call.calls
         savings = _in_place(proposed.proposals, saved_s, alone_s)
         plans = deployed_plans(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
@@ -450,15 +452,9 @@ def plans_by(
 
 def _workspaces(rows: Sequence[RegionResult], proposed: Proposed) -> dict[Key, int]:
     """What the chosen programs of candidates take of memory beside their buffers, in bytes."""
-    from kcg.kernel.tile.generate import generate
-    from kcg.kernel.tile.parameters import TileParameters
-
     target = proposed.estimates.device.service.target
-    by_region = {
-        row.region.id: generate(row.region, target, TileParameters.from_json(row.chosen.schedule.body)).workspace_bytes
-        for row in rows
-        if beats_its_parts(row) and row.chosen.schedule.kind == ScheduleKind.TILE
-    }
+    chosen = [(row.region, row.chosen.schedule) for row in rows if beats_its_parts(row)]
+    by_region = {region.id: kind_of(one).workspace_bytes(region, one, target) for region, one in chosen}
     keys = map(key_of, proposed.proposals.candidates.values())
     return {key: taken for key in keys if (taken := by_region.get(key[0], 0))}
 
@@ -492,7 +488,7 @@ def _in_place(proposals: Proposals, saved_s: Mapping[str, float], alone_s: Mappi
 
 def beats_its_parts(row: RegionResult) -> bool:
     """Whether a region of several kernels has a program that is faster than the best schedules of its parts."""
-    return bool(row.region.args) and row.outcome == "improved" and row.chosen.schedule.kind != ScheduleKind.PARTS
+    return bool(row.region.args) and row.outcome == "improved" and row.chosen.schedule.kind != own_kind(row.region)
 
 
 def saving_s(row: RegionResult) -> float:

@@ -110,7 +110,7 @@ def optimize(
         works = device.plan(captured.workload)
         kept = KeptResults(device, resumed=settings.resume)
         device.notice_busy_machine()
-        device.notice_missing_tiles()
+        device.notice_missing_kinds()
         handwritten.offer(kernels, works, device=device, log=log)
 
         estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()

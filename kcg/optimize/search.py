@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import KcgError, ScheduleError
-from kcg.kernel.kinds import own_kind
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, search_of, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
@@ -20,11 +19,10 @@ from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
 from kcg.search.workers import FromItsStart
-from kcg.types import Schedule, ScheduleKind, Status
+from kcg.types import Schedule, Status
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
-    from kcg.kernel.kinds import Space
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -225,30 +223,31 @@ class _Search:
             return watched(strategy_of(name))
         return watched(workers.strategy(name, work.call.region, place=place, seed=seed, kind=kind))
 
-    def _enter_tiles(self, allocator: Allocator, work: RegionWork, place: int, index: int) -> None:
-        """Search a region's tile programs too, where it has some: beside the device, as its Opts are."""
-        if (space := work.tiles) is None:
-            return
-        with looking("where the search of tile programs begins"):
-            problem, seed = self._tile_problem(work, space, index), f"{self.settings.seed}:{index}:tile"
-            how = self._strategy(work, ScheduleKind.TILE, place=place, seed=seed)
+    def _enter_other(self, allocator: Allocator, work: RegionWork, kind: str, *, place: int, index: int) -> None:
+        """Search a region's schedules of another kind too: beside the device, as those of the baseline's are."""
+        space = work.others[kind]
+        with looking(f"where the search of kind {kind} begins"):
+            seed = f"{self.settings.seed}:{index}:{kind}"
+            problem, how = self._other_problem(work, kind, seed), self._strategy(work, kind, place=place, seed=seed)
             (expected,) = problem.predict([space.start()])
             gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
             allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
-    def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
-        """The search problem of a region's tile programs, which begins where the analytic cost does."""
-        from kcg.predictor.tile_cost import TileCost
+    def _other_problem(self, work: RegionWork, kind: str, seed: str) -> Problem:
+        """The search problem of a region's schedules of another kind, which begins where their space does."""
+        from kcg.predictor.cost import guiding
 
-        judge = TileCost().of(space)
+        space, usual = work.others[kind], self.guide.predictor
+        assert usual is not None
+        judge = judge_of(guiding(space, usual), space)
 
         return Problem(
             space=FromItsStart(space),
             predict=judge.predict,
             measure=functools.partial(self._measure, work),
             ledger=self.ledger,
-            rng=random.Random(f"{self.settings.seed}:{index}:tile"),
-            known=work.of_tiles,
+            rng=random.Random(seed),
+            known=work.seen_of(kind),
             correct=judge.correct,
         )
 
@@ -266,11 +265,12 @@ class _Search:
             assigned([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
         )
         for place, (index, work) in zip(places, works, strict=True):
-            if not work.proposed or work.tiles is None:  # the parts of what is proposed were searched as kernels
-                kind, asked = own_kind(work.call.region).name, self._problem(work, predictor, index)
-                how = self._strategy(work, kind, place=place, seed=f"{self.settings.seed}:{index}")
+            if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
+                asked = self._problem(work, predictor, index)
+                how = self._strategy(work, work.kind, place=place, seed=f"{self.settings.seed}:{index}")
                 allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
-            self._enter_tiles(allocator, work, place, index)
+            for kind in work.others:
+                self._enter_other(allocator, work, kind, place=place, index=index)
         self._weigh()
         allocator.run()
         self.device.check_journal()

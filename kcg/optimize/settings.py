@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
@@ -16,6 +16,7 @@ from kcg.types import ScheduleKind
 from kcg.workloads.script import Form, Program, check_program
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
     from kcg.search.problem import Observation, Problem, Strategy
     from kcg.search.strategies import Named
 
@@ -207,12 +208,10 @@ def strategies(kind: str = ScheduleKind.OPTS) -> dict[str, Named]:
 
 
 def _ppo(problem: Problem) -> Iterator[Observation]:
-    from kcg.kernel.opts.space import KernelSpace
     from kcg.rl.observation import Observer
     from kcg.rl.policy import policy_search, shipped_policy
 
-    space = problem.space
-    assert isinstance(space, KernelSpace)
+    space = cast("Space", problem.space)
     yield from policy_search(shipped_policy(space.target.device), Observer(space))(problem)
 
 
@@ -261,9 +260,9 @@ def search_of(search: str, kind: str) -> str:
 def _searches(search: str) -> dict[str, str]:
     """Strategy by kind. One name stands for all kinds that have such a strategy; else each part names that of one kind.
     What is not named has the default."""
-    from kcg.kernel.kinds import MODULES
+    from kcg.kernel.kinds import KINDS
 
-    kinds = [str(kind) for kind in MODULES if kind != ScheduleKind.SOURCE]  # all of what is written by hand is tried
+    kinds = [str(kind) for kind in KINDS if kind != ScheduleKind.SOURCE]  # all of what is written by hand is tried
     if "=" not in search:
         _check_strategy(search)
         stem = search.partition(":")[0]

@@ -31,7 +31,7 @@ from kcg.report.result import NO_OTHER, ONCE
 from kcg.search.problem import Observation
 from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
-from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, Status
+from kcg.types import Finalist, RegionResult, Result, Schedule, Status
 from kcg.unexpected import report
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Stored:
             )
             usable = []
             for one in seen:
-                if work.proposed and _entry(one).chosen.schedule.kind == ScheduleKind.PARTS:
+                if work.proposed and _entry(one).chosen.schedule.kind == work.kind:
                     continue  # its parts are searched as kernels
                 if why := _why_unplanned(work, _entry(one).chosen.schedule):
                     self._refute(work, one, why, log=log)
@@ -154,7 +154,7 @@ class Stored:
             return
         many = counted(len(hits), noun_for(hits))
         log.progress.phase(f"re-timing and verifying what the store has for {many}")
-        before = {work.id: (dict(work.known), dict(work.of_tiles)) for work in hits}
+        before = {work.id: {kind: dict(seen) for kind, seen in work.seen.items()} for work in hits}
         seen: dict[str, RegionResult] = {}
         try:
             for work in hits:
@@ -164,7 +164,7 @@ class Stored:
             judge.run()
         finally:
             for work in hits:
-                work.known, work.of_tiles = before[work.id]
+                work.seen = before[work.id]
         for work in hits:
             if (row := seen[work.id]).outcome not in SAYING_NOTHING:
                 self._take_in(work, row, found[work.id], judge, log=log, judged=judged)
@@ -303,9 +303,9 @@ def _found_nothing(work: RegionWork, row: RegionResult, seen: Mapping[tuple[str,
     if not work.search_s or row.note in (NO_OTHER, ONCE):
         return False
     candidates = () if work.proposed else work.candidates  # its parts are what a program of it has to beat
-    if not (candidates or work.tile_candidates or work.offers):
+    if not (candidates or work.by_kind or work.offers):
         return row.outcome in ("kept", "not searched")
-    parts = ScheduleKind.PARTS if work.proposed else None
+    parts = work.kind if work.proposed else None
     compared = [one for (name, schedule), one in seen.items() if name == work.id and schedule.kind != parts]
     ties = bool(compared) and all(_is_timed(one) and one.speed_up[2] < TIE for one in compared)
     by_parts = work.proposed and row.outcome == "improved" and row.chosen.schedule.kind == parts
@@ -349,8 +349,7 @@ def _entry(found: Found) -> Entry:
 
 def _why_unplanned(work: RegionWork, schedule: Schedule) -> str:
     """Why a schedule does not apply to its region here; empty where it does."""
-    space = work.tiles if schedule.kind == ScheduleKind.TILE else work.space
-    if space is None:
+    if (space := work.space_of(schedule)) is None:
         return f"there are no programs of kind {schedule.kind} for it here"
     try:
         space.check(schedule)

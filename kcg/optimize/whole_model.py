@@ -163,9 +163,9 @@ def eps_of(dtype: Any) -> float:
 def rounding_of_products(results: Sequence[Result]) -> float:
     """One rounding unit of tf32 where a chosen schedule rounds float32 operands of products to it, else 0."""
     from kcg.kernel.arithmetic import TF32_BITS
-    from kcg.kernel.tile.kind import rounds_to_tf32
+    from kcg.kernel.kinds import traits_of
 
-    rounds = any(rounds_to_tf32(row.chosen.schedule) for result in results for row in result.deployed)
+    rounds = any(traits_of(row.chosen.schedule).tf32 for result in results for row in result.deployed)
     return 2.0 ** (1 - TF32_BITS) if rounds else 0.0
 
 

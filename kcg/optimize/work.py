@@ -11,8 +11,9 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
+from kcg.kernel.kinds import HasExact, NamesItself, kind_of, own_kind, traits_of
 from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.optimize.ends import mean, observed
 from kcg.search.problem import Observation, best
@@ -21,7 +22,6 @@ from kcg.types import (
     Planning,
     RegionResult,
     Schedule,
-    ScheduleKind,
     Status,
     Variables,
     Workload,
@@ -33,16 +33,8 @@ if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
     from kcg.workloads.function import Call
 
-NEAR = 1.03  # so many times as long as a program in Gluon: a comparison in turns decides
-TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
-
-
-@runtime_checkable
-class HasExact(Protocol):
-    """A space of programs whose functions may be less accurate than they could be."""
-
-    def exact(self, schedule: Schedule) -> Schedule | None:
-        """The same with functions in full accuracy; None where that is the same program."""
+NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
+TRIES = 2  # candidates of a kind that are judged per region, the second only if the first is wrong
 
 
 @dataclass(frozen=True)
@@ -59,16 +51,14 @@ class RegionWork:
     """What a run knows of one region of the workload."""
 
     call: WorkloadCall
-    space: Space
-    known: dict[Schedule, Observation] = field(default_factory=dict)  # a search adds to it
+    space: Space  # of the kind that its baseline is of
+    others: dict[str, Space] = field(default_factory=dict)  # of each other kind that has schedules of it here
+    seen: dict[str, dict[Schedule, Observation]] = field(default_factory=dict)  # by kind; searches add to it
     binaries: set[str] = field(default_factory=set)
     compile_s: dict[Schedule, float] = field(default_factory=dict)  # what compiling each took, in this run or before
     own: Measurement | None = None  # the hand-coded schedule as the search measured it
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
-    by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
-    tiles: Space | None = None  # of its tile programs; none where there can be none
-    of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
     refused: dict[Schedule, str] = field(default_factory=dict)  # candidates that make something else of NaN, and what
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
@@ -97,13 +87,12 @@ class RegionWork:
         return observed(self.ends, rows)
 
     def keep(self, seen: Observation) -> None:
-        """Know what was seen of a schedule; a search does not know what is written by hand."""
-        others = {str(ScheduleKind.SOURCE): self.by_hand, str(ScheduleKind.TILE): self.of_tiles}
-        others.get(seen.schedule.kind, self.known)[seen.schedule] = seen
+        """Know what was seen of a schedule."""
+        self.seen_of(seen.schedule.kind)[seen.schedule] = seen
 
     def predicted(self, known: Mapping[Schedule, Observation]) -> None:
         """Know what was predicted of schedules, and nothing else."""
-        self.known = dict(known)
+        self.seen[self.kind] = dict(known)
 
     def searched_by_beam(self, binaries: int) -> None:
         """tinygrad's own BEAM timed so many binaries."""
@@ -123,6 +112,11 @@ class RegionWork:
     def id(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.call.variables)
         return f"{self.call.region.id}|{values}"
+
+    @property
+    def kind(self) -> str:
+        """That its baseline is of."""
+        return own_kind(self.call.region)
 
     @property
     def taken(self) -> Counter[str]:
@@ -177,6 +171,25 @@ class RegionWork:
 
     # ---- what is known of it ----
 
+    def seen_of(self, kind: str) -> dict[Schedule, Observation]:
+        """What was seen of the schedules of a kind; a search adds to it."""
+        return self.seen.setdefault(kind, {})
+
+    @property
+    def known(self) -> dict[Schedule, Observation]:
+        """What was seen of the kind of its baseline; a search adds to it."""
+        return self.seen_of(self.kind)
+
+    @property
+    def searched(self) -> list[dict[Schedule, Observation]]:
+        """What was seen of each other kind that is searched: not of what is written by hand."""
+        others = [seen for kind, seen in [*self.seen.items()] if kind != self.kind and seen]
+        return [seen for seen in others if not traits_of(next(iter(seen))).by_hand]
+
+    def observed(self, schedule: Schedule) -> Observation | None:
+        """What was seen of a schedule, if anything."""
+        return self.seen_of(schedule.kind).get(schedule)
+
     @property
     def is_missing(self) -> bool:
         """Whether a store has nothing of it, so that it is searched."""
@@ -213,12 +226,19 @@ class RegionWork:
     @property
     def tried(self) -> int:
         """Schedules beside the hand-coded one that were measured, whether they ran or not."""
-        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam) + len(self.of_tiles)
+        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam) + sum(
+            map(len, self.searched)
+        )
+
+    @property
+    def best(self) -> Observation | None:
+        """The fastest of all that was searched; None where nothing ran."""
+        return best([one for seen in (self.known, *self.searched) for one in [*seen.values()]])  # searches add to it
 
     @property
     def best_s(self) -> float:
-        found = best([*self.known.values(), *self.of_tiles.values()])  # a copy: a search may run in another thread
-        return found.time_s if found is not None else 0.0
+        """Its time; 0 where nothing ran."""
+        return found.time_s if (found := self.best) is not None else 0.0
 
     @property
     def before_s(self) -> float:
@@ -234,7 +254,7 @@ class RegionWork:
     def saving_s(self) -> float:
         """What its first candidate would save of one execution, by the search: of a region of several kernels against
         the best schedules of these, which count for themselves."""
-        if not (self.candidates or self.tile_candidates) or not self.baseline_s:
+        if not self.found or not self.baseline_s:
             return 0.0
         parts = best([*self.known.values()]) if self.proposed else None
         return self.call.calls * ((parts.time_s if parts is not None else self.baseline_s) - self.best_s)
@@ -252,46 +272,66 @@ class RegionWork:
         return [s for s in found if s not in self.refused]
 
     @property
-    def tile_candidates(self) -> list[Schedule]:
-        """The tile programs that a search found faster than everything else, fastest first; behind the first the same
-        with functions in full accuracy, where it has others: it is what remains if those prove wrong. The last is the
-        fastest with another tile: what is wrong with one program is so with those that differ in little."""
+    def by_kind(self) -> list[list[Schedule]]:
+        """Of each other kind the schedules that a search found faster than all of the baseline's kind, fastest first,
+        the fastest kind first; behind the first the same with functions in full accuracy, where it has others: it is
+        what remains if those prove wrong. The last is the fastest with another tile: what is wrong with one program is
+        so with those that differ in little."""
         limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
-        found = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit and s not in self.refused]
-        if self.tiles is None or not found:
+        found = [self._faster_than(limit, seen) for seen in self.searched]
+        return sorted(filter(None, found), key=lambda one: self.seconds_of(one[0]))
+
+    def _faster_than(self, limit: float, seen: Mapping[Schedule, Observation]) -> list[Schedule]:
+        found = [s for s in _ranked(seen) if seen[s].time_s < limit and s not in self.refused]
+        space = self.others.get(found[0].kind) if found else None
+        if space is None:
             return found
-        faster, tile = found[:TRIES], self.tiles.tile
-        exact = self.tiles.exact(faster[0]) if isinstance(self.tiles, HasExact) else None
-        other = [s for s in found if len(found) > TRIES and tile(s) != tile(found[0])][:1]
+        faster = found[:TRIES]
+        exact = space.exact(faster[0]) if isinstance(space, HasExact) else None
+        other = [s for s in found if len(found) > TRIES and space.tile(s) != space.tile(found[0])][:1]
         return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:], *other]))
 
-    def plain_near(self, schedule: Schedule) -> Schedule | None:
-        """Of a tile program in Gluon the fastest in plain Triton, where the search found it about as fast."""
-        from kcg.kernel.tile.kind import is_in_gluon
+    @property
+    def other_candidates(self) -> list[Schedule]:
+        """What is judged of the other kinds, see `by_kind`."""
+        return [schedule for found in self.by_kind for schedule in found]
 
-        if not is_in_gluon(schedule) or (seen := self.of_tiles.get(schedule)) is None:
+    @property
+    def found(self) -> list[Schedule]:
+        """All that is judged of it but what is written by hand: of other kinds, then of the baseline's."""
+        return [*self.other_candidates, *self.candidates]
+
+    def better_chosen(self, schedule: Schedule) -> Schedule | None:
+        """Of a schedule that is a second choice the fastest that is none, where the search found it about as fast."""
+        if not traits_of(schedule).second_choice or (seen := self.observed(schedule)) is None:
             return None
-        plain = next((s for s in _ranked(self.of_tiles) if not is_in_gluon(s)), None)
-        return plain if plain is not None and self.of_tiles[plain].time_s <= NEAR * seen.time_s else None
+        known = self.seen_of(schedule.kind)
+        first = next((s for s in _ranked(known) if not traits_of(s).second_choice), None)
+        return first if first is not None and known[first].time_s <= NEAR * seen.time_s else None
 
     @property
     def firsts(self) -> list[Schedule]:
         """What is compared first: the baseline, and of each kind the best candidate."""
-        return [self.space.baseline(), *self.candidates[:1], *self.tile_candidates[:1]]
+        return [self.space.baseline(), *self.candidates[:1], *(found[0] for found in self.by_kind)]
 
     def seconds_of(self, schedule: Schedule) -> float:
         """What one call took with a schedule in the search; what its baseline takes where that is not known."""
-        seen = self.known.get(schedule) or self.of_tiles.get(schedule)
+        seen = self.observed(schedule)
         return seen.runtime_s or self.baseline_s if seen is not None else self.baseline_s
 
-    def named(self, schedule: Schedule) -> tuple[str, str]:
-        """What the program of a schedule of its spaces is called in tables, and what the schedule does, in words.
+    def space_of(self, schedule: Schedule) -> Space | None:
+        """The space of a schedule's kind; None where there is none."""
+        return self.space if schedule.kind == self.kind else self.others.get(schedule.kind)
 
-        A tile program has the name that tinygrad gives its kernel: what it is stands in its schedule.
+    def named(self, schedule: Schedule) -> tuple[str, str]:
+        """What the program of a schedule is called in tables, and what the schedule does, in words.
+
+        A program of another kind has the name that tinygrad gives its kernel: what it is stands in its schedule.
         """
-        if schedule.kind == ScheduleKind.TILE and self.tiles is not None:
-            return self.space.name(self.space.baseline()), self.tiles.legend(schedule)
-        return self.space.name(schedule), self.space.legend(schedule)
+        if isinstance(kind := kind_of(schedule), NamesItself):
+            return kind.named(schedule)
+        own = self.space.baseline() if schedule.kind in self.others else schedule
+        return self.space.name(own), (self.space_of(schedule) or self.space).legend(schedule)
 
 
 def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kcg.kernel.kinds import HasParts
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
-    from kcg.kernel.parts import PartsSpace
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,10 @@ class Predictor(Protocol):
 
 def judge_of(predictor: Predictor, space: Space) -> Judge:
     """What a predictor says of the schedules of a region: of several kernels, what it says of the parts as a sum."""
-    from kcg.kernel.parts import PartsSpace
-
-    return Judge(lambda s: _of_parts(predictor, space, s)) if isinstance(space, PartsSpace) else predictor.of(space)
+    return Judge(lambda s: _of_parts(predictor, space, s)) if isinstance(space, HasParts) else predictor.of(space)
 
 
-def _of_parts(predictor: Predictor, space: PartsSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+def _of_parts(predictor: Predictor, space: HasParts, schedules: Sequence[Schedule]) -> list[Prediction]:
     """One launch follows the other: runtimes add up, and so do the variances of the parts, which err by themselves."""
     wanted: dict[Space, dict[Schedule, Prediction]] = {}
     parts = [space.parts(schedule) for schedule in schedules]

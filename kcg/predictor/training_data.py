@@ -28,7 +28,7 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.files import whole
-from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.kinds import Space, space_of
 from kcg.measure.device_info import usable_cores
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.features import (
@@ -61,13 +61,13 @@ class KernelJob:
     target: Target
     bodies: tuple[str, ...]
 
-    def each(self, make: Callable[[KernelSpace, Schedule], T]) -> tuple[list[T], Array]:
+    def each(self, make: Callable[[Space, Schedule], T]) -> tuple[list[T], Array]:
         """What `make` gives for each schedule that applies, and which ones these are: (n,) bool.
 
         Raises DataError where the kernel cannot be read.
         """
         try:
-            space = KernelSpace(self.region, self.target)
+            space = space_of(self.region, self.target)
         except (CodecError, ScheduleError) as error:
             raise DataError(f"kernel {self.region.id[:12]}: {error}") from error
         found, applies = [], np.zeros(len(self.bodies), bool)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcg import shell
 from kcg.cli import parse_budget
 from kcg.errors import UsageError
-from kcg.types import RegionResult, Result, ScheduleKind, Target
+from kcg.kernel.kinds import fits_beam_cache, traits_of
+from kcg.types import RegionResult, Result, Target
 from kcg.workloads.script import Form, Program, bounded, workload_name
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
     """Into tinygrad's own cache what fits there; by kcg, or by a module, what does not."""
     program, clang = _program(result), missing_clang(result.target)
     files = [word for file in _values(result.command, "--kernels") for word in ("--kernels", file)]
-    by_hand = files if any(row.chosen.schedule.kind == ScheduleKind.SOURCE for row in found) else []
+    by_hand = files if any(traits_of(row.chosen.schedule).by_hand for row in found) else []
     run = shell.command("kcg run", "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
     name = re.sub(r"\W+", "_", program.name if program else result.workload).strip("_")
     export = shell.command("kcg export", path, "--python", f"tuned_{name}.py", *by_hand)
     apply = shell.command("kcg apply", path, "--beam", str(WIDTH))
-    only_opts = all(row.chosen.schedule.kind == ScheduleKind.OPTS for row in found)
-    opts = any(ScheduleKind.OPTS in (row.chosen.schedule.kind, row.opts and row.opts.schedule.kind) for row in found)
+    only_opts = all(fits_beam_cache(row.chosen.schedule) for row in found)
+    opts = any(fits_beam_cache(one.schedule) for row in found for one in (row.chosen, row.opts) if one is not None)
     if not only_opts or clang == "":  # without any clang plain tinygrad does not open a CPU
         yield NextStep(run, "your program, unchanged")
         yield NextStep(export, "a module for tinygrad alone")

@@ -18,9 +18,9 @@ from typing import Any
 
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import meant_by, write_whole
-from kcg.kernel.kinds import parse
+from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
-from kcg.types import Planning, Region, RegionResult, Result, Schedule, ScheduleKind, Status, malformed
+from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
 SCHEMA = 15
 """The version of the file. A change of any field is a new number, never a silent one."""
@@ -174,14 +174,6 @@ def _kernel_entry(row: RegionResult) -> dict[str, Any]:
     }
 
 
-def _rounds_to_tf32(row: RegionResult) -> bool:
-    if row.chosen.schedule.kind not in (ScheduleKind.TILE, ScheduleKind.PARTS):
-        return False  # without what makes tile programs, and tinygrad, being imported
-    from kcg.kernel.tile.kind import rounds_to_tf32
-
-    return rounds_to_tf32(row.chosen.schedule)
-
-
 def _read(document: Any) -> Result:
     if not isinstance(document, dict) or "schema" not in document:
         raise Malformed("", "it has no schema number")
@@ -201,7 +193,7 @@ def _read(document: Any) -> Result:
             raise Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
-    if not result.allow_tf32 and any(map(_rounds_to_tf32, result.regions)):
+    if not result.allow_tf32 and any(traits_of(row.chosen.schedule).tf32 for row in result.regions):
         raise Malformed("allow_tf32", "a schedule rounds to tf32, which was not allowed")
     if result.planning is not None:
         _check_planning(result.planning, result, "planning")
@@ -314,7 +306,7 @@ def _same(stored: Any, derived: Any) -> bool:
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:
-    if schedule.kind not in list(ScheduleKind):
+    if schedule.kind not in KINDS:
         raise Malformed(where, f"unknown kind {shown(schedule.kind)}")
     try:
         parse(schedule.kind, schedule.body)

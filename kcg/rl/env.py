@@ -27,7 +27,7 @@ from gymnasium import spaces
 
 from kcg.errors import ScheduleError, UsageError
 from kcg.kernel.kinds import describe
-from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION
+from kcg.kernel.loop_nest import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.features import (
     ACCESS_EDGES,
     ACCESS_FEATURES,

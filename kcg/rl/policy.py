@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kcg.errors import DataError
-from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION
+from kcg.kernel.loop_nest import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS
 from kcg.predictor.features import FEATURES_VERSION, side_by_side
 from kcg.predictor.header import as_stored, read_tensors, save_tensors

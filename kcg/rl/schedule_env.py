@@ -20,7 +20,7 @@ from kcg.compat.device import choose_cpu, choose_device, prepared
 from kcg.dataset.journal import Journal
 from kcg.dataset.reading import CHECKSUMS, read_export
 from kcg.errors import UnknownName, UsageError
-from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.kinds import space_of
 from kcg.kernel.symbolic import at_ends
 from kcg.kernel.targets import target_named
 from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor, kept_predictor
@@ -170,7 +170,7 @@ def _tasks(
     names: list[str] = []
     tasks: list[Task] = []
     for call in named:
-        space = KernelSpace(call.region, target)
+        space = space_of(call.region, target)
         names.append(f"{space.name(space.start())} {call.region.id[:ID_DIGITS]}")
         if named is not ends or kernel in names[-1]:
             observer = Observer(space)

@@ -23,8 +23,7 @@ from kcg.dataset.journal import status_and_reason
 from kcg.dataset.reading import Export, Texts, check_bounds
 from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError, ScheduleError, UnknownName
-from kcg.kernel.kinds import StepSpace, describe, parse
-from kcg.kernel.opts.neighbours import moved, variants
+from kcg.kernel.kinds import KnowsSteps, StepSpace, describe, kind_of, parse
 from kcg.provenance import provenance
 from kcg.search.problem import Ledger, Measure, Observation, Predict, Problem
 from kcg.types import Action, Prediction, Region, Schedule, Status, Target, canonical_json
@@ -228,10 +227,13 @@ class ReplayTable:
         return [self.baseline()]
 
     def variants(self, schedule: Schedule) -> list[Schedule]:
-        return variants(self, schedule)
+        kind = kind_of(schedule)
+        return kind.variants(self, schedule) if isinstance(kind, KnowsSteps) else []
 
     def neighbours(self, schedule: Schedule) -> list[Schedule]:
-        return [*variants(self, schedule), *moved(self, schedule)]
+        kind = kind_of(schedule)
+        moved = kind.moved(self, schedule) if isinstance(kind, KnowsSteps) else []
+        return [*self.variants(schedule), *moved]
 
     def alike(self, schedule: Schedule) -> str:
         return self._traits.alike(schedule) if self._traits.alike else self.key(schedule)

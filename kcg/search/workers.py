@@ -119,7 +119,7 @@ class SearchWorkers:
             start = problem.space.start() if isinstance(problem.space, FromItsStart) else None
             job = SearchJob(
                 region,
-                kind or own_kind(region).name,
+                kind or own_kind(region),
                 self.target,
                 self.predictor,
                 name,
@@ -239,7 +239,7 @@ class _Search:
 
     def run(self) -> None:
         """Search until the parent grants nothing more."""
-        from kcg.predictor.tile_cost import guiding
+        from kcg.predictor.cost import guiding
 
         try:
             job = self.job
@@ -248,7 +248,7 @@ class _Search:
                 space.begin_at(lambda: start)
             judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)
             self.problem = Problem(
-                space=space if job.kind == own_kind(job.region).name else FromItsStart(space),
+                space=space if job.kind == own_kind(job.region) else FromItsStart(space),
                 predict=judge.predict,
                 measure=self.measure,
                 ledger=self.ledger,

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from kcg.errors import CodecError, DataError, ScheduleError
-from kcg.kernel.kinds import parse
+from kcg.kernel.kinds import KINDS, made_by, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import (
     Finalist,
@@ -24,7 +24,6 @@ from kcg.types import (
     RegionResult,
     Result,
     Schedule,
-    ScheduleKind,
     Target,
     Toolchain,
     Variables,
@@ -75,10 +74,9 @@ class Entry:
     @cached_property
     def key(self) -> str:
         """What it is found by, see `key_of`."""
-        from kcg.kernel.parts import made_by
-
-        made = made_by(self.toolchain, self.chosen.schedule)
-        return key_of(self.region.id, self.ends, self.target.fingerprint, made, tf32=_rounds(self.chosen.schedule))
+        schedule = self.chosen.schedule
+        made, tf32 = made_by(self.toolchain, schedule), traits_of(schedule).tf32
+        return key_of(self.region.id, self.ends, self.target.fingerprint, made, tf32=tf32)
 
     @cached_property
     def id(self) -> str:
@@ -157,7 +155,7 @@ def entries_of(result: Result, rows: Iterable[RegionResult]) -> list[Entry]:
         for one in dict.fromkeys((row.chosen, row.opts)):
             if one is None or one.schedule == row.baseline.schedule or not one.verification.passed:
                 continue
-            if not _is_by_hand(one.schedule) and 0 < one.cold_s < row.baseline.cold_s:
+            if not traits_of(one.schedule).by_hand and 0 < one.cold_s < row.baseline.cold_s:
                 found.append(_entry(result, row, one))
     return found
 
@@ -179,23 +177,6 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
         dirty=result.dirty,
         created=result.created,
     )
-
-
-def _is_by_hand(schedule: Schedule) -> bool:
-    """Whether code of a user is in it. Raises ScheduleError where it should have parts and has none."""
-    if schedule.kind != ScheduleKind.PARTS:
-        return schedule.kind == ScheduleKind.SOURCE
-    from kcg.kernel.parts import parts_of
-
-    return any(part.schedule.kind == ScheduleKind.SOURCE for part in parts_of(schedule))
-
-
-def _rounds(schedule: Schedule) -> bool:
-    if schedule.kind not in (ScheduleKind.TILE, ScheduleKind.PARTS):
-        return False  # without what makes tile programs being imported
-    from kcg.kernel.tile.kind import rounds_to_tf32
-
-    return rounds_to_tf32(schedule)
 
 
 # ---- as JSON
@@ -274,7 +255,7 @@ def _check(entry: Entry) -> None:
         if not (SHORTEST_S <= timed.cold_s <= LONGEST_S and SHORTEST_S <= low <= high < math.inf):
             raise Malformed(name, f"its time is none: a call takes 1 ns to {LONGEST_S:g} s")
         try:
-            if timed.schedule.kind not in list(ScheduleKind) or _is_by_hand(timed.schedule):
+            if timed.schedule.kind not in KINDS or traits_of(timed.schedule).by_hand:
                 raise Malformed(f"{name}.schedule", f"a store keeps no kind {shown(timed.schedule.kind)}")
             parse(timed.schedule.kind, timed.schedule.body)
         except ScheduleError as error:

@@ -30,7 +30,7 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError, ScheduleError, UnknownName, UsageError
 from kcg.files import read_limited, write_whole
-from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.kinds import space_of
 from kcg.predictor.checkpoint import read
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.network import GraphSet, owners
@@ -215,7 +215,7 @@ class TrainingKernel:
 
     def opened(self) -> tuple[Observer, LearnedPredictor]:
         """What observes it, and its judge. Raises ScheduleError."""
-        return Observer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
+        return Observer(space_of(self.region, self.target)), _predictor(self.predictor, self.members)
 
 
 @functools.lru_cache(maxsize=2)
@@ -541,7 +541,7 @@ def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
 
 
 def _observer(kernel: RecordedKernel) -> Observer:
-    return Observer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
+    return Observer(space_of(kernel.region, kernel.target), kernel.table.actions)
 
 
 def _log(count: int, done: int) -> None:

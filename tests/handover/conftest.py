@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kcg.compat.device import prepare
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.measure.device_info import detect
 from kcg.report.result import write_result
 from kcg.types import Result

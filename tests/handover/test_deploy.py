@@ -25,7 +25,7 @@ from kcg.handover import deploy
 from kcg.handover.cache_rows import undo_path
 from kcg.handover.deploy import apply, choices, undo
 from kcg.kernel.codec import ast_of
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.optimize.run import seen_as_of

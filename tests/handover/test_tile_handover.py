@@ -25,7 +25,7 @@ from kcg.handover.tile_programs import why_not_here
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import space_of
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region

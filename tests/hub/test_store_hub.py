@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from kcg.compat.device import prepare
 from kcg.errors import DataError, UsageError
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.measure.device_info import detect
 from kcg.store.entry import Entry, entries_of
 from kcg.store.folder import MARKER, Store

@@ -20,7 +20,7 @@ from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import KernelView, collecting, handwritten
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request
-from kcg.measure.source_kernels import Described, KernelFile, describe_job, lower_job, match_job
+from kcg.kernel.handwritten import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
 from tests.kernels import empty, example_region, kernels_of

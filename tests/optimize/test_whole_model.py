@@ -22,7 +22,7 @@ from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import apply, tuned
 from kcg.handover.in_place import compiled_before
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled

@@ -12,41 +12,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from kcg.kernel.loop_nest import INNER, WORKGROUP, ActionRows, AxisTable
+from kcg.kernel.loop_nest import (
+    ACTION_FEATURES,
+    AXES_OF_ACTION,
+    INNER,
+    KINDS_OF_ACTION,
+    STOP,
+    WORKGROUP,
+    ActionRows,
+    AxisTable,
+)
 from kcg.kernel.opts.planner import ACTIONS, TAKES
 from kcg.kernel.opts.schedule import Opt, opts_of
 from kcg.types import Action
 
 Array = np.ndarray[Any, Any]
 
-STOP: Final = "stop"
-KINDS_OF_ACTION: Final = ("UPCAST", "UNROLL", "LOCAL", "GROUP", "GROUPTOP", "TC", "SWAP", "THREAD", "other", STOP)
-ACTION_FEATURES: Final = (
-    *(f"is {kind}" for kind in KINDS_OF_ACTION),
-    "amount",
-    "extent",
-    "rest",
-    "whole",
-    "power of two",
-    "loads that move",
-    "loads in steps of one",
-    "stores that move",
-    "stores in steps of one",
-    "least step",
-    "held",
-    "held after",
-    "threads",
-    "threads after",
-    "core axes",
-    "core padding",
-    "depth",
-)
-"""The columns of `action_rows`. A policy is kept with their names: where they change, it has to be trained again."""
-AXES_OF_ACTION: Final = 2  # it acts on at most so many
 _PLACE = {kind: i for i, kind in enumerate(KINDS_OF_ACTION)}
 _FEATURE = {name: i for i, name in enumerate(ACTION_FEATURES)}
 _ALONG_THE_NEST = ("UPCAST", "LOCAL", "THREAD")  # their axis counts all axes, that of the others those they may split

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kcg.kernel.kinds import Refusal
-from kcg.kernel.opts.schedule import opts_of, parse
+from kcg.kernel.kinds import Refusal, Tools, Traits
+from kcg.kernel.opts.schedule import ops_and_arguments, opts_of, parse, schedule_of, shortened
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
 if TYPE_CHECKING:
+    from kcg.compat.opts import Opt
+    from kcg.kernel.kinds import Steps
     from kcg.kernel.opts.space import KernelSpace
     from kcg.kernel.program import Compiled
 
@@ -17,6 +20,7 @@ class OptsKind:
     """See `kcg.kernel.kinds.Kind`."""
 
     name = ScheduleKind.OPTS
+    noun = ""
 
     def parse(self, body: str) -> Schedule:
         """`[[op, axis, argument], …]`, whether tinygrad has such an Opt or not."""
@@ -29,6 +33,50 @@ class OptsKind:
         from kcg.kernel.opts.space import KernelSpace
 
         return KernelSpace(region, target)
+
+    def tools(self, target: Target) -> Tools:
+        """Nothing beside tinygrad."""
+        return Tools()
+
+    def traits(self, schedule: Schedule) -> Traits:
+        """None: tinygrad makes its programs, of its own rows."""
+        return Traits()
+
+    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+        """No."""
+        return False
+
+    def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
+        """None."""
+        return 0
+
+    def shortened(self, schedule: Schedule, by: int) -> Schedule:
+        """Without its last Opts, `by` of them at most."""
+        return shortened(schedule, by)
+
+    def opts(self, schedule: Schedule) -> tuple[Opt, ...]:
+        """They, in the order in which they apply. Raises as `opts_of`."""
+        return opts_of(schedule)
+
+    def of_opts(self, opts: Sequence[Opt]) -> Schedule:
+        """The schedule that applies them in order."""
+        return schedule_of(opts)
+
+    def ops_and_arguments(self, schedule: Schedule) -> list[tuple[str, str]]:
+        """Of each Opt its op and its argument. Raises as `opts_of`."""
+        return ops_and_arguments(schedule)
+
+    def variants(self, steps: Steps, schedule: Schedule) -> list[Schedule]:
+        """See `kcg.kernel.opts.neighbours`."""
+        from kcg.kernel.opts.neighbours import variants
+
+        return variants(steps, schedule)
+
+    def moved(self, steps: Steps, schedule: Schedule) -> list[Schedule]:
+        """See `kcg.kernel.opts.neighbours`."""
+        from kcg.kernel.opts.neighbours import moved
+
+        return moved(steps, schedule)
 
     def describe(self, schedule: Schedule) -> str:
         """The Opts one after the other."""

@@ -13,8 +13,8 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kcg.kernel.kinds import Lattice
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Action, Schedule
@@ -22,17 +22,6 @@ from kcg.types import Action, Schedule
 LIMIT = 1000
 MOST_ACTIONS = 40  # so many at most, whatever the space offers
 MOST_REPEATS = 2  # of an action that was drawn
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """The declaration: the actions, and every schedule with the steps from it that stay inside."""
-
-    actions: tuple[Opt, ...]
-    steps: dict[Schedule, tuple[Action, ...]]
-    keys: dict[Schedule, str]
-    baseline: Schedule  # the schedule of the lattice that is tinygrad's own choice
-    start: Schedule = RAW
 
 
 def prefixes(schedule: Schedule) -> list[Schedule]:
@@ -65,7 +54,7 @@ def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random
         for key, schedule in growth.by_key.items()
     }
     keys = {schedule: key for key, schedule in growth.by_key.items()}
-    return Lattice(tuple(growth.most), steps, keys, growth.by_key[space.key(space.baseline())])
+    return Lattice(tuple(growth.most), steps, keys, growth.by_key[space.key(space.baseline())], RAW)
 
 
 class _Growth:

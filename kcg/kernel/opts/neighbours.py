@@ -8,23 +8,14 @@ searches by evolution this is the mutation of tile sizes (TVM's MetaSchedule: Sh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from kcg.kernel.kinds import same_but_amount
+from kcg.kernel.kinds import Steps, same_but_amount
 from kcg.kernel.opts.schedule import Opt, opts_of
-from kcg.types import Action, Schedule, ScheduleKind
+from kcg.types import Schedule, ScheduleKind
 
 FACTORS: Final = (2, 3)  # that are moved
 OTHER: Final = {"UPCAST": "LOCAL", "LOCAL": "UPCAST"}
-
-
-class Steps(Protocol):
-    """A space whose schedules are made step by step: that of a kernel, or a recorded table."""
-
-    def start(self) -> Schedule: ...
-    def actions(self, schedule: Schedule) -> list[Action]: ...
-    def step(self, schedule: Schedule, opt: Opt) -> Schedule | None: ...
-    def key(self, schedule: Schedule) -> str: ...
 
 
 def variants(space: Steps, schedule: Schedule) -> list[Schedule]:

@@ -34,8 +34,6 @@ from kcg.types import Region, Schedule, Target
 # 16, LOCAL by 32 on every axis), and keeps the limits of BEAM on the size of what is unrolled and of a workgroup. PADTO
 # is left out, as BEAM leaves it out by default: with UNROLL it makes wrong kernels (docs/architecture.md).
 
-ACTION_SPACE_VERSION = 1
-
 UPCAST_MAX = 256  # elements one thread may hold; BEAM's default
 LOCAL_MAX = 1024  # threads of a workgroup; BEAM's default
 

@@ -14,6 +14,7 @@ from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Scheduler
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import UOPS_MAX, compile_schedule
+from kcg.kernel.kinds import Lattice
 from kcg.kernel.loop_nest import REDUCING, ActionRows, AxisTable, axis_table, count_uops
 from kcg.kernel.opts.action_features import action_rows, opt_of
 from kcg.kernel.opts.neighbours import followed, moved, variants
@@ -111,6 +112,12 @@ class KernelSpace:
         """tinygrad's own choice."""
         return [self.baseline()]
 
+    def lattice(self, given: Sequence[Schedule], *, rng: random.Random, limit: int) -> Lattice:
+        """See `kcg.kernel.opts.lattice`."""
+        from kcg.kernel.opts.lattice import lattice
+
+        return lattice(self, given, rng=rng, limit=limit)
+
     def actions(self, schedule: Schedule) -> list[Action]:
         found = self._actions.get(schedule)
         if found is None:
@@ -191,7 +198,7 @@ class KernelSpace:
 
     def action_features(self, schedule: Schedule, actions: Sequence[Action] | None = None) -> ActionRows:
         """The rows of `actions` (by default all that there are from here), and of stopping; columns are
-        `kcg.kernel.opts.action_features.ACTION_FEATURES`. Raises ScheduleError if `schedule` does not apply."""
+        `kcg.kernel.loop_nest.ACTION_FEATURES`. Raises ScheduleError if `schedule` does not apply."""
         opts = [opt_of(action) for action in (self.actions(schedule) if actions is None else actions)]
         table, symbolic = self.table(schedule), self.symbolic_axes(schedule)
         return action_rows(table, opts, depth=len(opts_of(schedule)), symbolic=symbolic)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal, baseline_of
+from kcg.kernel.kinds import Refusal, Tools, Traits, baseline_of
 from kcg.kernel.source.body import source_body
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 
@@ -20,6 +20,7 @@ class SourceKind:
     """See `kcg.kernel.kinds.Kind`. `kernels` are the lowered kernels of each region, by its id."""
 
     name = ScheduleKind.SOURCE
+    noun = ""
 
     def __init__(self, kernels: Mapping[str, Sequence[Schedule]] | None = None) -> None:
         self._kernels = kernels or {}
@@ -35,6 +36,27 @@ class SourceKind:
         if not (schedules := self._kernels.get(region.id, ())):
             return Refusal("no kernel was written by hand for it")
         return SourceSpace(region, target, schedules)
+
+    def tools(self, target: Target) -> Tools:
+        """What the user's code needs is the user's to know."""
+        return Tools()
+
+    def traits(self, schedule: Schedule) -> Traits:
+        """A user's code."""
+        return Traits(by_hand=True)
+
+    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+        """No."""
+        return False
+
+    def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
+        """None."""
+        return 0
+
+    def named(self, schedule: Schedule) -> tuple[str, str]:
+        """The user's name, and how it is launched."""
+        body = source_body(schedule)
+        return body.name, body.legend
 
     def describe(self, schedule: Schedule) -> str:
         """`source:` and the user's name."""

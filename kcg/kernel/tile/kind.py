@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal
-from kcg.kernel.parts import parts_of
-from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.kinds import Refusal, Tools, Traits
+from kcg.kernel.tile.compile import compile_tile, kept_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.generate import has_several_products
+from kcg.kernel.tile.generate import generate, has_several_products
+from kcg.kernel.tile.joining import expected_saving_s
 from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TF32, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.targets import missing
+from kcg.kernel.tile.targets import missing, supported, triton_version
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Program
+    from kcg.kernel.regions import Candidate
     from kcg.kernel.tile.space import TileSpace
 
 LONGEST_BODY = 4096  # characters
@@ -28,6 +31,7 @@ class TileKind:
     """See `kcg.kernel.kinds.Kind`."""
 
     name = ScheduleKind.TILE
+    noun = "tile program"
 
     def parse(self, body: str) -> Schedule:
         """Parameters as canonical JSON, every field checked; whether a kernel allows them is its space's to say."""
@@ -47,6 +51,56 @@ class TileKind:
             return TileSpace(region, target, replace(read_region(region), allows_tf32=allow_tf32))
         except TileRefusal as refusal:
             return Refusal(str(refusal))
+
+    def tools(self, target: Target) -> Tools:
+        """Triton and its assembler."""
+        if not supported(target):
+            return Tools(missing=missing(target), possible=False)
+        if problem := missing(target):
+            return Tools(missing=problem)
+        using = assembler()
+        assert using is not None
+        advice = (
+            ""
+            if using.trusted
+            else "before 13 it turns some right programs into faults and NaN: install CUDA 13's, or set "
+            f"{PATH_VARIABLE}"
+        )
+        return Tools(f"Triton {triton_version()}, {using.name} ({using.path})", advice=advice, assembler=using.name)
+
+    def traits(self, schedule: Schedule) -> Traits:
+        """Its precision, and whether it is in Gluon: warps by what they do. The fastest in plain Triton is taken where
+        it is about as fast."""
+        try:
+            p = TileParameters.from_json(schedule.body)
+        except ScheduleError:  # no program is made of it
+            return Traits(as_program=True, own_assembler=True)
+        return Traits(as_program=True, own_assembler=True, tf32=p.precision == TF32, second_choice=p.form in IN_GLUON)
+
+    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+        """Whether it is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen of
+        these has to run very often before it is believed (docs/tiles.md)."""
+        p = TileParameters.from_json(schedule.body)
+        if p.loads == TMA or p.warp_specialize or p.form in (*ATTENTION, *IN_GLUON):
+            return True
+        try:
+            return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
+        except TileRefusal:  # no program is made of it
+            return False
+
+    def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
+        """Partial sums, and what its launches hand on."""
+        return generate(region, target, TileParameters.from_json(schedule.body)).workspace_bytes
+
+    def saving_s(self, candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
+        """See `kcg.kernel.tile.joining`."""
+        return expected_saving_s(candidate, alone_s, target)
+
+    def kept(
+        self, region: Region, schedule: Schedule, target: Target, *, variables: Variables, also: tuple[Variables, ...]
+    ) -> Program | None:
+        """See `kept_tile`."""
+        return kept_tile(region, schedule, target, variables=variables, also=also)
 
     def describe(self, schedule: Schedule) -> str:
         """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
@@ -68,38 +122,6 @@ class TileKind:
     ) -> Program:
         """See `compile_tile`."""
         return compile_tile(region, schedule, target, variables=variables, also=also)
-
-
-def is_delicate(region: Region, schedule: Schedule) -> bool:
-    """Whether a schedule of a region is a tile program of asynchronous copies by TMA, of specialised warps, or of
-    several products: what is chosen of these has to run very often before it is believed (docs/tiles.md)."""
-    if schedule.kind != ScheduleKind.TILE:
-        return False
-    p = TileParameters.from_json(schedule.body)
-    if p.loads == TMA or p.warp_specialize or p.form in (*ATTENTION, *IN_GLUON):
-        return True
-    try:
-        return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
-    except TileRefusal:  # no program is made of it
-        return False
-
-
-def is_in_gluon(schedule: Schedule) -> bool:
-    """Whether a tile program is written in Gluon: warps by what they do."""
-    try:
-        return schedule.kind == ScheduleKind.TILE and TileParameters.from_json(schedule.body).form in IN_GLUON
-    except ScheduleError:  # no program is made of it
-        return False
-
-
-def rounds_to_tf32(schedule: Schedule) -> bool:
-    """Whether a tile program of a schedule, or of its parts, rounds float32 operands of products to tf32."""
-    try:
-        if schedule.kind == ScheduleKind.PARTS:
-            return any(rounds_to_tf32(part.schedule) for part in parts_of(schedule))
-        return schedule.kind == ScheduleKind.TILE and TileParameters.from_json(schedule.body).precision == TF32
-    except ScheduleError:  # no program is made of it
-        return False
 
 
 KIND = TileKind()

@@ -12,13 +12,14 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from kcg.errors import KcgError, ScheduleError
-from kcg.kernel.kinds import baseline_of
+from kcg.kernel.kinds import Cost, baseline_of
 from kcg.kernel.program import Program
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.expected import cost_of, suspects
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
 from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
@@ -213,6 +214,14 @@ class TileSpace:
     def refusals(self, schedules: Sequence[Schedule]) -> list[float]:
         """How likely each needs more shared memory than there is: an estimate near the limit may be wrong."""
         return [self._refusal(self.parameters(schedule)) for schedule in schedules]
+
+    def cost(self, schedule: Schedule) -> Cost:
+        """By instructions, bytes and waves: see `kcg.kernel.tile.cost`."""
+        return cost_of(self.kernel, self.target, self.parameters(schedule))
+
+    def suspects(self, schedule: Schedule) -> Mapping[Hashable, float]:
+        """The value of each parameter."""
+        return suspects(self.parameters(schedule))
 
     # what becomes of a schedule
 

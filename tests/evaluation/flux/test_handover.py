@@ -16,7 +16,7 @@ from evaluation.flux.handover import judged
 from evaluation.pytorch import in_tinygrad
 from kcg.compat.device import clang_path
 from kcg.errors import ExitCode
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.report.result import write_result

@@ -11,7 +11,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.kinds import space_of
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.parts import compile_region
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate

@@ -1,9 +1,10 @@
-"""Tile programs of a result for a process that is to run them: from the user's cache, else made again from parameters.
+"""Programs of a result that plain tinygrad cannot make, for a process that is to run them: from the user's cache, else
+made again from their schedules.
 
-Triton is never loaded there, since it may abort: `python -m kcg.handover.tile_programs < job.json` is a child that has
-a compile pool of its own. What it makes stays in the user's cache (`kcg.kernel.tile.compile`), so that the next start
-compiles nothing and needs no child. Only the very program that was verified is used: the same machine code, on the
-same driver.
+Their compilers are never loaded there, since one may abort: `python -m kcg.handover.programs < job.json` is a child
+that has a compile pool of its own. What it makes may stay in the user's cache (`kcg.kernel.kinds.KeepsPrograms`), so
+that the next start compiles nothing and needs no child. Only the very program that was verified is used: the
+same machine code, on the same driver.
 """
 
 from __future__ import annotations
@@ -18,33 +19,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kcg.kernel.parts import has_tiles
+from kcg.kernel.composed import kinds_in
+from kcg.kernel.kinds import KeepsPrograms, kind_named, kind_of, registered, traits_of
 from kcg.kernel.program import Program, program_from, program_values
 from kcg.measure import isolated
-from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, Target, Variables
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, Target, Variables
 
-CHILD = "kcg.handover.tile_programs"
+CHILD = "kcg.handover.programs"
 COMPILE_TIMEOUT_S = 120.0  # of one program: a compiler that loops is ended
 CHILD_TIMEOUT_S = 120.0  # of the child beside its programs
 
 
 @dataclass(frozen=True)
 class Remade:
-    """The tile programs of a result, by the id of their region, and why others cannot be used."""
+    """The programs of a result, by the id of their region, and why others cannot be used."""
 
     programs: dict[str, Program]
     failed: dict[str, str]
 
 
-def tile_rows(result: Result) -> list[RegionResult]:
-    """The regions that a tile program is best for, verified, and so the kernels within them."""
-    return [r for r in result.deployed if has_tiles(r.chosen.schedule) and r.chosen.verification.passed]
+def program_rows(result: Result) -> list[RegionResult]:
+    """The regions that such a program is best for, verified, and so the kernels within them."""
+    return [r for r in result.deployed if traits_of(r.chosen.schedule).as_program and r.chosen.verification.passed]
 
 
 def remade(result: Result, *, to_run: bool = True) -> Remade:
-    """The tile programs of a result, to run them on this machine or elsewhere. Raises nothing that is wrong with one of
+    """The programs of a result, to run them on this machine or elsewhere. Raises nothing that is wrong with one of
     them."""
-    rows = tile_rows(result)
+    rows = program_rows(result)
     if rows and (reason := why_not_here(result, to_run=to_run)):
         return Remade({}, {row.region.id: reason for row in rows})
     made: dict[str, Program | str | None] = {row.region.id: _kept(row, result.target) for row in rows}
@@ -62,22 +64,24 @@ def remade(result: Result, *, to_run: bool = True) -> Remade:
 
 
 def why_not_here(result: Result, *, to_run: bool = True) -> str:
-    """What stands against making all tile programs of a result on this machine, or running them; empty where nothing
+    """What stands against making all such programs of a result on this machine, or running them; empty where nothing
     does."""
-    from kcg.compat.assembler import assembler
     from kcg.compat.standalone import nvidia_driver
-    from kcg.kernel.tile.targets import missing, triton_version
+    from kcg.measure.device_info import version_of
 
-    if problem := missing(result.target):
+    rows = program_rows(result)
+    own = any(traits_of(row.chosen.schedule).own_assembler for row in rows)
+    kinds = dict.fromkeys(name for row in rows for name in kinds_in(row.chosen.schedule))
+    tools = [kind_named(name).tools(result.target) for name in kinds]
+    if problem := next((one.missing for one in tools if one.missing), ""):
         return problem
-    using = assembler()
-    assert using is not None
     made_with = result.toolchain
-    for name, wanted, here in (
-        ("driver", made_with.driver, nvidia_driver() if to_run and made_with.driver else made_with.driver),
-        ("Triton", made_with.triton, triton_version()),
-        ("assembler", made_with.assembler, using.name),
-    ):
+    driver = nvidia_driver() if to_run and made_with.driver else made_with.driver
+    seen = [("driver", made_with.driver, driver)]
+    if own:
+        using = next((one.assembler for one in tools if one.assembler), "")
+        seen += [("Triton", made_with.triton, version_of("triton")), ("assembler", made_with.assembler, using)]
+    for name, wanted, here in seen:
         if wanted != here:
             return f"{name}: they were verified with {wanted!r}, here it is {here!r}: run the search again"
     return ""
@@ -98,13 +102,11 @@ def _values(row: RegionResult) -> list[Variables]:
 
 def _kept(row: RegionResult, target: Target) -> Program | str | None:
     """The program from the user's cache, why it cannot be, or None where it is not there."""
-    from kcg.kernel.tile.compile import kept_tile
-
     schedule, (first, *others) = row.chosen.schedule, _values(row)
-    if schedule.kind != ScheduleKind.TILE:  # one of several parts
+    if not isinstance(kind := kind_of(schedule), KeepsPrograms):
         return None
     try:
-        return kept_tile(row.region, schedule, target, variables=first, also=tuple(others))
+        return kind.kept(row.region, schedule, target, variables=first, also=tuple(others))
     except Exception as error:  # a row that this version's generator does not take
         return _line(error)
 
@@ -119,12 +121,12 @@ def _in_child(rows: Sequence[RegionResult], target: Target) -> list[Program | st
     timeout_s = CHILD_TIMEOUT_S + COMPILE_TIMEOUT_S * len(rows)
     try:
         ended = isolated.run_isolated(
-            CHILD, job, dev=target.tinygrad_device, timeout_s=timeout_s, name="making the tile programs", label="tiles"
+            CHILD, job, dev=target.tinygrad_device, timeout_s=timeout_s, name="making the programs", label="programs"
         )
     except isolated.Overdue as error:
         return [str(error)] * len(rows)
     if ended.returncode != 0 or not ended.out:
-        return [f"making the tile programs failed: {ended.last_words}"] * len(rows)
+        return [f"making the programs failed: {ended.last_words}"] * len(rows)
     answer = json.loads(ended.out[-1])
     return [one if isinstance(one, str) else program_from(one) for one in answer["made"]]
 
@@ -152,8 +154,8 @@ def main() -> None:
     from kcg.measure.pools import CompilePool
 
     target = Target(**{**job["target"], "tensor_cores": tuple(job["target"]["tensor_cores"])})
-    with tempfile.TemporaryDirectory(prefix="kcg-tiles-") as folder:
-        initargs = (os.environ["DEV"], os.getpid(), str(Path(folder) / "tinygrad-cache.db"))
+    with tempfile.TemporaryDirectory(prefix="kcg-programs-") as folder:
+        initargs = (os.environ["DEV"], os.getpid(), str(Path(folder) / "tinygrad-cache.db"), "", registered())
         pool = CompilePool(initargs, workers=min(usable_cores(), len(job["rows"])), before=lambda: None)
         try:
             made = []
@@ -188,6 +190,6 @@ def _answer(future: Future[Any]) -> dict[str, Any] | str:
 
 if __name__ == "__main__":
     # run as a module of the package, so that children do not see this one as __main__
-    from kcg.handover.tile_programs import main as main_of_the_package
+    from kcg.handover.programs import main as main_of_the_package
 
     main_of_the_package()
