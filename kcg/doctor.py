@@ -132,10 +132,11 @@ def _compilers() -> list[Finding]:
 
 
 def _programs(target: Target) -> list[Finding]:
-    """What makes the programs of each kind that needs more than tinygrad."""
-    from kcg.kernel.kinds import tools_for
+    """What makes the programs of each kind that needs more than tinygrad; of one that has none for a GPU, why."""
+    from kcg.kernel.kinds import KINDS, kind_named, kinds_for
 
-    return [_found(f"{noun}s", tools) for noun, tools in tools_for(target)]
+    kinds = map(kind_named, kinds_for(target) if target.device == "CPU" else KINDS)
+    return [_found(f"{kind.noun}s", kind.tools(target)) for kind in kinds if kind.noun]
 
 
 def _found(what: str, tools: Tools) -> Finding:

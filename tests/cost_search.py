@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from evaluation.tiles.searching import strategies
 from kcg.kernel.kinds import kind_named, space_of
-from kcg.predictor.tile_cost import TileCost
+from kcg.predictor.cost import KnownCost
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 
@@ -19,7 +19,7 @@ def searched_by_cost(region: Region, target: Target, most: int) -> tuple[Schedul
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
         ledger.measurements += len(batch)
-        predicted = TileCost().predict(space, batch)
+        predicted = KnownCost().predict(space, batch)
         return [
             _done(Observation(s, Status.OK, p.runtime_s, space.key(s))) for s, p in zip(batch, predicted, strict=True)
         ]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kcg.kernel.kinds import space_of
-from kcg.kernel.kinds import ACTION_SPACE_VERSION
+from kcg.kernel.composed import Part, schedule_of_parts
+from kcg.kernel.kinds import ACTION_SPACE_VERSION, space_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.parts import Part, schedule_of_parts
 from kcg.kernel.regions import Form
 from kcg.measure.device_info import detect
 from kcg.optimize.planning import planned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -326,6 +326,17 @@ def words_of_kinds(source: Source) -> Iterator[str]:
         for word in sorted(printed):
             line = getattr(node, "lineno", 0)
             yield f"{source.module}:{line}: {word} is a word of a kind of schedule: go through kcg.kernel.kinds"
+
+
+def imports_of_kinds(source: Source, kinds: Mapping[str, str]) -> Iterator[str]:
+    """Imports, outside of `kcg/kernel`, of what is in the package of one of `kinds`, by the names of their modules."""
+    if package_of(source.module) == "kernel":
+        return
+    inside = {module.removesuffix(".kind"): name for name, module in kinds.items()}
+    for item in source.imports:
+        for package, name in inside.items():
+            if f"{item.module}.{item.name}.".startswith(f"{package}."):
+                yield f"{source.module}:{item.line}: it imports the kind {name!r}: go through kcg.kernel.kinds"
 
 
 def imports_of_scripts(source: Source) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kcg.cli import pip_install
-from kcg.doctor import Finding, _tile_programs
+from kcg.doctor import Finding, _programs
 from tests.commands import python
 from tests.fake_triton import fake_triton
 from tests.kernel.tile.running import HAS_TRITON
@@ -18,9 +18,9 @@ from tests.known_targets import KNOWN_TARGETS, X86
 CODE = """
 import json
 from dataclasses import asdict
-from kcg.doctor import _tile_programs
+from kcg.doctor import _programs
 from tests.known_targets import KNOWN_TARGETS
-print(json.dumps([asdict(finding) for finding in _tile_programs(KNOWN_TARGETS["sm_90"])]))
+print(json.dumps([asdict(finding) for finding in _programs(KNOWN_TARGETS["sm_90"])]))
 """
 
 
@@ -38,17 +38,17 @@ def test_triton_and_its_assembler_are_named_and_an_old_one_is_warned_of(
 
 @pytest.mark.skipif(HAS_TRITON, reason="Triton is installed")
 def test_without_triton_it_says_what_is_missed_and_how_to_get_it() -> None:
-    (finding,) = _tile_programs(KNOWN_TARGETS["sm_90"])
+    (finding,) = _programs(KNOWN_TARGETS["sm_90"])
     assert finding.found == "none, Opts only: Triton is not installed" and finding.ok
     assert "faster matmuls" in finding.advice and finding.advice.endswith(pip_install("gpu"))
 
 
 def test_a_target_that_triton_does_not_know_has_opts_only() -> None:
     words = "none, Opts only: tile programs are for NVIDIA GPUs from sm_80 on, not for "
-    assert _tile_programs(KNOWN_TARGETS["Apple9"]) == [Finding("tile programs", f"{words}METAL Apple9")]
+    assert _programs(KNOWN_TARGETS["Apple9"]) == [Finding("tile programs", f"{words}METAL Apple9")]
     words = "none, Opts only: tile programs compile for gfx942, and none was ever run there"
-    assert _tile_programs(KNOWN_TARGETS["gfx942"]) == [Finding("tile programs", words)]
+    assert _programs(KNOWN_TARGETS["gfx942"]) == [Finding("tile programs", words)]
     words = "none, Opts only: tile programs are for NVIDIA GPUs from sm_80 on, not for "
     old = replace(KNOWN_TARGETS["sm_90"], arch="sm_75")
-    assert _tile_programs(old) == [Finding("tile programs", f"{words}CUDA sm_75")]
-    assert _tile_programs(X86) == []
+    assert _programs(old) == [Finding("tile programs", f"{words}CUDA sm_75")]
+    assert _programs(X86) == []

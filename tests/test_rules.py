@@ -10,6 +10,7 @@ import pytest
 
 import kcg
 from kcg import errors
+from kcg.kernel.kinds import KINDS
 from tests.rules import (
     HEAVY,
     ROOT,
@@ -17,6 +18,7 @@ from tests.rules import (
     defined_names,
     drawn_tree,
     forbidden_calls,
+    imports_of_kinds,
     imports_of_scripts,
     loaded_by,
     own_words,
@@ -46,6 +48,11 @@ def test_only_compat_touches_tinygrads_internals() -> None:
 
 def test_only_a_kind_knows_its_schedules() -> None:
     assert [line for source in LIBRARY for line in words_of_kinds(source)] == []
+
+
+def test_nobody_but_the_registry_imports_a_kind() -> None:
+    kinds = {name: entry.module for name, entry in KINDS.items()}
+    assert [line for source in LIBRARY for line in imports_of_kinds(source, kinds)] == []
 
 
 def test_names_are_the_fields_words() -> None:

@@ -13,6 +13,7 @@ from tests.rules import (
     defined_names,
     drawn_tree,
     forbidden_calls,
+    imports_of_kinds,
     imports_of_scripts,
     loaded_by,
     own_words,
@@ -215,6 +216,23 @@ def test_words_of_a_kind_are_found_outside_of_its_package(text: str, tmp_path: P
 def test_prose_and_stored_names_may_say_the_words_of_a_kind(tmp_path: Path) -> None:
     text = '"""tinygrad\'s Opts: UPCAST or LOCAL."""\n# RAW\nrow.opts = "an UPCAST(0,4) before a LOCAL"'
     assert list(words_of_kinds(source(tmp_path, "kcg/search/a.py", text))) == []
+
+
+def test_imports_of_a_kind_are_found(tmp_path: Path) -> None:
+    code = """
+from kcg.kernel.tile import cost  # here
+from kcg.kernel import parts  # here
+import kcg.kernel.tile.kind  # here
+from kcg.kernel.tiled import nothing
+from kcg.kernel.kinds import kind_named
+def f():
+    from kcg.kernel.parts import PartsSpace  # here
+"""
+    kinds, here = {"tile": "kcg.kernel.tile.kind", "parts": "kcg.kernel.parts"}, []
+    for package in ("search", "kernel"):
+        found = imports_of_kinds(source(tmp_path, f"kcg/{package}/a.py", code), kinds)
+        here.append([line.split(":")[1] for line in found])
+    assert here == [[str(n) for n, line in enumerate(code.splitlines(), 1) if line.endswith("# here")], []]
 
 
 def test_wall_clocks_are_found(tmp_path: Path) -> None:

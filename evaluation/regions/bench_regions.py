@@ -42,8 +42,8 @@ from evaluation.tiles.summary import MODES, OURS, seconds
 from kcg.cli import record_results, run_script
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
+from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
 from kcg.kernel.kinds import describe
-from kcg.kernel.parts import Part, region_of_part, schedule_of_parts
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal

@@ -22,8 +22,8 @@ from kcg.kernel.program import Executable
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.settings import DEFAULT_SEARCH
+from kcg.predictor.cost import KnownCost
 from kcg.predictor.interface import judge_of
-from kcg.predictor.tile_cost import TileCost
 from kcg.search.problem import Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
 from kcg.search.workers import FromItsStart, SearchWorkers
@@ -218,7 +218,7 @@ def _of_tiles(search: Strategy) -> Strategy:
         space = kind_named(ScheduleKind.TILE).space(opts.region, opts.target)
         if isinstance(space, Refusal):
             return iter(())
-        judge = judge_of(TileCost(), space)
+        judge = judge_of(KnownCost(), space)
         changed = replace(problem, space=FromItsStart(space), predict=judge.predict, correct=judge.correct)
         return search(changed)
 

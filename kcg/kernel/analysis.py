@@ -285,11 +285,11 @@ def _named(product: Contraction) -> tuple[str, str]:
 def _better_stored(
     ast: UOp, found: Iterable[Contraction], kernel_id: str, calls: int, target: Target | None
 ) -> Recompute | None:
-    from kcg.kernel.stored_products import better_stored
-
     largest = max((c for c in found if c.inside), key=lambda c: c.operations, default=None)
     if largest is None or largest.node is None:
         return None
+    from kcg.kernel.stored_products import better_stored  # by the costs of tile programs, which few runs need
+
     expected = better_stored(_as_run(ast), largest.node, target)
     if expected is None:
         return None

@@ -337,6 +337,7 @@ class Steps(Protocol):
     """A space whose schedules are made step by step: that of a kernel, or a recorded table."""
 
     def start(self) -> Schedule: ...
+    def baseline(self) -> Schedule: ...
     def actions(self, schedule: Schedule) -> list[Action]: ...
     def step(self, schedule: Schedule, step: Any) -> Schedule | None: ...
     def key(self, schedule: Schedule) -> str: ...
@@ -428,6 +429,18 @@ def opts_of(schedule: Schedule) -> tuple[Opt, ...]:
 def needs_stress(region: Region, schedule: Schedule) -> bool:
     """Whether a schedule has to run very often before it is believed, see `Kind.needs_stress`."""
     return kind_of(schedule).needs_stress(region, schedule)
+
+
+def compile_region(
+    region: Region,
+    schedule: Schedule,
+    target: Target,
+    *,
+    variables: Variables = (),
+    also: tuple[Variables, ...] = (),
+) -> Executable:
+    """Compile a schedule of any kind, see `Kind.compile`."""
+    return kind_of(schedule).compile(region, schedule, target, variables=variables, also=also)
 
 
 def made_by(toolchain: Toolchain, schedule: Schedule) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.composed import Part, checked, joined, parts_of, region_of_part, schedule_of_parts
-from kcg.kernel.kinds import Refusal, Space, Tools, Traits, kind_named, kind_of, needs_stress, traits_of
+from kcg.kernel.kinds import Refusal, Space, Tools, Traits, compile_region, kind_named, kind_of, needs_stress, traits_of
 from kcg.kernel.program import Executable, Program
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
@@ -91,8 +91,7 @@ class PartsKind:
         made = []
         for part in checked(region, schedule):
             inner, _ = region_of_part(region, part.places)
-            of = kind_of(part.schedule)
-            made.append((part.places, of.compile(inner, part.schedule, target, variables=variables, also=also)))
+            made.append((part.places, compile_region(inner, part.schedule, target, variables=variables, also=also)))
         return joined(region, made)
 
 

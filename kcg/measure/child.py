@@ -83,13 +83,12 @@ def detect_job(dev: str) -> tuple[Target, Toolchain]:
 
 
 def compile_job(job: CompileJob) -> CompileOutcome:
-    from kcg.kernel.kinds import kind_of
+    from kcg.kernel.kinds import compile_region
 
     global _compiled
     begin = time.perf_counter()
     try:
-        kind = kind_of(job.schedule)
-        compiled = kind.compile(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
+        compiled = compile_region(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
     finally:
         _compiled += 1
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself

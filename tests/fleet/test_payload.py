@@ -16,8 +16,8 @@ from kcg.errors import DataError, DeviceError, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.payload import Checked, Failure, HostFacts, Measured, MeasureJob, pack, unpack
 from kcg.fleet.trust import HostReport, ReferenceTime, Versions
+from kcg.kernel.composed import Part, schedule_of_parts
 from kcg.kernel.opts.schedule import RAW
-from kcg.kernel.parts import Part, schedule_of_parts
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request

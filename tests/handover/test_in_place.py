@@ -13,8 +13,7 @@ from kcg.compat.tiny import UOp, dtypes
 from kcg.handover.in_place import ProgramsInPlace
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.kinds import baseline_of
-from kcg.kernel.kinds import ACTION_SPACE_VERSION
+from kcg.kernel.kinds import ACTION_SPACE_VERSION, baseline_of
 from kcg.measure.device_info import detect
 from kcg.types import Region
 from tests.kernels import empty, kernels_of

@@ -17,7 +17,9 @@ from tinygrad.uop.ops import AxisType, KernelInfo, Ops
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import (
-    MODULES,
+    KINDS as ENTRIES,
+)
+from kcg.kernel.kinds import (
     Kind,
     Refusal,
     Space,
@@ -40,7 +42,7 @@ from tests.kernels import empty, example_region
 from tests.known_targets import KNOWN_TARGETS
 from tests.waiting import PATIENCE_S
 
-KINDS = tuple(map(str, MODULES))
+KINDS = tuple(map(str, ENTRIES))
 FOREIGN = ("", "null", "1", '"a"', "{}", "[[1]]", '[["X",0,1.5]]', '[["X",0]]', "[" * 50_000, "not JSON")
 STEPS = 5  # of a walk
 

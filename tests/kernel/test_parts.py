@@ -10,10 +10,10 @@ from tinygrad import Tensor
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.kinds import Refusal
+from kcg.kernel.composed import Part, checked, hazards, joined, parts_of, region_of_part, schedule_of_parts
+from kcg.kernel.kinds import Refusal, compile_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
-from kcg.kernel.parts import Part, checked, compile_region, hazards, joined, parts_of, region_of_part, schedule_of_parts
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.measure.verify import CheckedBench
 from kcg.types import Region, Schedule, ScheduleKind, canonical_json, malformed

@@ -12,8 +12,8 @@ from tinygrad import Tensor
 
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
+from kcg.kernel.kinds import compile_region
 from kcg.kernel.parts import KIND as PARTS
-from kcg.kernel.parts import compile_region
 from kcg.measure.inputs import RECIPE, SPIKY_RECIPE, make_inputs_of_kernels
 from kcg.measure.verify import CheckedBench
 from tests.chains import X86, bound_region

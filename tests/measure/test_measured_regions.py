@@ -11,9 +11,10 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.errors import VerificationError
+from kcg.kernel.composed import Part, schedule_of_parts
+from kcg.kernel.kinds import compile_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
-from kcg.kernel.parts import Part, compile_region, schedule_of_parts
 from kcg.kernel.program import Program, ProgramLaunch, Scratch
 from kcg.measure import child
 from kcg.measure.jobs import PairedJob

@@ -18,8 +18,8 @@ from tinygrad import Tensor, dtypes
 
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import ENOUGH_TERMS, FEWEST, Chain, Evaluation
+from kcg.kernel.kinds import compile_region
 from kcg.kernel.parts import KIND as PARTS
-from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Program
 from kcg.kernel.reference import StoreValues, error_ratio, evaluate, points_of_store
 from kcg.measure.inputs import (

@@ -14,13 +14,13 @@ from tinygrad.uop.ops import AxisType, KernelInfo, Ops
 from kcg.compat.device import clang_path
 from kcg.errors import ScheduleError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.handwritten import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.source.body import SourceBody, source_body, source_schedule
 from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import KernelView, collecting, handwritten
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request
-from kcg.kernel.handwritten import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
 from tests.kernels import empty, example_region, kernels_of

@@ -15,10 +15,8 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.kinds import baseline_of, kind_named
-from kcg.kernel.parts import compile_region
+from kcg.kernel.kinds import baseline_of, compile_region, kind_named, needs_stress
 from kcg.kernel.program import Executable
-from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.space import TileSpace
 from kcg.measure import stress
 from kcg.measure.device_info import detect
@@ -254,8 +252,8 @@ def test_tile_programs_of_the_tensor_memory_accelerator_pass_on_a_gpu() -> None:
     with MeasureService("CUDA", run_id="stress") as service:
         space = kind_named("tile").space(region, service.target)
         assert isinstance(space, TileSpace)
-        first = next(s for s in [space.start(), *space.neighbours(space.start())] if is_delicate(region, s))
-        beside = [s for s in space.neighbours(first) if is_delicate(region, s)]
+        first = next(s for s in [space.start(), *space.neighbours(space.start())] if needs_stress(region, s))
+        beside = [s for s in space.neighbours(first) if needs_stress(region, s)]
         chosen = [first, *random.Random(1).sample(beside, 3)]
         for schedule in chosen:
             compiled = service.compiled(region, schedule).result(timeout=PATIENCE_S).compiled

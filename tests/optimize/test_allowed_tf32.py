@@ -80,4 +80,4 @@ def test_a_run_in_which_it_is_not_allowed_takes_nothing_of_it_from_a_journal(tmp
         run.journal.record(row)
     for allowed in (False, True):
         with begun(replace(settings, resume=True, allow_tf32=allowed)) as again:
-            assert (ROUNDS in again.works[0].of_tiles) == allowed
+            assert (ROUNDS in again.works[0].seen_of("tile")) == allowed

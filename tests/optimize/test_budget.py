@@ -248,7 +248,7 @@ def opened(started: tuple[Begun, Measured], monkeypatch: pytest.MonkeyPatch) -> 
     device = opened.device
     monkeypatch.setitem(device.service.spent_s, "sample", device.samples_s + device.samples * FLUSH_S)
     for work in opened.works:
-        monkeypatch.setattr(work, "known", dict(work.known))
+        monkeypatch.setattr(work, "seen", {kind: dict(seen) for kind, seen in work.seen.items()})
     return opened
 
 
@@ -416,11 +416,11 @@ def test_the_best_plan_with_regions_has_time_to_be_compared_too(
         return rounds * (100.0 + 10.0 * (plans - 1))
 
     monkeypatch.setattr(Estimates, "whole_s", whole_s)
-    region = replace(opened.works[0], proposed=True, of_tiles={})
+    region = replace(opened.works[0], proposed=True, seen=dict(opened.works[0].seen))
     both = replace(expected, measured=replace(expected.measured, works=[*opened.works, region]))
     assert expected.budget.over_at is not None and both.judge_until() == expected.budget.over_at - 100.0
     found = Schedule("tile", "{}")
-    region.of_tiles[found] = Observation(found, Status.OK, region.baseline_s / 2, "tile")
+    region.seen_of("tile")[found] = Observation(found, Status.OK, region.baseline_s / 2, "tile")
     assert both.judge_until() == expected.budget.over_at - 110.0
     captured: Any = SimpleNamespace(workload=SimpleNamespace(steps=3))
     assert replace(both, captured=captured).judge_until() == expected.budget.over_at - 220.0
@@ -640,31 +640,31 @@ def test_regions_have_the_time_that_judging_kernels_leaves(
 
 
 def test_a_region_of_several_kernels_saves_what_its_parts_do_not(opened: Begun) -> None:
-    work = replace(opened.works[0], known={}, of_tiles={}, proposed=True)
+    work = replace(opened.works[0], seen={}, proposed=True)
     own, other = work.space.baseline(), work.space.actions(work.space.start())[0].schedule
     work.keep(Observation(own, Status.OK, 8.0, "own"))
     assert work.saving_s == 0.0
     work.known[other] = Observation(other, Status.OK, 4.0, "parts")
-    work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
+    work.seen_of("tile")[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
     assert work.saving_s == work.call.calls * 1.0
     assert replace(work, proposed=False).saving_s == work.call.calls * 5.0
 
 
 def test_of_what_is_proposed_only_a_program_of_its_own_is_judged(opened: Begun, expected: Estimates) -> None:
     """Its parts are judged as kernels: what is faster than tinygrad's own for these is no news of the region."""
-    work = replace(opened.works[0], known={}, of_tiles={}, proposed=True)
+    work = replace(opened.works[0], seen={}, proposed=True)
     own, other = work.space.baseline(), work.space.actions(work.space.start())[0].schedule
     work.keep(Observation(own, Status.OK, 8.0, "own"))
     work.known[other] = Observation(other, Status.OK, 4.0, "parts")
     assert not expected.is_due(work) and expected.is_due(replace(work, proposed=False))
-    work.of_tiles[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
+    work.seen_of("tile")[Schedule("tile", "{}")] = Observation(Schedule("tile", "{}"), Status.OK, 3.0, "tile")
     assert expected.is_due(work)
 
 
 def test_of_what_fails_and_is_not_judged_it_is_said_that_it_fails(opened: Begun, expected: Estimates) -> None:
     assert opened.works[0].own is not None
     failed = replace(opened.works[0].own, status=Status.TIMEOUT, reason="no result within 120 s", samples_s=())
-    work = replace(opened.works[0], known={}, proposed=True, own=failed)
+    work = replace(opened.works[0], seen={}, proposed=True, own=failed)
     row = opened.judge(replace(expected, measured=replace(expected.measured, works=[work])), Candidates([work])).run()
     assert [(one.outcome, one.note) for one in row.rows] == [
         ("quarantined", "tinygrad's own schedule fails: timeout: no result within 120 s")
@@ -672,7 +672,7 @@ def test_of_what_fails_and_is_not_judged_it_is_said_that_it_fails(opened: Begun,
 
 
 def test_regions_are_timed_only_in_the_time_that_they_have(opened: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    works = [replace(work, known={}) for work in opened.works]
+    works = [replace(work, seen={}) for work in opened.works]
     monkeypatch.setattr(opened.device, "measure_baselines", lambda batch: [Future[Observation]() for _ in batch])
     past = time.monotonic() - 1
     measured = baselines.measure_baselines(works, opened.device, budget=opened.budget, log=opened.log, until=past)
@@ -690,9 +690,9 @@ def test_only_regions_that_the_best_plans_have_are_judged(
     kernel, *_ = opened.works
     find(kernel)
     tile = Schedule("tile", "{}")
-    regions = [replace(work, proposed=True, of_tiles={}) for work in opened.works]
+    regions = [replace(work, proposed=True, seen=dict(work.seen)) for work in opened.works]
     for work in regions:
-        work.of_tiles[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
+        work.seen_of("tile")[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
     first, second, third = (work.call.region.id for work in regions)
     both = replace(expected, measured=replace(expected.measured, works=[kernel, *regions]))
     judge = opened.judge(both, Candidates([kernel, *regions], searched=True))
@@ -728,10 +728,10 @@ def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
     kernels = [replace(first, call=replace(first.call, calls=2 * first.call.calls)), *others]  # twice in the region
     region, tile = replace(kernels[0].call.region, kernels=(kernels[0].call.region.kernel,) * 2), Schedule("tile", "{}")
     call, known = replace(first.call, region=region), dict(first.known)
-    whole = replace(kernels[0], call=call, proposed=True, known=known, of_tiles={})
+    whole = replace(kernels[0], call=call, proposed=True, seen={"parts": known})
     for times, work in zip((100.0, 10.0, 1.5), kernels, strict=True):
         find(work, times=times)
-    whole.of_tiles[tile] = Observation(tile, Status.OK, whole.baseline_s / 4, "tile")
+    whole.seen_of("tile")[tile] = Observation(tile, Status.OK, whole.baseline_s / 4, "tile")
     both = replace(expected, measured=replace(expected.measured, works=[*kernels, whole]))
     judge = opened.judge(both, Candidates([*kernels, whole], searched=True))
     judge._needed, asked = lambda judged: {region.id}, list[str]()
@@ -773,8 +773,8 @@ def test_regions_are_searched_where_there_are_programs_of_them(
     has_programs: bool,
     searched: bool,
 ) -> None:
-    tiles: Any = object() if has_programs else None
-    works = [replace(work, tiles=tiles) for work in opened.works]
+    others: Any = {"tile": object()} if has_programs else {}
+    works = [replace(work, others=others) for work in opened.works]
     settings = replace(expected.settings, regions=wanted, search=search, measurements=measurements)
     estimates = replace(expected, settings=settings, measured=replace(expected.measured, works=works))
     assert estimates.wants_regions is searched
@@ -783,7 +783,7 @@ def test_regions_are_searched_where_there_are_programs_of_them(
 def test_kernels_have_all_the_time_where_too_little_is_left_for_regions(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = [replace(work, tiles=object()) for work in opened.works]  # type: ignore[arg-type]
+    works = [replace(work, others={"tile": object()}) for work in opened.works]  # type: ignore[dict-item]
     both = replace(expected, measured=replace(expected.measured, works=works))
     without = replace(both, settings=replace(both.settings, regions=False))
     assert both.wants_regions and both.search_until() < without.search_until() - 1
@@ -800,7 +800,7 @@ def test_both_searches_leave_the_time_to_judge_what_regions_find(
     monkeypatch.setattr(Estimates, "_least_judging_s", lambda estimates: 10.0)
     monkeypatch.setattr(Estimates, "_model_s", lambda estimates: 49.0)
     monkeypatch.setattr(Estimates, "judging_s", lambda estimates: 170.0 if estimates.measured.kernels_at else 70.0)
-    works = [replace(work, tiles=object()) for work in opened.works]  # type: ignore[arg-type]
+    works = [replace(work, others={"tile": object()}) for work in opened.works]  # type: ignore[dict-item]
     find(works[0])
     begun = Clock(monkeypatch).now_s
     budget = Budget(started=begun, limit_s=300.0, measurements=None)
@@ -820,10 +820,10 @@ def test_when_time_is_over_no_plan_is_made_again(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pace, "left_s", lambda pace, works: 0.0)  # of programs that are none
-    regions = [replace(work, proposed=True, of_tiles={}) for work in opened.works]
+    regions = [replace(work, proposed=True, seen=dict(work.seen)) for work in opened.works]
     tile = Schedule("tile", "{}")
     for work in regions:
-        work.of_tiles[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
+        work.seen_of("tile")[tile] = Observation(tile, Status.OK, work.baseline_s / 4, "tile")
     both = replace(expected, measured=replace(expected.measured, works=regions))
     judge, made = opened.judge(both, Candidates(regions, searched=True)), []
 
@@ -840,15 +840,15 @@ def test_when_time_is_over_no_plan_is_made_again(
 
 def test_time_is_kept_for_regions_that_leave_each_other_their_calls(opened: Begun, expected: Estimates) -> None:
     calls = 2
-    kernels = [replace(w, call=replace(w.call, calls=calls), known={}, of_tiles={}) for w in opened.works]
+    kernels = [replace(w, call=replace(w.call, calls=calls), seen={}) for w in opened.works]
     tile, (one, two, three) = Schedule("tile", "{}"), (work.call.region.kernel for work in kernels)
 
     def region(saved: float, *members: Kernel) -> RegionWork:
         call = replace(kernels[0].call, region=replace(opened.works[0].call.region, kernels=members), calls=calls)
-        work = replace(opened.works[0], call=call, proposed=True, known={}, of_tiles={})
+        work = replace(opened.works[0], call=call, proposed=True, seen={})
         own = work.space.baseline()
         work.known[own] = Observation(own, Status.OK, 1.0, "own")
-        work.of_tiles[tile] = Observation(tile, Status.OK, 1.0 - saved / calls, "tile")
+        work.seen_of("tile")[tile] = Observation(tile, Status.OK, 1.0 - saved / calls, "tile")
         return work
 
     best, inside, beside = region(0.5, one, two), region(0.3, two), region(0.1, three)

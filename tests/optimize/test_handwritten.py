@@ -172,7 +172,7 @@ def test_without_the_file_a_journal_of_them_is_only_rows(
     with begun(settings) as run_again:
         works = run_again.works
     assert all(schedule.kind == ScheduleKind.OPTS for work in works for schedule in work.known)
-    assert sum(len(work.by_hand) for work in works) == 4, "a search does not see them"
+    assert sum(len(work.seen_of("source")) for work in works) == 4, "a search does not see them"
 
 
 # -- deploying

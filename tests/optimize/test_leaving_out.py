@@ -17,13 +17,11 @@ from rich.console import Console
 from tinygrad import Tensor
 
 from kcg.errors import ExitCode
-from kcg.kernel.kinds import describe
-from kcg.kernel.kinds import ACTION_SPACE_VERSION
+from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
+from kcg.kernel.kinds import ACTION_SPACE_VERSION, compile_region, describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.parts import compile_region
 from kcg.measure.device_info import detect
-from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.optimize import whole_model
 from kcg.optimize.console import print_result

@@ -17,8 +17,8 @@ import pytest
 
 from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
-from kcg.kernel.kinds import baseline_of
-from kcg.kernel.parts import Part, compile_region, region_of_part, schedule_of_parts
+from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
+from kcg.kernel.kinds import baseline_of, compile_region
 from kcg.kernel.program import Program
 from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import NearbyJob, NearbyOutcome
@@ -267,7 +267,7 @@ def test_an_interrupt_meanwhile_leaves_every_kernel_alone(tmp_path: Path, monkey
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service, until: lambda region: True)
+    monkeypatch.setattr(region_search, "has_programs", lambda proposals, service, until: lambda region: True)
     monkeypatch.setattr(run_module, "savings_nearby", interrupted)
     folder = tmp_path / "out"
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=folder, regions=True)

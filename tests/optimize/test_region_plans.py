@@ -18,7 +18,7 @@ import pytest
 
 from kcg.errors import ScheduleError
 from kcg.kernel import regions
-from kcg.kernel.parts import parts_of
+from kcg.kernel.composed import parts_of
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
@@ -287,18 +287,18 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     def work(key: Key, **changed: Any) -> Any:
         region = proposals.candidates[key].region
         call = SimpleNamespace(region=region, calls=proposals.calls[key])
-        usual = {"call": call, "id": region.id, "tiles": object(), "of_tiles": {}, "saving_s": 0.0}
+        usual = {"call": call, "id": region.id, "others": {"tile": object()}, "searched": [], "saving_s": 0.0}
         return SimpleNamespace(**(usual | changed))
 
     kernels: Any = [
         SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id])
         for call in proposals.workload.calls
     ]
-    works = [work(large), work(small), work(small, id="parts", tiles=None)]
+    works = [work(large), work(small), work(small, id="parts", others={})]
     weights = region_search.by_plan(proposals, kernels, works, H200)
     unmeasured = {one.id: math.inf for one in works}
     assert weights(unmeasured) == {large[0]: 1.0, small[0]: 0.0}, "only tile programs make another plan"
-    works[0].of_tiles[Schedule("tile", "{}")] = None  # measured, and slower than its parts
+    works[0].searched.append({Schedule("tile", "{}"): None})  # measured, and slower than its parts
     assert weights({**unmeasured, large[0]: 1e-9}) == {large[0]: 0.0, small[0]: 1.0}
     assert weights({large[0]: 1e-3}) == pytest.approx({large[0]: 1.0}), "nothing else is hoped for"
     works[0].saving_s = works[0].call.calls * expected[large]
@@ -448,7 +448,7 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert not needed(lost)
         found = Schedule("tile", body)
         region = next(work for work in proposed.works if work.call.region.id in in_plan)
-        region.of_tiles[found] = Observation(found, Status.OK, 1e-9, "tile")
+        region.seen_of("tile")[found] = Observation(found, Status.OK, 1e-9, "tile")
         assert needed({}) == {region.call.region.id}, "by the times of the search"
         result = run.result(kernels, first)
         assert len(result.regions) == len(first.rows)
@@ -490,12 +490,12 @@ def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_
     kept, start = list[Observation](), Schedule(ScheduleKind.TILE, "the start")
 
     def work(**changed: Any) -> Any:
-        tiles = SimpleNamespace(start=lambda: start)
-        usual = {"baseline_s": 1e-3, "before_s": 1e-3, "tiles": tiles, "of_tiles": {}, "stored": None}
+        others = {"tile": SimpleNamespace(start=lambda: start)}
+        usual = {"baseline_s": 1e-3, "before_s": 1e-3, "others": others, "searched": [], "stored": None}
         usual |= {"keep": kept.append}
         return SimpleNamespace(**(usual | changed))
 
-    kernels = [work(), work(tiles=None), work(of_tiles={start: None}), work(before_s=1e-6), work(baseline_s=None)]
+    kernels = [work(), work(others={}), work(searched=[{start: None}]), work(before_s=1e-6), work(baseline_s=None)]
     late = region_search._not_come_to(kernels, least_s=1e-5)
     assert late == kernels[:1]
     waits, answers = Future[Observation](), Future[Observation]()
@@ -516,8 +516,7 @@ def test_regions_that_did_not_run_as_their_best_parts_in_time_are_not_searched(f
     kernels: Any = [
         SimpleNamespace(
             call=SimpleNamespace(region=kernel),
-            known={own: Observation(own, Status.OK, 1.0, "own")},
-            of_tiles={},
+            best=Observation(own, Status.OK, 1.0, "own"),
             best_s=1.0,
         )
     ]
@@ -541,7 +540,7 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     service: Any = SimpleNamespace(
         target=H200, beside=lambda job, region, *more, timeout_s: there if region == first else Future()
     )
-    usable = region_search.has_tile_programs(proposals, service, until=0.0)
+    usable = region_search.has_programs(proposals, service, until=0.0)
     assert usable(first) and not any(map(usable, others))
 
 
@@ -558,7 +557,7 @@ def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Propos
     )
     lines: list[str] = []
     with reported_to(lines.append):
-        usable = region_search.has_tile_programs(proposals, service, until=0.0)
+        usable = region_search.has_programs(proposals, service, until=0.0)
         assert [usable(region) for region in regions[:3]] == [True, False, False]
     (line,) = lines
     assert "ValueError: min() arg is an empty sequence" in line
@@ -578,7 +577,9 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
     def work(key: Key) -> Any:
         region = proposals.candidates[key].region
         call = SimpleNamespace(region=region, calls=proposals.calls[key])
-        return SimpleNamespace(call=call, id=region.id, tiles=object(), of_tiles={}, saving_s=0.0, stored=None)
+        return SimpleNamespace(
+            call=call, id=region.id, others={"tile": object()}, searched=[], saving_s=0.0, stored=None
+        )
 
     works = {key: work(key) for key in (large, small)}
     monkeypatch.setattr(
@@ -592,7 +593,7 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
     for bad in (failed, Future[Schedule]()):
         first = {large[0]: bad, small[0]: compiled}
         device: Any = SimpleNamespace(
-            first_programs=lambda asked, first=first: {one.id: first[one.id] for one in asked}
+            first_programs=lambda asked, first=first: {one.id: [first[one.id]] for one in asked}
         )
         left, found, more = region_search._that_compile(
             proposals, kernels, list(works.values()), device=device, until=0.0
@@ -627,7 +628,7 @@ def test_a_run_goes_on_where_a_look_fails_and_says_so_in_its_result(
 @pytest.mark.slow
 def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no region has a program of its own: every kernel stays alone, and it is said why."""
-    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service, until: lambda region: True)
+    monkeypatch.setattr(region_search, "has_programs", lambda proposals, service, until: lambda region: True)
     settings = Settings(
         str(SCRIPT),
         device=os.environ["DEV"],

@@ -19,8 +19,8 @@ import kcg
 from kcg.dataset.journal import Journal
 from kcg.errors import ScheduleError
 from kcg.handover.deploy import scheduling
+from kcg.kernel.composed import parts_of
 from kcg.kernel.kinds import space_of
-from kcg.kernel.parts import parts_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.planning import planned
 from kcg.optimize.run import Finished

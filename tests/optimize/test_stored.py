@@ -381,7 +381,7 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
         def works(*given: Any, **more: Any) -> list[RegionWork]:
             made = propose(*given, **more)
             largest = max(made, key=lambda work: len(work.call.region.kernels))
-            largest.tiles = Tiles()  # type: ignore[assignment]
+            largest.others["tile"] = Tiles()  # type: ignore[assignment]
             region, own = largest.call.region, largest.space.baseline()
             compiled = kind_of(own).compile(region, largest.space.neighbours(own)[0], run.device.service.target)
             run.device.service._keep((region.id, tile), CompileOutcome(compiled, 0.1))
@@ -447,7 +447,7 @@ def test_of_a_region_of_several_kernels_nothing_is_found_where_nothing_beats_the
     share_efforts([work], 30.0)
     result: Result = opened.result(None, _results(works))
     own = result.regions[0]
-    parts, tile = (Schedule(kind, "[]") for kind in (ScheduleKind.PARTS, ScheduleKind.TILE))
+    parts, tile = (Schedule(kind, "[]") for kind in (work.kind, ScheduleKind.TILE))
     as_parts = replace(own, outcome="improved", chosen=replace(own.chosen, schedule=parts))
     as_tile = replace(as_parts, chosen=replace(own.chosen, schedule=tile))
     work.keep(Observation(unlike_baseline(work.space), Status.OK, 1e-6, binary_hash="as its parts"))  # type: ignore[arg-type]
@@ -464,7 +464,7 @@ def test_of_a_region_of_several_kernels_nothing_is_found_where_nothing_beats_the
         return bool([one for one in store.all() if one.nothing is not None])
 
     assert kept(replace(own, outcome="kept", note="")), "its parts are what a program of it has to beat"
-    work.of_tiles = {tile: Observation(tile, Status.OK, 5e-7, binary_hash="a program")}
+    work.keep(Observation(tile, Status.OK, 5e-7, binary_hash="a program"))
     assert kept(as_parts, parts=3.0, tile=1.01)
     assert not kept(as_parts, parts=3.0, tile=1.3) and not kept(as_parts, parts=1.0), "noise says nothing"
     assert not kept(as_tile, parts=1.0, tile=1.0)

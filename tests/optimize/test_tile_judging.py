@@ -81,7 +81,7 @@ def work(opened: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Regi
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     of = opened.works[0]
     known = {of.space.baseline(): of.known[of.space.baseline()]}
-    fresh = RegionWork(of.call, of.space, known=known, own=of.own, tiles=Tiles())  # type: ignore[arg-type]
+    fresh = RegionWork(of.call, of.space, {"tile": Tiles()}, {of.kind: known}, own=of.own)  # type: ignore[dict-item]
     fresh.keep(seen(opts_of(fresh), 0.5 * of.baseline_s, "opts"))
     return fresh
 
@@ -112,7 +112,7 @@ def stand_in(opened: Begun, work: RegionWork, schedule: Schedule) -> None:
 
 
 def test_on_a_cpu_only_opts_are_searched(opened: Begun) -> None:
-    assert all(work.tiles is None and not work.of_tiles for work in opened.works)
+    assert all(not work.others and not work.searched for work in opened.works)
 
 
 def test_behind_those_that_differ_in_little_stands_one_with_another_tile(work: RegionWork) -> None:
@@ -120,22 +120,22 @@ def test_behind_those_that_differ_in_little_stands_one_with_another_tile(work: R
     other = [schedule_of(replace(PLAIN, tile=(32, 16), num_warps=count)) for count in (2, 4)]
     for place, schedule in enumerate((*warps, *other)):
         work.keep(seen(schedule, (0.1 + 0.05 * place) * work.baseline_s, schedule.id))
-    assert work.tile_candidates == [*warps[:2], other[0]], "all of a tile may be wrong alike"
+    assert work.other_candidates == [*warps[:2], other[0]], "all of a tile may be wrong alike"
 
 
 def test_the_exact_program_stands_behind_one_of_less_accurate_functions(opened: Begun, work: RegionWork) -> None:
-    assert work.firsts == [work.space.baseline(), opts_of(work)] and work.tile_candidates == []
+    assert work.firsts == [work.space.baseline(), opts_of(work)] and work.other_candidates == []
     work.keep(seen(FAST, 0.1 * work.baseline_s, "fast"))
     work.keep(seen(BY_TMA, 0.2 * work.baseline_s, "tma"))
-    assert work.tile_candidates == [FAST, PLAIN_TILE, BY_TMA], "also one that was not measured"
+    assert work.other_candidates == [FAST, PLAIN_TILE, BY_TMA], "also one that was not measured"
     assert work.firsts == [work.space.baseline(), opts_of(work), FAST]
     assert work.best_s == 0.1 * work.baseline_s and work.saving_s == pytest.approx(
         work.call.calls * 0.9 * work.baseline_s
     )
     work.keep(seen(FAST, math.nan, "fast", Status.WRONG))
-    assert work.tile_candidates == [BY_TMA]
+    assert work.other_candidates == [BY_TMA]
     work.keep(seen(BY_TMA, 0.6 * work.baseline_s, "tma"))
-    assert work.tile_candidates == [], "slower than the Opts"
+    assert work.other_candidates == [], "slower than the Opts"
     name, legend = work.named(BY_TMA)
     assert name == work.space.name(work.space.baseline()) and legend == "contraction; tiles of 16 × 16"
 
@@ -157,7 +157,7 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
     region = Region((kernel_of(kernels_of(empty(512, 1024, dtype="float16") @ empty(1024, 768, dtype="float16"))[0]),))
     space, tiles = (kind_named(kind).space(region, KNOWN_TARGETS["sm_90"]) for kind in ("opts", "tile"))
     assert isinstance(tiles, TileSpace) and not isinstance(space, Refusal)
-    work = RegionWork(replace(opened.works[0].call, region=region, calls=3), space, tiles=tiles)
+    work = RegionWork(replace(opened.works[0].call, region=region, calls=3), space, {"tile": tiles})
     own = seen(space.baseline(), 0.05, "own")
     work.keep(own)
 
@@ -179,13 +179,13 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
     monkeypatch.setattr(opened.budget, "ledger", ledger)
     search.ledger = ledger
     allocator = Allocator(ledger, Limits())
-    search._enter_tiles(allocator, work, 0, 0)
+    search._enter_other(allocator, work, "tile", place=0, index=0)
     (entry,) = allocator.entries
     assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
     allocator.run()
-    assert next(iter(work.of_tiles)) == tiles.start() and len(work.of_tiles) == 6 == work.tried
+    assert next(iter(work.seen["tile"])) == tiles.start() and len(work.seen["tile"]) == 6 == work.tried
     assert work.known == {space.baseline(): own}, "the search of Opts knows nothing of them"
-    assert entry.best_s == work.best_s == min(o.time_s for o in work.of_tiles.values())
+    assert entry.best_s == work.best_s == min(o.time_s for o in work.seen["tile"].values())
 
 
 # ---- one comparison of all kinds
@@ -420,11 +420,11 @@ def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pyte
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=1, folder=tmp_path / "out")
     monkeypatch.setattr(targets, "triton_version", lambda: "")
     with begun(settings) as run:
-        run.device.notice_missing_tiles()
+        run.device.notice_missing_kinds()
         assert not run.log.warnings
         own = run.device.service
         monkeypatch.setattr(run.device, "service", SimpleNamespace(target=KNOWN_TARGETS["sm_90"], close=own.close))
-        run.device.notice_missing_tiles()
+        run.device.notice_missing_kinds()
         monkeypatch.setattr(run.device, "service", own)
         assert run.log.warnings == [
             f"Opts alone are searched, and no tile programs: Triton is not installed: {pip_install('gpu')}"

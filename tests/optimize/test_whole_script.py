@@ -22,11 +22,11 @@ from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import check_model_result
+from kcg.kernel.composed import parts_of, schedule_of_parts
+from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.parts import parts_of, schedule_of_parts
 from kcg.measure.device_info import detect
-from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.optimize import whole_script
 from kcg.optimize.console import print_result
 from kcg.optimize.region_plans import _fastest, fastest_step

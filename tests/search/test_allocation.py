@@ -18,9 +18,9 @@ from kcg.kernel.kinds import StepSpace, describe, kind_named
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.tile.space import TileSpace
 from kcg.optimize.settings import strategy_of
+from kcg.predictor.cost import KnownCost
 from kcg.predictor.interface import Judge
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.tile_cost import TileCost
 from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Hint, Limits
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
@@ -304,7 +304,7 @@ def test_a_process_searches_the_schedules_of_another_kind(search_workers: Search
     seen = []
     remote = search_workers.strategy("mcts", region, place=0, seed="1", kind=ScheduleKind.TILE)
     for how in (strategy("mcts"), remote):
-        problem = asked(FromItsStart(space), Ledger(max_measurements=12), judge=TileCost().of(space))
+        problem = asked(FromItsStart(space), Ledger(max_measurements=12), judge=KnownCost().of(space))
         seen.append([o.schedule for o in how(problem)])
     assert seen[0] == seen[1] and len(set(seen[0])) == 12
     assert seen[0][0] == space.start(), "it begins with its start, not with tinygrad's own schedule"
@@ -327,7 +327,7 @@ def test_a_process_is_given_the_start_of_tile_programs(
     monkeypatch.setattr(_Worker, "search", search)
     for space, kind in ((opts, ""), (FromItsStart(tiles), ScheduleKind.TILE)):
         how = search_workers.strategy("mcts", region, place=0, seed="1", kind=kind)
-        problem = asked(space, Ledger(max_measurements=1), judge=TileCost().of(tiles))
+        problem = asked(space, Ledger(max_measurements=1), judge=KnownCost().of(tiles))
         assert not list(how(problem))
     assert [job.start for job in jobs] == [None, tiles.start()]
 

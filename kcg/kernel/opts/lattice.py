@@ -14,9 +14,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from kcg.kernel.kinds import Lattice
+from kcg.kernel.kinds import Lattice, Steps
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
-from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Action, Schedule
 
 LIMIT = 1000
@@ -30,7 +29,7 @@ def prefixes(schedule: Schedule) -> list[Schedule]:
     return [schedule_of(opts[:n]) for n in range(len(opts) + 1)]
 
 
-def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random, limit: int = LIMIT) -> Lattice:
+def lattice(space: Steps, given: Sequence[Schedule], *, rng: random.Random, limit: int = LIMIT) -> Lattice:
     """The lattice around `given`, each of which must apply; the hand-coded schedule is always among them.
 
     An action may be taken as often as a given schedule has it. Where the given ones take a step that the space does
@@ -60,7 +59,7 @@ def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random
 class _Growth:
     """A lattice in the making: best-first from the unoptimised kernel by the distance from the given schedules."""
 
-    def __init__(self, space: KernelSpace, given: Sequence[Schedule], limit: int) -> None:
+    def __init__(self, space: Steps, given: Sequence[Schedule], limit: int) -> None:
         self.space, self.limit = space, limit
         self.near = {space.key(p): p for schedule in given for p in prefixes(schedule)}
         self.most: Counter[Opt] = Counter()

@@ -48,8 +48,8 @@ from evaluation.tiles.pairing import Order, Settings, Table, in_torch, reference
 from evaluation.tiles.searching import Found, Searches
 from kcg.compat.assembler import assembler
 from kcg.kernel.chain import Chain
-from kcg.kernel.parts import parts_of as parts_of_schedule
-from kcg.kernel.parts import region_of_part
+from kcg.kernel.composed import parts_of as parts_of_schedule
+from kcg.kernel.composed import region_of_part
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of

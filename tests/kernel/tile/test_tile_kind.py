@@ -23,23 +23,23 @@ from kcg.compat.assembler import Assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import to_elf
-from kcg.kernel.kinds import Refusal, describe, kind_named, parse, steps_of
-from kcg.kernel.parts import Part, made_by, schedule_of_parts
+from kcg.kernel.composed import Part, schedule_of_parts
+from kcg.kernel.kinds import Refusal, describe, kind_named, made_by, needs_stress, parse, steps_of
 from kcg.kernel.program import Program
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.expected import embedding
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure.child import start_job
-from kcg.predictor.tile_cost import TileCost, embedding, guiding
+from kcg.predictor.cost import KnownCost, guiding
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
 from kcg.search.workers import FromItsStart
@@ -123,7 +123,7 @@ PRODUCTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", some(PRODUCTS, {"one", "a sum of two", "halves of its last tiles"}))
-def test_a_program_of_several_products_is_delicate(name: str) -> None:
+def test_a_program_of_several_products_needs_stress(name: str) -> None:
     """As its text says, of random parameters through pointers."""
     of, rng, found = region_of(*PRODUCTS[name]()), random.Random(1), Counter[bool]()
     kernel, target = read_region(of), replace(SM_90, cores=3)
@@ -133,22 +133,22 @@ def test_a_program_of_several_products_is_delicate(name: str) -> None:
             continue
         text = generate_kernel(kernel, target, p).source
         several = text.count("tl.dot(") > 1 or "tf32x3" in text or bool(kernel.before)
-        assert is_delicate(of, schedule_of(p)) == several, p
+        assert needs_stress(of, schedule_of(p)) == several, p
         found[several] += 1
     assert found[True] and (found[False] or kernel.before or kernel.sharing or kernel.others)
 
 
 def test_specialised_warps_and_attention_are_delicate_and_rows_are_not() -> None:
     attention = region_of(empty(2, 256, 64).scaled_dot_product_attention(*(empty(2, 256, 64) for _ in range(2))))
-    assert is_delicate(attention, schedule_of(default_parameters(read_region(attention), SM_90)))
+    assert needs_stress(attention, schedule_of(default_parameters(read_region(attention), SM_90)))
     plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), 32)
     for changes in ({"loads": TMA}, {"loads": TMA, "warp_specialize": True}, {"form": PIPELINED}, {"tile": (64, 96)}):
-        assert is_delicate(linear(), schedule_of(replace(plain, **changes)))
-    assert not is_delicate(linear(), schedule_of(plain))
-    assert not is_delicate(linear(), Schedule("opts", "[]"))
+        assert needs_stress(linear(), schedule_of(replace(plain, **changes)))
+    assert not needs_stress(linear(), schedule_of(plain))
+    assert not needs_stress(linear(), Schedule("opts", "[]"))
     rows = region_of(empty(64, 300).softmax(-1))
-    assert not is_delicate(rows, schedule_of(default_parameters(read_region(rows), SM_90)))
-    assert not is_delicate(rows, schedule_of(plain)), "of what is no contraction there is no such program"
+    assert not needs_stress(rows, schedule_of(default_parameters(read_region(rows), SM_90)))
+    assert not needs_stress(rows, schedule_of(plain)), "of what is no contraction there is no such program"
 
 
 def test_it_is_described_in_the_words_of_tables() -> None:
@@ -326,7 +326,7 @@ def test_programs_of_several_kernels_are_taken_over_by_similar_regions() -> None
 @pytest.mark.parametrize("name", ["softmax", pytest.param("long", marks=pytest.mark.slow), "projection"])
 def test_a_search_of_several_kernels_ends_and_measures_no_program_twice(name: str) -> None:
     of, ledger, seen = fused_spaces()[name], Ledger(max_measurements=12), dict[Schedule, float]()
-    judge, noise = TileCost().of(of), random.Random(2)
+    judge, noise = KnownCost().of(of), random.Random(2)
     assert of.parameters(of.start()).form == (CONTRACTION if name == "projection" else ROWS)
     assert all(0 < p.runtime_s < 1 for p in judge.predict([of.start(), *of.neighbours(of.start())]))
 
@@ -425,8 +425,8 @@ def test_a_value_is_possible_where_it_is_among_the_legal_ones() -> None:
 
 
 def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
-    of, cost = space(), TileCost()
-    assert guiding(of, cost) is not cost and guiding(of, cost).name == "tile cost"
+    of, cost = space(), KnownCost()
+    assert guiding(of, cost) is not cost and guiding(of, cost).name == "analytic cost"
     near = of.neighbours(of.start())
     judge = cost.of(of)
     before = judge.predict(near)
@@ -457,13 +457,13 @@ def test_an_error_of_the_cost_itself_is_no_failure_of_a_program(monkeypatch: pyt
     def broken(*_: Any) -> float:
         raise AttributeError("no such figure")
 
-    monkeypatch.setattr("kcg.predictor.tile_cost.predicted_seconds", broken)
+    monkeypatch.setattr("kcg.kernel.tile.expected.predicted_seconds", broken)
     with pytest.raises(AttributeError, match="no such figure"):
-        TileCost().predict(of, [of.start()])
+        KnownCost().predict(of, [of.start()])
 
 
 def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> None:
-    of, cost = space(tanh_of_a_product()), TileCost()
+    of, cost = space(tanh_of_a_product()), KnownCost()
     start = of.start()
     exact = of.exact(start)
     assert exact is not None and of.exact(exact) is None and of.parameters(exact).fast_math is False
@@ -484,7 +484,7 @@ def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> N
 @pytest.mark.slow
 def test_a_search_whose_functions_are_wrong_goes_on_with_exact_ones() -> None:
     of, ledger, tried = space(tanh_of_a_product()), Ledger(max_measurements=8), list[bool]()
-    judge = TileCost().of(of)
+    judge = KnownCost().of(of)
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
         futures = []

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.kinds import space_of
-from kcg.kernel.kinds import ACTION_SPACE_VERSION
-from kcg.kernel.parts import compile_region
+from kcg.kernel.kinds import ACTION_SPACE_VERSION, compile_region, space_of
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.parameters import TileParameters

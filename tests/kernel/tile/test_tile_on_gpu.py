@@ -13,14 +13,13 @@ from tinygrad import Tensor, TinyJit
 from kcg.compat.device import prepare
 from kcg.compat.tiny import dtypes
 from kcg.kernel.installing import install
-from kcg.kernel.kinds import space_of
+from kcg.kernel.kinds import needs_stress, space_of
 from kcg.kernel.program import Program
 from kcg.kernel.sequences import partition_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, read_kernel
-from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
@@ -571,7 +570,7 @@ def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
         report = dict(launch.compiled.report)
         assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
         assert report["registers"] == {128: 168, 192: 128}[rows] and launch.compiled.global_size[0] == target.cores
-        assert is_delicate(region, schedule)
+        assert needs_stress(region, schedule)
 
 
 @pytest.mark.gpu

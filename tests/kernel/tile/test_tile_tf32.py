@@ -10,12 +10,11 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.kinds import space_of
-from kcg.kernel.parts import Part, schedule_of_parts
+from kcg.kernel.composed import Part, schedule_of_parts
+from kcg.kernel.kinds import space_of, traits_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.kind import rounds_to_tf32
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, SPECIALIZED, STREAM, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -56,7 +55,7 @@ def of_tf32(of: TileSpace, form: str) -> list[Schedule]:
     """What is near the start of a form and rounds to tf32."""
     starts = [of.start(), *(a.schedule for a in of.actions(of.start()))]
     begin = next(s for s in starts if of.parameters(s).form == form)
-    return [s for s in of.neighbours(begin) if rounds_to_tf32(s)]
+    return [s for s in of.neighbours(begin) if traits_of(s).tf32]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_it_is_a_candidate_where_the_user_allows_it(made: Made, form: str) -> No
         with pytest.raises(Exception, match="is not legal"):
             others.check(schedule)
         assert others.transfer(schedule, allowed) is None
-    assert not rounds_to_tf32(allowed.start()) and allowed.start() == others.start()
+    assert not traits_of(allowed.start()).tf32 and allowed.start() == others.start()
     wide = space(made("bfloat16"), allow_tf32=True)
     forms = {wide.parameters(s).form for s in (wide.start(), *(a.schedule for a in wide.actions(wide.start())))}
     assert not any(of_tf32(wide, one) for one in forms - {SPECIALIZED})
@@ -86,9 +85,9 @@ def test_it_is_expected_to_be_faster() -> None:
 
 def test_a_schedule_of_parts_rounds_where_one_of_its_parts_does() -> None:
     (rounded, *_), start = of_tf32(of := space(matmul(), allow_tf32=True), CONTRACTION), of.start()
-    assert rounds_to_tf32(schedule_of_parts([Part((0,), start), Part((1,), rounded)]))
-    assert not rounds_to_tf32(schedule_of_parts([Part((0,), start), Part((1,), Schedule(ScheduleKind.OPTS, "[]"))]))
-    assert not rounds_to_tf32(Schedule(ScheduleKind.TILE, "{}"))
+    assert traits_of(schedule_of_parts([Part((0,), start), Part((1,), rounded)])).tf32
+    assert not traits_of(schedule_of_parts([Part((0,), start), Part((1,), Schedule(ScheduleKind.OPTS, "[]"))])).tf32
+    assert not traits_of(Schedule(ScheduleKind.TILE, "{}")).tf32
 
 
 @pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, STREAM)])
