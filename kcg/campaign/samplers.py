@@ -11,8 +11,9 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 from kcg.errors import UnknownName
 from kcg.kernel.kinds import Shortens, Space, kind_of
@@ -36,6 +37,7 @@ class KernelState:
     predictor: Predictor
     times_s: dict[str, float]  # by key of the schedule, of all that were measured; infinite where it failed
     known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
+    drawn: set[str] = field(default_factory=set)  # keys of what was drawn and is not measured yet
 
     @functools.cached_property
     def judge(self) -> Judge:
@@ -140,32 +142,35 @@ class _Asked(Exception):
 
 
 def _searching(name: str) -> Draw:
-    """What a search strategy would measure next, that knows all that was measured."""
-
-    def asked(batch: Sequence[Schedule]) -> NoReturn:
-        raise _Asked(batch)
+    """What a search strategy would measure next, that knows all that was measured. What was drawn and not measured yet
+    takes as long for it as is expected (as in parallel Bayesian optimisation: Ginsbourger et al., 2010)."""
 
     def draw(state: KernelState, rng: random.Random) -> list[Schedule]:
+        judge, space = state.judge, state.space
+
+        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+            if fresh := [one for one in batch if space.key(one) not in state.drawn]:
+                raise _Asked(fresh)
+            return [_believed(one, p.runtime_s) for one, p in zip(batch, judge.predict(batch), strict=True)]
+
         known = {one: _seen(one, state.times_s[key]) for key, one in state.known.items()}
-        judge = state.judge
         problem = Problem(
-            state.space,
-            judge.predict,
-            asked,
-            Ledger(),
-            rng,
-            batch_size=WALKS_A_BATCH,
-            known=known,
-            correct=judge.correct,
+            space, judge.predict, measure, Ledger(), rng, batch_size=WALKS_A_BATCH, known=known, correct=judge.correct
         )
         try:
             for _ in strategy(name)(problem):
                 pass
-        except _Asked as found:
-            return found.batch
+        except _Asked as asked:
+            return asked.batch
         return []
 
     return draw
+
+
+def _believed(schedule: Schedule, time_s: float) -> Future[Observation]:
+    future: Future[Observation] = Future()
+    future.set_result(_seen(schedule, time_s))
+    return future
 
 
 def _seen(schedule: Schedule, time_s: float) -> Observation:

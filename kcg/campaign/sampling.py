@@ -242,6 +242,7 @@ class _Drawing:
             self.state.times_s[key], self.state.known[key] = math.inf, schedule
             return False
         self.batch.append((schedule, who, key))
+        self.state.drawn.add(key)
         self.by_sampler[who] += 1
         self.left -= 1
         return True

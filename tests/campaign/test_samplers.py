@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from click import unstyle
 from typer.testing import CliRunner
 
 from kcg.campaign.samplers import SAMPLERS, KernelState, sampler
+from kcg.campaign.sampling import DrawJob, Known, draw
 from kcg.campaign.settings import DEFAULT_MIX, parse_mix
 from kcg.dataset.__main__ import app
 from kcg.errors import UnknownName
@@ -19,7 +21,7 @@ from kcg.predictor.roofline import Roofline
 from kcg.search.strategies import strategy
 from kcg.types import Schedule
 from tests.search.test_every_kind import problem
-from tests.small_spaces import KINDS, programs, space_named, time_s
+from tests.small_spaces import KINDS, SM_90, programs, space_named, time_s
 
 NAMES = [name.replace("WIDTH", "2").replace("CHILDREN", "3").replace("EPSILON", "0.3") for name in SAMPLERS]
 SEARCHES = ("random", "prior", "mcts")
@@ -71,6 +73,17 @@ def test_a_search_goes_on_as_it_would_by_itself() -> None:
         drawn += batch
     alone = replace(problem("tile"), predict=KnownCost().of(space).predict)
     assert drawn == [one.schedule for one in strategy("prior")(alone)]
+
+
+def test_searches_share_a_campaign_with_what_always_comes() -> None:
+    region, rows = space_named("opts").region, tuple[Known, ...]()
+    while batch := draw(
+        DrawJob(region, SM_90, rows, 20, parse_mix(",".join(SEARCHES)), "0", predictor="roofline")
+    ).batch:
+        rows += tuple(Known(schedule, who, time_s(key), key) for schedule, who, key in batch)
+    counts = Counter(one.sampler for one in rows)
+    assert len({one.key for one in rows}) == counts.total() == 20
+    assert counts["hand-coded"] == counts["raw"] == 1 and all(counts[name] == 6 for name in SEARCHES)
 
 
 def test_names_are_checked_and_listed() -> None:
