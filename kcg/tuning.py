@@ -297,7 +297,7 @@ def tune(
     Args:
         budget: time from start to result, such as `60s` or `2m`, or seconds.
         device: tinygrad's default device, which is the one that is used; another is refused.
-        search: a strategy, as of `python -m kcg.optimize --search`.
+        search: a strategy, or one for each kind of schedule, as of `python -m kcg.optimize --search`.
         folder: where RESULT.json, report.html and the journal go, `kcg-out/NAME` by default.
         store: a store of results, a folder or `hf://OWNER/NAME@REVISION`: what it has is verified and not searched, and
             what is found is added.
@@ -337,7 +337,7 @@ def settings_of(
     from kcg.workloads.function import PREFIX
     from kcg.workloads.script import bounded
 
-    check_search(search)
+    search = check_search(search)
     chosen = Path("kcg-out") / _file_name(call.name) if folder is None else Path(folder)
     check_writable(chosen, "folder=")
     return Settings(

@@ -140,6 +140,9 @@ class Wrapped:
     def baseline(self) -> Schedule:
         return self.space.baseline()
 
+    def prior(self) -> list[Schedule]:
+        return self.space.prior()
+
     def actions(self, schedule: Schedule) -> list[Action]:
         return self.space.actions(schedule)
 

@@ -52,7 +52,7 @@ def predictor_alone(problem: Problem) -> Iterator[Observation]:
     """Measures what prediction alone would pick, the best first: no search is corrected by what was measured."""
     trials = Trials(problem)
     yield from trials.baseline()
-    yield from trials.measure(draft(problem))
+    yield from trials.measure(draft(trials))
 
 
 def likeliest(problem: Problem, led: Led | None) -> Schedule:
@@ -62,7 +62,7 @@ def likeliest(problem: Problem, led: Led | None) -> Schedule:
 
 
 UNMEASURED: Final[dict[str, Callable[[Problem, Led | None], Schedule]]] = {
-    DRAFT: lambda problem, _: draft(problem)[0],
+    DRAFT: lambda problem, _: draft(Trials(problem))[0],
     ROLLOUT: likeliest,
 }
 """Contenders that pick one schedule and measure nothing."""

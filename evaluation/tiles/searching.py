@@ -20,7 +20,8 @@ from typing import Any
 from kcg.kernel.kinds import Refusal, kind_named, space_of
 from kcg.kernel.program import Executable
 from kcg.measure.service import MeasureService, Request
-from kcg.optimize.search import HOPELESS, TILE_SEARCH
+from kcg.optimize.search import HOPELESS
+from kcg.optimize.settings import DEFAULT_SEARCH
 from kcg.predictor.cost import KnownCost
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Ledger, Observation, Problem, Strategy
@@ -31,7 +32,6 @@ from kcg.types import Region, Schedule, ScheduleKind, Status
 log = logging.getLogger(__name__)
 
 FINALISTS = 3  # tile programs of a kernel that are timed beside the others
-OPTS_SEARCH = "mcts"
 SEARCHING = 12  # kernels at once: each has its inputs on the device
 TIMEOUT_S = 60.0  # of checking and timing one program
 
@@ -138,7 +138,7 @@ class Searches:
                 file.write(json.dumps(asdict(found)) + "\n")
 
     def _tiles(self, wanted: Wanted, found: Found, place: int, until: float) -> None:
-        seen = self._run(f"tile:{TILE_SEARCH}", wanted.region, wanted.tiles, place, until)
+        seen = self._run(f"tile:{DEFAULT_SEARCH}", wanted.region, wanted.tiles, place, until)
         good = sorted((o for o in seen if o.status == Status.OK), key=lambda o: o.time_s)
         binaries: set[str] = set()
         for one in good:
@@ -151,7 +151,7 @@ class Searches:
         found.reasons = {str(o.status): o.reason[:200] for o in seen if o.status != Status.OK}
 
     def _opts(self, wanted: Wanted, found: Found, place: int, until: float) -> None:
-        seen = self._run(OPTS_SEARCH, wanted.region, 1 if wanted.known else wanted.opts, place, until)
+        seen = self._run(DEFAULT_SEARCH, wanted.region, 1 if wanted.known else wanted.opts, place, until)
         baseline = space_of(wanted.region, self.service.target).baseline()
         found.hand_coded_s = next((o.runtime_s for o in seen if o.schedule == baseline), None)
         found.measured["opts"] = len(seen)

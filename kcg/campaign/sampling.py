@@ -8,140 +8,19 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kcg.campaign.samplers import KernelState, sampler
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import CountsUops, Shortens, Space, kind_of
+from kcg.kernel.kinds import CountsUops, Space
 from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.predictor.choice import AUTO, kept_predictor
-from kcg.predictor.interface import Judge, Predictor
+from kcg.predictor.interface import Judge
 from kcg.predictor.roofline import Roofline
 from kcg.types import Prediction, Region, Schedule, Target
 
-# ---- Who draws the schedules of a kernel: walks over the whole space, and searches that go where it is fast.
-#
-# A sampler is a function of what is known of the kernel, so that it can run in any process, at any time: it keeps no
-# state, and a resumed campaign goes on where the first one ended.
-
-MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
-WALKS_A_BATCH = 8
-GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predicted is taken
-NEAR_BEST = 5  # schedules around which `near:best` looks
 MOST_VISITED = 20_000  # schedules whose steps `unseen` follows: some ten seconds of one core
-BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
-
-Draw = Callable[[random.Random], list[Schedule]]
-
-
-@dataclass(frozen=True)
-class KernelState:
-    """What a sampler sees of a kernel."""
-
-    space: Space
-    predictor: Predictor
-    times_s: dict[str, float]  # by key of the schedule, of all that were measured; infinite where it failed
-    known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
-
-
-def sampler(name: str, state: KernelState) -> Draw:
-    """The sampler called `name`, as `kcg.campaign.settings.SAMPLER` spells them: the next schedules, which may contain
-    some that are known already; none where the sampler has come to its end."""
-    kind, _, argument = name.partition(":")
-    if kind == "walk":
-        origin = state.space.baseline() if argument == "hand-coded" else state.space.start()
-        return lambda rng: [_walk(state, rng, origin) for _ in range(WALKS_A_BATCH)]
-    if kind == "near":
-        return lambda rng: [_near_best(state, rng) for _ in range(WALKS_A_BATCH)]
-    if kind == "greedy":
-        return lambda rng: [_greedy_walk(state, rng, float(argument)) for _ in range(WALKS_A_BATCH)]
-    width, _, children = argument.partition("/")
-    return lambda rng: beam_level(state, rng, int(width), int(children) if children else None)
-
-
-def _walk(state: KernelState, rng: random.Random, origin: Schedule) -> Schedule:
-    """A random legal walk of any length from `origin`."""
-    schedule = origin
-    for _ in range(rng.randint(1, MAX_WALK)):
-        step = state.space.sample(rng, schedule)
-        if step is None:
-            break
-        schedule = step
-    return schedule
-
-
-def _near_best(state: KernelState, rng: random.Random) -> Schedule:
-    """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
-    fastest = sorted((seconds, key) for key, seconds in state.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
-    known = [state.known[key] for _, key in fastest if key in state.known]
-    origin = rng.choice(known) if known else state.space.baseline()
-    kind, back = kind_of(origin), rng.randint(0, 2)
-    schedule = kind.shortened(origin, back) if isinstance(kind, Shortens) else origin
-    for _ in range(rng.randint(1, 3)):
-        schedule = state.space.sample(rng, schedule) or schedule
-    return schedule
-
-
-def _greedy_walk(state: KernelState, rng: random.Random, epsilon: float) -> Schedule:
-    """A walk from the unoptimised kernel that takes a random step with probability `epsilon`, else the best predicted
-    of some, until none is better: where today's predictor would go, so that the next one learns where it is wrong."""
-    schedule, best = state.space.start(), math.inf
-    for _ in range(MAX_WALK):
-        at_random = rng.random() < epsilon
-        drawn = [state.space.sample(rng, schedule) for _ in range(1 if at_random else GREEDY_CHOICES)]
-        steps = list(dict.fromkeys(s for s in drawn if s is not None))
-        if not steps:
-            break
-        expected = [p.log_runtime for p in state.predictor.predict(state.space, steps)]
-        if not at_random and min(expected) >= best:
-            break
-        best = min(expected)
-        schedule = steps[expected.index(best)]
-    return schedule
-
-
-def beam_level(state: KernelState, rng: random.Random, width: int, children: int | None) -> list[Schedule]:
-    """What tinygrad's BEAM would measure next, by the times of this campaign; nothing where it has ended.
-
-    Of each level the `width` fastest lead to the next. All legal steps of a level are measured, or `children` of them
-    drawn at random. It begins at the unoptimised kernel and ends when a level's best improves on the last by less than
-    0.01 µs, so it cannot cross a valley.
-    """
-    return beam_state(state, rng, width, children)[0]
-
-
-def beam_winner(state: KernelState, width: int) -> Schedule | None:
-    """What a complete BEAM search of that width ended with; None where nothing worked."""
-    return beam_state(state, random.Random(0), width, None)[1]
-
-
-def beam_state(
-    state: KernelState, rng: random.Random, width: int, children: int | None
-) -> tuple[list[Schedule], Schedule | None]:
-    """What the search asks for next, and the fastest it knows of."""
-    start = state.space.start()
-    kept, record_s, seen = [start], math.inf, {state.space.key(start)}
-    winner: Schedule | None = None
-    while kept:
-        level: dict[str, Schedule] = {}
-        for schedule in kept:
-            for action in state.space.actions(schedule):
-                key = state.space.key(action.schedule)
-                if key not in seen:
-                    level.setdefault(key, action.schedule)
-        seen.update(level)
-        measured = {key: state.times_s[key] for key in level if key in state.times_s}
-        missing = [schedule for key, schedule in level.items() if key not in measured]
-        short = min(children or len(level), len(level)) - len(measured)
-        if short > 0:
-            return missing if children is None else rng.sample(missing, short), winner
-        fastest = sorted((seconds, key) for key, seconds in measured.items() if math.isfinite(seconds))
-        if not fastest or fastest[0][0] > record_s - BEAM_MIN_PROGRESS_S:
-            break
-        record_s = fastest[0][0]
-        kept = [level[key] for _, key in fastest[:width]]
-        winner = kept[0]
-    return [], winner
 
 
 def unseen(state: KernelState, rng: random.Random, seen: Collection[str]) -> Iterator[Schedule]:
@@ -184,7 +63,7 @@ LONG_SHARE = 1 / 3
 """Of the random schedules whose code is longer than that, so many are drawn: of the H200's first 24,000 rows they
 were a quarter, and seven tenths of all compiling. Searches and what is near the best are never thinned."""
 
-THINNED = ("walk:", "greedy:")
+THINNED = ("walk:", "greedy:", "random")
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 REST = "rest"  # the same of what no sampler finds, in a small space
 SPACES_KEPT = 8
@@ -331,7 +210,7 @@ class _Drawing:
         self.asked += 1  # else a batch of which all was left out would be drawn again for ever
         rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}:{self.asked}")
         new = 0
-        for schedule in sampler(who, self.state)(rng):
+        for schedule in sampler(who)(self.state, rng):
             if self.by_sampler[who] < self.share[who]:
                 new += self.add(schedule, who, rng)
         if not new and self.left > 0:
@@ -359,10 +238,11 @@ class _Drawing:
         self.taken.add(key)
         expected = Roofline().predict(self.state.space, [schedule])[0]
         if not always and expected.runtime_s > SLOWEST_S:
-            # as good as measured, for a beam search: it would not be kept
-            self.state.times_s[key] = math.inf
+            # as good as measured, for a search: it would not be kept
+            self.state.times_s[key], self.state.known[key] = math.inf, schedule
             return False
         self.batch.append((schedule, who, key))
+        self.state.drawn.add(key)
         self.by_sampler[who] += 1
         self.left -= 1
         return True

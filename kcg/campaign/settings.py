@@ -24,8 +24,6 @@ DEFAULT_MIX: Mapping[str, float] = {
 Two fifths are random walks, which cover the space; the rest follows what is fast, since a search lives at the good end
 of it."""
 
-SAMPLER = re.compile(r"walk:(raw|hand-coded)|near:best|beam:[1-9]\d{0,2}(/[1-9]\d{0,3})?|greedy:(0|1|0?\.\d+|1\.0+)")
-
 
 @dataclass(frozen=True)
 class CampaignSettings:
@@ -89,28 +87,27 @@ def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummar
 
 
 def parse_mix(text: str) -> tuple[tuple[str, float], ...]:
-    """`walk:raw=0.5,beam:2/8=0.5` as sampler and share; the shares are scaled to a sum of 1.
-
-    Samplers: `walk:raw`, `walk:hand-coded`, `near:best`, `beam:WIDTH`, `beam:WIDTH/CHILDREN`, `greedy:EPSILON`.
-    Raises UsageError.
+    """`walk:raw=0.5,beam:2/8=0.5`, or `walk:raw,beam:2/8` for equal shares, as sampler and share, in that order; the
+    shares are scaled to a sum of 1. The names are those of `kcg.campaign.samplers`. Raises UsageError, UnknownName.
     """
+    from kcg.campaign.samplers import sampler
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("--samplers is empty: for example walk:raw,beam:2/8 or walk:raw=0.7,mcts=0.3")
+    if len({"=" in part for part in parts}) > 1:
+        raise UsageError(f"--samplers {text}: give every sampler a share or none of them")
     shares: dict[str, float] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        name, _, share = part.partition("=")
-        if not SAMPLER.fullmatch(name):
-            raise UsageError(
-                f"--mix: unknown sampler {name!r}: walk:raw, walk:hand-coded, near:best, beam:WIDTH, "
-                "beam:WIDTH/CHILDREN or greedy:EPSILON"
-            )
+    for part in parts:
+        name, equals, share = part.partition("=")
+        sampler(name)
         try:
-            value = float(share)
+            value = float(share) if equals else 1.0
         except ValueError:
             value = math.nan
         if not 0 < value < math.inf or name in shares:
-            raise UsageError(f"--mix: {part!r} is not one sampler=share with a positive share")
+            raise UsageError(f"--samplers: {part!r} is not one sampler with a positive share")
         shares[name] = value
-    if not shares:
-        raise UsageError("--mix is empty: for example walk:raw=0.5,beam:2/8=0.5")
     total = sum(shares.values())
     return tuple((name, value / total) for name, value in shares.items())
 

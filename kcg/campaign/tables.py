@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kcg.campaign.sampling import Drawn, KernelState, Known, beam_winner, keys_of, space_of
+from kcg.campaign.samplers import KernelState, beam_winner
+from kcg.campaign.sampling import Drawn, Known, keys_of, space_of
 from kcg.campaign.tasks import KernelTask, Key, in_order
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError

@@ -69,8 +69,15 @@ def generate(
     tables: Annotated[int, typer.Option(min=0, metavar="N", help="kernels that get a replay table, too")] = 0,
     table_schedules: Annotated[int, typer.Option(min=1, metavar="N", help="of each table, at most")] = 1000,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,
-    mix: Annotated[
-        str | None, typer.Option(metavar="SHARES", help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")
+    samplers: Annotated[
+        str | None,
+        typer.Option(
+            "--samplers",
+            "--mix",
+            metavar="NAMES",
+            help="who draws, each as much or NAME=SHARE: walk:raw, walk:hand-coded, beam:WIDTH, beam:WIDTH/CHILDREN, "
+            "greedy:EPSILON, near:best, random, prior, mcts; separated by commas",
+        ),
     ] = None,
     shard: Annotated[str, typer.Option(metavar="N/OF", help="this part of the kernels, e.g. 2/4")] = "1/1",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="how many GPUs; all by default")] = None,
@@ -111,7 +118,7 @@ def generate(
         schedules_per_kernel=schedules_per_kernel,
         kernels_per_family=kernels_per_family,
         shard=parse_shard(shard),
-        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix),
+        mix=tuple(DEFAULT_MIX.items()) if samplers is None else parse_mix(samplers),
         gpus=gpus,
         tables=tables,
         table_schedules=table_schedules,

@@ -96,6 +96,9 @@ class StepSpace(Protocol):
     def baseline(self) -> Schedule:
         """What is compared with: what tinygrad does by itself. It may be of another kind."""
 
+    def prior(self) -> list[Schedule]:
+        """What the kind would choose before anything is predicted or measured, best first, each program once."""
+
     def actions(self, schedule: Schedule) -> list[Action]:
         """Every legal step from `schedule`, in a fixed order; empty where there is none."""
 

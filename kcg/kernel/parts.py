@@ -122,6 +122,11 @@ class PartsSpace:
         places = [(place,) for place in range(len(self.region.kernels))]
         return schedule_of_parts(Part(one, self._of_kind(one, ScheduleKind.OPTS).baseline()) for one in places)
 
+    def prior(self) -> list[Schedule]:
+        """The baseline, then what is chosen for one of its parts, the others as they are."""
+        own = self.baseline()
+        return list(dict.fromkeys([own, *self._changed(own, lambda space, _: space.prior())]))
+
     def actions(self, schedule: Schedule) -> list[Action]:
         """The steps of each part; a label begins with the number of the part."""
         return [

@@ -72,7 +72,8 @@ def optimize(
         typer.Option(
             metavar="NAME",
             help="mcts, predicted-beam, evolution, greedy, epsilon-greedy, annealing, beam, beam:8, full-beam:4, "
-            "ppo, random, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest",
+            "ppo, random, prior, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest; or by kind of "
+            "schedule: opts=beam,tile=random",
         ),
     ] = "mcts",
     predictor: Annotated[
@@ -155,7 +156,7 @@ def optimize(
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
     from kcg.cli import parse_budget
-    from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements
+    from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, check_search
     from kcg.predictor.choice import check_choice
     from kcg.predictor.tracking import wanted_mode
     from kcg.workloads.registry import named_preset
@@ -169,7 +170,7 @@ def optimize(
         form=form,
         preset=preset,
         device=device,
-        search=search,
+        search=check_search(search),
         predictor=check_choice(predictor),
         effort=check_effort(effort),
         budget_s=parse_budget(budget) if budget is not None else None,

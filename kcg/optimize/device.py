@@ -22,7 +22,7 @@ from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
-from kcg.optimize.settings import Settings, check_gpu_count, check_names, writable_folder
+from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
 from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
@@ -397,12 +397,11 @@ class Device:
         sampler: str = "",
         known_s: float | None = None,
     ) -> list[Future[Observation]]:
-        """Measure a batch of one region, by default for the search of the settings. Nothing is surprisingly fast that
-        takes about `known_s`: by default the best time of the region."""
-        sampler = sampler or self._settings.search
-        wanted = [(work, schedule, sampler) for schedule in batch]
-        by_first = sampler != self._settings.search  # what was not found by the search
-        return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s, by_first=by_first)
+        """Measure a batch of one region, by default for the search of the settings, else on the first device. Nothing
+        is surprisingly fast that takes about `known_s`: by default the best time of the region."""
+        search = self._settings.search
+        wanted = [(work, schedule, sampler or search_of(search, schedule.kind)) for schedule in batch]
+        return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s, by_first=bool(sampler))
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.errors import KcgError, ScheduleError
 from kcg.measure.jobs import TinyBeamJob
-from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
+from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, search_of, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
-from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy
+from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
 from kcg.search.workers import FromItsStart
 from kcg.types import Schedule, Status
 from kcg.unexpected import looking, report
@@ -112,7 +112,6 @@ def watched(strategy: Strategy) -> Strategy:
 
 
 WEIGHING = 0.05  # of the time of a search, at most, for finding what its entries are worth
-TILE_SEARCH = "mcts"  # of other kinds than the baseline's, whatever searches that
 
 
 @dataclass
@@ -181,13 +180,12 @@ class _Search:
     def _spend(self) -> None:
         if self.guide.predictor is None:
             self.guide.read()
-        name, predictor = self.settings.search, self.guide.predictor
-        if predictor is None:
-            self._tiny_beam(int(name.partition(":")[2] or "2"))
+        if (predictor := self.guide.predictor) is None:
+            self._tiny_beam(int(self.settings.search.partition(":")[2] or "2"))
         elif self.settings.measurements == 0:
             self._predict_only(predictor)
         else:
-            self._search_with(name, predictor)
+            self._search_with(predictor)
 
     def _problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
         """The search problem of one region: its space, this run's predictor, device and ledger."""
@@ -218,17 +216,22 @@ class _Search:
         best_s = work.best_s
         return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
 
+    def _strategy(self, work: RegionWork, kind: str, *, place: int, seed: str) -> Strategy:
+        """How the schedules of one kind are searched: in a process that searches where there are some."""
+        name, workers = search_of(self.settings.search, kind), self.guide.workers
+        if workers is None:
+            return watched(strategy_of(name))
+        return watched(workers.strategy(name, work.call.region, place=place, seed=seed, kind=kind))
+
     def _enter_other(self, allocator: Allocator, work: RegionWork, kind: str, *, place: int, index: int) -> None:
         """Search a region's schedules of another kind too: beside the device, as those of the baseline's are."""
         space = work.others[kind]
         with looking(f"where the search of kind {kind} begins"):
-            seed, workers = f"{self.settings.seed}:{index}:{kind}", self.guide.workers
-            problem, how = self._other_problem(work, kind, seed), strategy_of(TILE_SEARCH)
-            if workers is not None:
-                how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
+            seed = f"{self.settings.seed}:{index}:{kind}"
+            problem, how = self._other_problem(work, kind, seed), self._strategy(work, kind, place=place, seed=seed)
             (expected,) = problem.predict([space.start()])
             gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
-            allocator.enter(work.id, work.call.calls, problem, watched(how), transfer=Transfer(space), gain=gain)
+            allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
     def _other_problem(self, work: RegionWork, kind: str, seed: str) -> Problem:
         """The search problem of a region's schedules of another kind, which begins where their space does."""
@@ -248,8 +251,8 @@ class _Search:
             correct=judge.correct,
         )
 
-    def _search_with(self, name: str, predictor: Predictor) -> None:
-        self.log.progress.phase(f"searching with {name}")
+    def _search_with(self, predictor: Predictor) -> None:
+        self.log.progress.phase(f"searching with {self.settings.search}")
         self.allocator = allocator = Allocator(
             self.ledger, self._limits(), seen=self._seen, weigh=self._weigh, patience_s=self._patience_s
         )
@@ -262,11 +265,10 @@ class _Search:
             assigned([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
         )
         for place, (index, work) in zip(places, works, strict=True):
-            how, asked = strategy_of(name), self._problem(work, predictor, index)
-            if workers is not None:
-                how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
             if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
-                allocator.enter(work.id, work.call.calls, asked, watched(how), transfer=Transfer(work.space))
+                asked = self._problem(work, predictor, index)
+                how = self._strategy(work, work.kind, place=place, seed=f"{self.settings.seed}:{index}")
+                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
         self._weigh()
@@ -353,7 +355,7 @@ class _Search:
             if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
                 self.log.warn("the budget ended before a schedule was predicted for every kernel")
                 break
-            drafted = draft(self._problem(work, predictor, index))[:2]
+            drafted = draft(Trials(self._problem(work, predictor, index)))[:2]
             predictions = predictor.predict(work.space, drafted)
             work.predicted(
                 {

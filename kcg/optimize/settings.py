@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from kcg.compat.device import DeviceChoice, check_gpus
 from kcg.errors import UnknownName, UsageError
 from kcg.fleet.settings import HERE
+from kcg.types import ScheduleKind
 from kcg.workloads.script import Form, Program, check_program
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Settings:
     workload: str  # a name, or of a program the path, the module or the code
     preset: str = "auto"
     device: str = "auto"
-    search: str = "mcts"
+    search: str = "mcts"  # as `check_search` gives it
     predictor: str = "auto"  # or roofline, or the path of a checkpoint
     effort: str = "normal"
     budget_s: float | None = None  # from start to result; without one the effort says how long it searches
@@ -194,11 +195,16 @@ def writable_folder(folder: Path) -> Path:
 TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no strategy of kcg's
 
 
-def strategies() -> dict[str, Named]:
-    """What `--search` may name, but tinygrad's own BEAM: the strategies of `kcg.search`, and what lies above it."""
+DEFAULT_SEARCH: Final = "mcts"  # of every kind
+
+
+def strategies(kind: str = ScheduleKind.OPTS) -> dict[str, Named]:
+    """What `--search` may name for a kind, but tinygrad's own BEAM: the strategies of `kcg.search`, which search every
+    kind, and of Opts, for which there are all, what lies above it."""
     from kcg.search.strategies import STRATEGIES, Named
 
-    return STRATEGIES | {"ppo": Named(lambda _: _ppo, "rollouts of the shipped policy, ranked by the predictor")}
+    above = {"ppo": Named(lambda _: _ppo, "rollouts of the shipped policy, ranked by the predictor")}
+    return STRATEGIES | (above if kind == ScheduleKind.OPTS else {})
 
 
 def _ppo(problem: Problem) -> Iterator[Observation]:
@@ -236,8 +242,60 @@ def check_names(settings: Settings, device: str) -> None:
             raise UsageError(f"there is no file of kernels {path}")
 
 
-def check_search(name: str) -> None:
-    """Raises UnknownName or UsageError for a search that does not exist."""
+def check_search(search: str) -> str:
+    """What `--search` says, in one way of the several that say the same: where one name stands for all, that name.
+
+    Raises UnknownName or UsageError for a search that does not exist.
+    """
+    chosen = _searches(search)
+    as_one = next((name for name in chosen.values() if _searches(name) == chosen), None)
+    return as_one or ",".join(f"{kind}={name}" for kind, name in chosen.items())
+
+
+def search_of(search: str, kind: str) -> str:
+    """The strategy by which `--search` has the schedules of a kind searched. Raises as `check_search`."""
+    return _searches(search).get(kind, DEFAULT_SEARCH)
+
+
+def _searches(search: str) -> dict[str, str]:
+    """Strategy by kind. One name stands for all kinds that have such a strategy; else each part names that of one kind.
+    What is not named has the default."""
+    from kcg.kernel.kinds import KINDS
+
+    kinds = [str(kind) for kind in KINDS if kind != ScheduleKind.SOURCE]  # all of what is written by hand is tried
+    if "=" not in search:
+        _check_strategy(search)
+        stem = search.partition(":")[0]
+        has = {kind for kind in kinds if stem == TINY_BEAM or stem in strategies(kind)}
+        return {kind: search if kind in has else DEFAULT_SEARCH for kind in kinds}
+    chosen: dict[str, str] = {}
+    for part in search.split(","):
+        kind, _, name = part.partition("=")
+        if not (kind and name):
+            raise UsageError(
+                f"--search {search}: write one name, or KIND=NAME for each of some kinds: opts=beam,tile=prior"
+            )
+        if kind not in kinds:
+            raise UnknownName("kind of schedule to search", kind, kinds)
+        if kind in chosen:
+            raise UsageError(f"--search {search}: {kind} has two strategies: name one")
+        _check_strategy_of(kind, name)
+        chosen[kind] = name
+    return {kind: chosen.get(kind, DEFAULT_SEARCH) for kind in kinds}
+
+
+def _check_strategy_of(kind: str, name: str) -> None:
+    """Raises UnknownName or UsageError where a kind has no such strategy."""
+    stem = name.partition(":")[0]
+    if stem == TINY_BEAM:
+        raise UsageError(f"--search {kind}={name}: it is tinygrad's own search of everything: write --search {name}")
+    _check_strategy(name)
+    if stem not in (there := strategies(kind)):
+        raise UsageError(f"--search {kind}={name}: {stem} is for Opts alone; for {kind} there are {', '.join(there)}")
+
+
+def _check_strategy(name: str) -> None:
+    """Raises UnknownName or UsageError where nothing has that name."""
     from kcg.search.strategies import WIDEST
 
     if name.partition(":")[0] == TINY_BEAM:

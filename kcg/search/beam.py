@@ -67,9 +67,8 @@ def _beam(
     return found
 
 
-def draft(problem: Problem, *, width: int = 6) -> list[Schedule]:
+def draft(trials: Trials, *, width: int = 6) -> list[Schedule]:
     """Schedules that the predictor expects to be fast, best first; the baseline is among them."""
-    trials = Trials(problem)
     return trials.ranked(grow(trials, trials.costs, width=width))
 
 

@@ -223,6 +223,9 @@ class ReplayTable:
     def key(self, schedule: Schedule) -> str:
         return self._record(schedule).key
 
+    def prior(self) -> list[Schedule]:
+        return [self.baseline()]
+
     def variants(self, schedule: Schedule) -> list[Schedule]:
         kind = kind_of(schedule)
         return kind.variants(self, schedule) if isinstance(kind, KnowsSteps) else []

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from kcg.errors import UnknownName
-from kcg.search.beam import Drafts, full_beam, guided_beam, predicted_beam
+from kcg.search.beam import Drafts, draft, full_beam, guided_beam, predicted_beam
 from kcg.search.mcts import MctsSettings, mcts
 from kcg.search.moves import Way, Ways, fresh, walk
 from kcg.search.problem import Ledger, Observation, Problem, Strategy, Trials
@@ -265,7 +265,7 @@ WIDEST: Final = 1024
 
 
 def hand_coded(problem: Problem) -> Iterator[Observation]:
-    """Measures tinygrad's own choice and nothing else."""
+    """Measures the baseline and nothing else: tinygrad's own choice, of a kind that has none where a search begins."""
     yield from Trials(problem).baseline()
 
 
@@ -275,6 +275,16 @@ def random_search(problem: Problem) -> Iterator[Observation]:
     yield from trials.baseline()
     while not trials.out_of_budget and (batch := fresh(trials, problem.batch_size)):
         yield from trials.measure(batch)
+
+
+def prior(problem: Problem) -> Iterator[Observation]:
+    """What is known before anything is measured: the space's own choices, then what the predictor expects to be fast,
+    both best first. What it measures changes nothing of that."""
+    trials = Trials(problem)
+    yield from trials.baseline()
+    yield from trials.measure(problem.space.prior())
+    if not trials.out_of_budget:
+        yield from trials.measure(draft(trials))
 
 
 @dataclass(frozen=True)
@@ -287,8 +297,9 @@ class Named:
 
 
 STRATEGIES: dict[str, Named] = {
-    "hand-coded": Named(lambda _: hand_coded, "tinygrad's own choice and nothing else"),
-    "random": Named(lambda _: random_search, "random legal walks from the start and from the hand-coded schedule"),
+    "hand-coded": Named(lambda _: hand_coded, "the baseline and nothing else"),
+    "random": Named(lambda _: random_search, "random legal walks, every step as likely, until all is measured"),
+    "prior": Named(lambda _: prior, "the kind's own choices, then the predictor's, whatever was measured"),
     "epsilon-greedy": Named(lambda _: epsilon_greedy(), "the best expected child of the best so far, or a random walk"),
     "greedy": Named(lambda _: greedy, "hill climbing: measures the best predicted steps, moves while that helps"),
     "evolution": Named(lambda _: evolution(), "mutation and crossing of the best, offspring ranked by the predictor"),

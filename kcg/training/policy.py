@@ -51,7 +51,7 @@ from kcg.rl.policy import (
     save_policy,
 )
 from kcg.search.beam import draft
-from kcg.search.problem import Ledger, Problem
+from kcg.search.problem import Ledger, Problem, Trials
 from kcg.search.replay import RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
 from kcg.training.ppo import PpoSettings, divided, environments
@@ -336,7 +336,7 @@ def _rolled(job: _Rollout) -> tuple[float, float, float] | None:
         return None
     judge = predictor.of(observer.space)
     problem = Problem(observer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
-    best, ends = draft(problem)[0], likeliest_ends(_policy(job.policy, job.changed), observer)
+    best, ends = draft(Trials(problem))[0], likeliest_ends(_policy(job.policy, job.changed), observer)
     predicted = [p.log_runtime for p in judge.predict([observer.space.baseline(), best, *ends])]
     return predicted[0], min(predicted[2:]), min(predicted[1], predicted[0])
 

@@ -12,18 +12,8 @@ from pathlib import Path
 import pytest
 
 from kcg.campaign.generate import generate_here
-from kcg.campaign.sampling import (
-    HAND_CODED,
-    LONG_SHARE,
-    LONG_UOPS,
-    DrawJob,
-    KernelState,
-    Known,
-    beam_level,
-    beam_winner,
-    draw,
-    sampler,
-)
+from kcg.campaign.samplers import KernelState, beam_level, beam_winner, sampler
+from kcg.campaign.sampling import HAND_CODED, LONG_SHARE, LONG_UOPS, DrawJob, Known, draw
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
@@ -218,8 +208,8 @@ def test_long_random_schedules_are_thinned(space: KernelSpace) -> None:
         return sum(drawn) / len(drawn)
 
     rng = random.Random(0)
-    walks = sampler("walk:hand-coded", KernelState(own, Roofline(), {}))
-    distinct = {own.key(schedule): schedule for _ in range(40) for schedule in walks(rng)}
+    walks, state = sampler("walk:hand-coded"), KernelState(own, Roofline(), {})
+    distinct = {own.key(schedule): schedule for _ in range(40) for schedule in walks(state, rng)}
     plain = [own.uops(schedule) > LONG_UOPS for schedule in distinct.values()]
     before = sum(plain) / len(plain)
     expected = before * LONG_SHARE / (before * LONG_SHARE + 1 - before)
@@ -337,7 +327,8 @@ def test_which_kernels_get_a_table(call: WorkloadCall) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("walk", "unknown sampler"),
+        ("walk", "unknown sampler .walk.: did you mean walk:raw"),
+        ("walk:raw,mcts=0.5", "every sampler a share or none"),
         ("beam:0=1", "unknown sampler"),
         ("walk:raw=-1", "share"),
         ("walk:raw=x", "share"),

@@ -304,6 +304,7 @@ SCHNELL = "black-forest-labs/FLUX.1-schnell"  # kcg's workload is dev
         (["flux", "--preset", "huge"], ExitCode.USAGE, "unknown preset"),
         (["flux", "--search", "magic"], ExitCode.USAGE, "unknown search strategy 'magic'"),
         (["flux", "--search", "policy"], ExitCode.USAGE, "unknown search strategy 'policy'"),
+        (["flux", "--search", "tile=ppo"], ExitCode.USAGE, "--search tile=ppo: ppo is for Opts alone; for tile there"),
         (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--budget", "soon"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--budget", "1e400"], ExitCode.USAGE, "more than a year"),

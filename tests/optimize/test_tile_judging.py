@@ -32,8 +32,9 @@ from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import Side
 from kcg.optimize.search import HOPELESS, _Search
-from kcg.optimize.settings import Settings
+from kcg.optimize.settings import Settings, check_search
 from kcg.optimize.work import RegionWork
+from kcg.predictor.roofline import Roofline
 from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Observation
 from kcg.types import Region, Schedule, Status, Variables, Verification
@@ -150,8 +151,9 @@ def test_what_was_found_of_each_kind_is_in_the_result_of_a_run_that_ended_early(
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
-def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
-    opened: Begun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("named", "many"), [("mcts", 6), ("prior", 6), ("opts=random,tile=hand-coded", 1)])
+def test_tile_programs_are_searched_as_named_from_what_they_are_expected_to_gain(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch, named: str, many: int
 ) -> None:
     """A matmul of a GPU, of which tinygrad's own schedule took 50 ms; the device that measures is the analytic cost."""
     region = Region((kernel_of(kernels_of(empty(512, 1024, dtype="float16") @ empty(1024, 768, dtype="float16"))[0]),))
@@ -174,7 +176,9 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
         return futures
 
     monkeypatch.setattr(opened.device, "measure", measure)
+    monkeypatch.setattr(opened.guide, "predictor", Roofline())
     search = _Search(opened.estimates(opened.untimed()), opened.guide, opened.device, opened.log)
+    search.settings = replace(search.settings, search=check_search(named))
     ledger = Ledger(max_measurements=6 + search.ledger.measurements, measurements=search.ledger.measurements)
     monkeypatch.setattr(opened.budget, "ledger", ledger)
     search.ledger = ledger
@@ -183,7 +187,8 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
     (entry,) = allocator.entries
     assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
     allocator.run()
-    assert next(iter(work.seen["tile"])) == tiles.start() and len(work.seen["tile"]) == 6 == work.tried
+    assert next(iter(work.seen["tile"])) == tiles.start() and len(work.seen["tile"]) == many == work.tried
+    assert named != "prior" or [*work.seen["tile"]][: len(tiles.prior())] == tiles.prior()[:6]
     assert work.known == {space.baseline(): own}, "the search of Opts knows nothing of them"
     assert entry.best_s == work.best_s == min(o.time_s for o in work.seen["tile"].values())
 

@@ -72,7 +72,7 @@ def test_drafts_expect_what_was_measured_near_by() -> None:
 
 def test_a_draft_that_is_not_measured_is_best_first() -> None:
     table = recorded("gpt2")
-    found = draft(table.problem(oracle_predict(table)), width=8)
+    found = draft(Trials(table.problem(oracle_predict(table))), width=8)
     times = [table.records[s].observation.time_s for s in found]
     assert times == sorted(times) and table.baseline() in found
     assert times[0] < 0.5 * table.records[table.baseline()].observation.time_s

@@ -108,6 +108,10 @@ class KernelSpace:
             _keep(self._uops, schedule, found)
         return found
 
+    def prior(self) -> list[Schedule]:
+        """tinygrad's own choice."""
+        return [self.baseline()]
+
     def lattice(self, given: Sequence[Schedule], *, rng: random.Random, limit: int) -> Lattice:
         """See `kcg.kernel.opts.lattice`."""
         from kcg.kernel.opts.lattice import lattice

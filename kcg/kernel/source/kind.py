@@ -102,6 +102,10 @@ class SourceSpace:
         """tinygrad's own schedule, of another kind."""
         return baseline_of(self.region, self.target)
 
+    def prior(self) -> list[Schedule]:
+        """All, in the order in which they were written."""
+        return [*self._schedules]
+
     def actions(self, schedule: Schedule) -> list[Action]:
         """From the first to each other one."""
         others = self._schedules[1:] if schedule == self._schedules[0] else ()

@@ -108,6 +108,13 @@ class TileSpace:
         """tinygrad's own schedule, of another kind."""
         return baseline_of(self.region, self.target)
 
+    def prior(self) -> list[Schedule]:
+        """The start, then the prior's choice for each other form and arrangement of axes, the cheapest first."""
+        start = self._start
+        others = [base for base in self._bases.values() if base != start]
+        others.sort(key=lambda base: predicted_seconds(self.kernel, self.target, base))
+        return list(self._distinct(set(), [start, *others]))
+
     def actions(self, schedule: Schedule) -> list[Action]:
         """Another form or other axes, from the start; else another value of a parameter that was not decided yet."""
         return list(self._kept("actions", schedule, lambda: self._actions(self.parameters(schedule))))

@@ -1,0 +1,101 @@
+"""Who draws the schedules of a campaign: every sampler of the registry, on a small space of every kind."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from click import unstyle
+from typer.testing import CliRunner
+
+from kcg.campaign.samplers import SAMPLERS, KernelState, sampler
+from kcg.campaign.sampling import DrawJob, Known, draw
+from kcg.campaign.settings import DEFAULT_MIX, parse_mix
+from kcg.dataset.__main__ import app
+from kcg.errors import UnknownName
+from kcg.predictor.cost import KnownCost
+from kcg.predictor.roofline import Roofline
+from kcg.search.strategies import strategy
+from kcg.types import Schedule
+from tests.search.test_every_kind import problem
+from tests.small_spaces import KINDS, SM_90, programs, space_named, time_s
+
+NAMES = [name.replace("WIDTH", "2").replace("CHILDREN", "3").replace("EPSILON", "0.3") for name in SAMPLERS]
+SEARCHES = ("random", "prior", "mcts")
+
+
+def state(kind: str, known: dict[str, Schedule]) -> KernelState:
+    """What is known of a space when those were measured."""
+    guide = KnownCost() if kind.startswith("tile") else Roofline()
+    return KernelState(space_named(kind), guide, {key: time_s(key) for key in known}, dict(known))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sampler_draws_legal_schedules_of_every_kind(name: str, kind: str) -> None:
+    space, own = space_named(kind), space_named(kind).baseline()
+    known = {space.key(own): own}
+    drawn = sampler(name)(state(kind, known), random.Random(1))
+    again = sampler(name)(state(kind, known), random.Random(1))
+    assert drawn == again and drawn, "it keeps no state"
+    for schedule in drawn:
+        space.check(schedule)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_draws_what_it_would_measure_next_until_it_ends(name: str, kind: str) -> None:
+    space, known = space_named(kind), dict[str, Schedule]()
+    met: list[Schedule] = []
+    while batch := sampler(name)(state(kind, known), random.Random(len(known))):
+        if name == "mcts" and len(met) > 16:  # with their neighbours parts are many
+            break
+        keys = [space.key(schedule) for schedule in batch]
+        assert not known.keys() & set(keys) and len(set(keys)) == len(keys), "nothing comes twice"
+        known.update(zip(keys, batch, strict=True))
+        met += batch
+    assert met[0] == space.baseline()
+    if name == "prior":
+        assert met[: len(space.prior())] == space.prior()
+    if name == "random":
+        assert known.keys() == programs(kind).keys()
+
+
+def test_a_search_goes_on_as_it_would_by_itself() -> None:
+    """In batches that are drawn apart, against one search that measures its batches of the same size."""
+    space, known = space_named("tile"), dict[str, Schedule]()
+    drawn: list[Schedule] = []
+    while batch := sampler("prior")(state("tile", known), random.Random(0)):
+        known.update({space.key(schedule): schedule for schedule in batch})
+        drawn += batch
+    alone = replace(problem("tile"), predict=KnownCost().of(space).predict)
+    assert drawn == [one.schedule for one in strategy("prior")(alone)]
+
+
+def test_searches_share_a_campaign_with_what_always_comes() -> None:
+    region, rows = space_named("opts").region, tuple[Known, ...]()
+    while batch := draw(
+        DrawJob(region, SM_90, rows, 20, parse_mix(",".join(SEARCHES)), "0", predictor="roofline")
+    ).batch:
+        rows += tuple(Known(schedule, who, time_s(key), key) for schedule, who, key in batch)
+    counts = Counter(one.sampler for one in rows)
+    assert len({one.key for one in rows}) == counts.total() == 20
+    assert counts["hand-coded"] == counts["raw"] == 1 and all(counts[name] == 6 for name in SEARCHES)
+
+
+def test_names_are_checked_and_listed() -> None:
+    for bad in ("walk", "walk:", "beam", "beam:0", "beam:2/0", "beam:2/", "greedy:2", "near", "mcts:4", "RANDOM", ""):
+        with pytest.raises(UnknownName, match=f"unknown sampler '{re.escape(bad)}': .*walk:hand-coded"):
+            sampler(bad)
+    shown = unstyle(CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "400"}).output)
+    assert all(name in shown for name in SAMPLERS)
+
+
+def test_samplers_are_named_with_equal_shares_or_with_their_own() -> None:
+    assert parse_mix("mcts,walk:raw") == (("mcts", 0.5), ("walk:raw", 0.5)), "in the order named"
+    assert parse_mix("random=1, beam:2/8=3") == (("random", 0.25), ("beam:2/8", 0.75))
+    assert parse_mix("prior") == (("prior", 1.0),)
+    assert all(sampler(name) for name in DEFAULT_MIX)

@@ -1,0 +1,64 @@
+"""`--search`: one strategy for all kinds of schedule, or one for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcg.errors import UsageError
+from kcg.optimize.settings import check_search, search_of
+
+KINDS = ("opts", "tile", "parts")
+
+
+@pytest.mark.parametrize(
+    ("search", "by_kind"),
+    [
+        ("mcts", ("mcts", "mcts", "mcts")),
+        ("random", ("random", "random", "random")),
+        ("beam:8", ("beam:8", "beam:8", "beam:8")),
+        ("ppo", ("ppo", "mcts", "mcts")),
+        ("opts=beam,tile=prior", ("beam", "prior", "mcts")),
+        ("tile=random", ("mcts", "random", "mcts")),
+    ],
+)
+def test_a_name_stands_for_every_kind_that_has_it_and_the_default_for_what_is_not_named(
+    search: str, by_kind: tuple[str, ...]
+) -> None:
+    assert tuple(search_of(search, kind) for kind in KINDS) == by_kind
+    assert tuple(search_of(check_search(search), kind) for kind in KINDS) == by_kind
+
+
+def test_what_says_the_same_is_kept_as_the_same() -> None:
+    for one in ("mcts", "ppo", "beam:8", "tinygrad-beam:2", "frugal-mcts:32"):
+        assert check_search(one) == one
+    assert check_search("opts=mcts") == check_search("parts=mcts,tile=mcts,opts=mcts") == "mcts"
+    assert check_search("opts=ppo") == "ppo"
+    assert check_search("opts=random,tile=random,parts=random") == "random"
+    both = check_search("opts=beam,tile=prior")
+    assert both == check_search("tile=prior,opts=beam") == check_search(both)
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("mtcs", "unknown search strategy 'mtcs': did you mean mcts?"),
+        ("opts=mtcs", "unknown search strategy 'mtcs': did you mean mcts?"),
+        ("tile=beam:0", "unknown search strategy 'beam:0'"),
+        ("tiles=mcts", "unknown kind of schedule to search 'tiles': did you mean tile?"),
+        ("source=mcts", "unknown kind of schedule to search 'source': choose one of opts, parts, tile"),
+        ("tile=ppo", "--search tile=ppo: ppo is for Opts alone; for tile there are .*mcts"),
+        ("opts=tinygrad-beam:2", "tinygrad's own search of everything: write --search tinygrad-beam:2"),
+        ("tile=tinygrad-beam", "tinygrad's own search of everything: write --search tinygrad-beam$"),
+        ("tinygrad-beam:0", "write a width"),
+        ("opts=beam,opts=mcts", "opts has two strategies"),
+        ("mcts,tile=beam", "write one name, or KIND=NAME for each"),
+        ("opts=", "write one name, or KIND=NAME for each"),
+        ("opts=beam,", "write one name, or KIND=NAME for each"),
+        ("mcts,random", "unknown search strategy 'mcts,random'"),
+        ("", "unknown search strategy ''"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(search: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        check_search(search)
+    assert "\n" not in str(caught.value)
