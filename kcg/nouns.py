@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcg.errors import ResultError
 from kcg.types import Kernel, Region
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 """Of an integer: what is beyond is no count, no size and no seed."""
+
+NEWER: Final = frozenset({("Toolchain", "generator")})
+"""What is newer than the first documents without a version: in messages of a fleet, and in what journals keep of it."""
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -44,7 +47,7 @@ def noun_to_json(value: Any) -> str:
 def noun_from_json(noun: type[T], text: str) -> T:
     """A dataclass from the text of `noun_to_json`, every field checked. Raises ResultError where it is not one."""
     try:
-        made: T = decode(json.loads(text, parse_constant=no_constant), noun, "", of=Document())
+        made: T = decode(json.loads(text, parse_constant=no_constant), noun, "", of=Document(may_lack=NEWER))
     except (Malformed, ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"not a {noun.__name__}: {error}") from None
     return made
@@ -81,6 +84,7 @@ class Document:
 
     kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id
     later: frozenset[tuple[str, str]] = frozenset()  # (noun, field) that the version of the document does not have
+    may_lack: frozenset[tuple[str, str]] = frozenset()  # (noun, field) that it may have or not: it has no version
 
 
 def decode(value: Any, hint: Any, where: str, *, of: Document) -> Any:
@@ -99,6 +103,7 @@ def decode(value: Any, hint: Any, where: str, *, of: Document) -> Any:
         hints = {n: h for n, h in hints_of(hint).items() if (hint.__name__, n) not in of.later}
         if not isinstance(value, dict):
             raise Malformed(where, f"an object is expected, not {shown(value)}")
+        hints = {n: h for n, h in hints.items() if n in value or (hint.__name__, n) not in of.may_lack}
         if hint is Region and "args" not in hints:
             value = _without_wiring(value, where)
         same_names(set(value), set(hints), where)

@@ -126,7 +126,7 @@ class Target:
 @dataclass(frozen=True)
 class Toolchain:
     """What turned a schedule into a binary: versions of tinygrad, compilers, driver, Triton and its assembler, and of
-    kcg's action space."""
+    kcg's action space and generator of tile programs."""
 
     tinygrad: str
     compiler: str  # e.g. "clang 14.0.6", "tinygrad X86 assembler", "NVRTC 12.4"
@@ -134,16 +134,23 @@ class Toolchain:
     triton: str
     action_space: int  # version of kcg's own list of actions
     assembler: str = ""  # of tile programs, e.g. "ptxas 13.4.59"
+    generator: int = 0  # version of kcg's own generator of tile programs; 0: none, or one from before it had a number
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that is not a tile program: without the assembler, which those do not pass through."""
-        return content_id({name: value for name, value in asdict(self).items() if name != "assembler"})
+        """Of all that is not a tile program: without what only those pass through."""
+        return self._id_without("assembler", "generator")
 
     @cached_property
     def tile_fingerprint(self) -> str:
-        """Of tile programs; as the other where there is no assembler."""
-        return content_id(asdict(self)) if self.assembler else self.fingerprint
+        """Of tile programs; as the other where there is no assembler. Without a generator it is that of before there
+        was a number, so that rows of then are found under it."""
+        if not self.assembler:
+            return self.fingerprint
+        return self._id_without() if self.generator else self._id_without("generator")
+
+    def _id_without(self, *names: str) -> str:
+        return content_id({name: value for name, value in asdict(self).items() if name not in names})
 
     @cached_property
     def fingerprints(self) -> tuple[str, ...]:

@@ -327,6 +327,7 @@ class Journal:
         self.read_only = read_only
         self._connection = connection
         self._version = SCHEMA_VERSION
+        self._generators: dict[str, int] = {}  # by toolchain
         self._lock = threading.RLock()
         self._place = path.absolute()
         self._file = _file_at(self._place)
@@ -454,7 +455,14 @@ class Journal:
         """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
         recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
-        return self._insert("measurements", values)
+        return self._insert("measurements", (*values, self._generator_of(measurement.toolchain)))
+
+    def _generator_of(self, toolchain: str) -> str | None:
+        """The version of the generator in a toolchain; None where it has none, or was not added yet."""
+        if toolchain not in self._generators:
+            self._generators = {fingerprint: one.generator for fingerprint, one in self.toolchains().items()}
+        version = self._generators.get(toolchain)
+        return str(version) if version else None
 
     def add_kernel(self, kernel: Kernel, *, workload: str = "") -> bool:
         """`workload` is where it was first seen, as `name/preset`."""

@@ -93,7 +93,7 @@ def _why_not(target: Target, toolchain: Toolchain) -> str:
     from kcg.compat.standalone import cpu_model
 
     mine = toolchain_for(target, toolchain.driver, toolchain.action_space)
-    for name in ("tinygrad", "compiler", "triton", "assembler"):
+    for name in ("tinygrad", "compiler", "triton", "assembler", "generator"):
         theirs, own = getattr(toolchain, name), getattr(mine, name)
         if theirs != own:
             return f"its {name} is {own or 'none'}, that of the measuring hosts {theirs or 'none'}"

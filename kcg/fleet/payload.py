@@ -22,7 +22,7 @@ from kcg.kernel.composed import kinds_in
 from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.kernel.program import Compiled, Executable, Program
 from kcg.measure.service import Request
-from kcg.nouns import Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
+from kcg.nouns import NEWER, Document, Malformed, decode, encode, kernels_of, no_constant, same_names, shown, unique
 from kcg.predictor.choice import AUTO, ROOFLINE
 from kcg.types import (
     Kernel,
@@ -232,7 +232,7 @@ def _read(payload: bytes, nouns: Iterable[type[Any]]) -> Any:
     noun = {n.__name__: n for n in nouns}.get(document["noun"]) if isinstance(document["noun"], str) else None
     if noun is None:
         raise Malformed("noun", f"{shown(document['noun'])} is not what this task takes")
-    found = decode(document["value"], noun, "", of=Document(_kernels(document["asts"])))
+    found = decode(document["value"], noun, "", of=Document(_kernels(document["asts"]), may_lack=NEWER))
     for region in _regions(found):
         if wrong := malformed(region):
             raise Malformed("region", wrong)

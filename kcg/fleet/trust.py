@@ -288,6 +288,7 @@ _OF_TOOLCHAIN = {
     "triton": "Triton",
     "action_space": "list of actions",
     "assembler": "assembler",
+    "generator": "generator of tile programs",
 }
 """The fields that must be equal, and their names in a message."""
 

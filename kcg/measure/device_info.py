@@ -253,13 +253,17 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
 
 def toolchain_for(target: Target, driver: str, action_space: int) -> Toolchain:
     """What compiles for a target here. Opens no device."""
+    from kcg.kernel.generator import GENERATOR_VERSION
+
+    using = _assembler(target)
     return Toolchain(
         tinygrad=metadata.version("tinygrad"),
         compiler=_compiler(target.renderer),
         driver=driver,
         triton=version_of("triton"),
         action_space=action_space,
-        assembler=_assembler(target),
+        assembler=using,
+        generator=GENERATOR_VERSION if using else 0,
     )
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kcg.cli import counted
-from kcg.dataset.reading import Export, Texts, check_bounds, read_export
+from kcg.dataset.bounds import check_bounds
+from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
 from kcg.measure.protocol import PROTOCOL
@@ -97,17 +98,12 @@ def read_predictions(path: Path) -> dict[str, list[Any]]:
 
 
 def _parquet(path: Path) -> dict[str, Any]:
-    import pyarrow as pa
     from pyarrow import parquet
 
+    check_bounds(path)
     with parquet.ParquetFile(path) as file:
-        how, present = check_bounds(file, path), file.schema_arrow.names
-    wanted = [name for name in (*IDENTITY, PREDICTED) if name in present]
-    with parquet.ParquetFile(path, read_dictionary=how.dictionaries) as file:
-        texts, batches = Texts(path.stat().st_size), file.iter_batches(columns=wanted, batch_size=how.rows)
-        plain = [texts.plain(batch) for batch in batches]
-    types = {name: plain[0][name].type if plain else pa.string() for name in wanted}
-    return {name: pa.chunked_array([batch[name] for batch in plain], types[name]) for name in wanted}
+        table = file.read(columns=[name for name in (*IDENTITY, PREDICTED) if name in file.schema_arrow.names])
+    return {name: table[name] for name in table.column_names}
 
 
 def _csv(path: Path) -> dict[str, Any]:

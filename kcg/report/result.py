@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 15
+SCHEMA = 16
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -56,6 +56,7 @@ ADDED = {
     13: {("RegionResult", "origins"), ("ModelCheck", "spread_s"), ("ModelCheck", "untimed")},
     14: {("RegionResult", "store")},
     15: {("Result", "dropped")},
+    16: {("Toolchain", "generator")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

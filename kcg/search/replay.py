@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcg.dataset.bounds import check_bounds
 from kcg.dataset.columns import CONSTANTS, MADE_BY, constants_in, rows_of_a_group
 from kcg.dataset.journal import status_and_reason
-from kcg.dataset.reading import Export, Texts, check_bounds
+from kcg.dataset.reading import Export
 from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError, ScheduleError, UnknownName
 from kcg.kernel.kinds import KnowsSteps, StepSpace, describe, kind_of, parse
@@ -90,12 +91,11 @@ def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list
 
     path, columns = folder / FILE, ["region_id", "target", "toolchain", "actions", "table"]
     try:
+        check_bounds(path)
         with parquet.ParquetFile(path) as file:
-            how, same = check_bounds(file, path), constants_in(file.schema_arrow.metadata)
-        stored = [name for name in columns if name not in same]
-        with parquet.ParquetFile(path, read_dictionary=how.dictionaries) as file:
-            texts, batches = Texts(path.stat().st_size), file.iter_batches(columns=stored, batch_size=how.rows)
-            rows = [same | row for batch in batches for row in texts.plain(batch).to_pylist()]
+            same = constants_in(file.schema_arrow.metadata)
+            stored = [name for name in columns if name not in same]
+            rows = [same | row for row in file.read(columns=stored).to_pylist()]
         wanted = [row for row in rows if regions is None or row["region_id"] in regions]
         named = [(str(row["region_id"]), str(row["target"]), str(row["toolchain"])) for row in wanted]
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:

@@ -31,10 +31,13 @@ from kcg.types import (
     malformed,
 )
 
-SCHEMA: Final = 2
+OLDEST: Final = 2
+SCHEMA: Final = 3
 """The version of stores and of their entries. A change of any field, or of the rules by which schedules were verified,
-is a new number, never a silent one. 1: verified without planted data, lowered scores and indices out of bounds."""
+is a new number, never a silent one. 1: verified without planted data, lowered scores and indices out of bounds, and not
+read. 2: the toolchain has no generator; so are those entries whose toolchain has none today."""
 
+LATER: Final = frozenset({("Toolchain", "generator")})
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
 SHORTEST_S: Final = 1e-9  # of one call
@@ -184,7 +187,11 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
 
 def _body(entry: Entry | Nothing) -> dict[str, Any]:
     asts = {kernel.id: kernel.ast_json for kernel in entry.region.kernels}
-    return {"schema": SCHEMA, **encode(entry), "asts": asts}
+    body = {"schema": SCHEMA, **encode(entry), "asts": asts}
+    if not entry.toolchain.generator:  # an older entry keeps its hash, by which it is named
+        body["schema"] = OLDEST
+        del body["toolchain"]["generator"]
+    return body
 
 
 def to_json(entry: Entry | Nothing) -> str:
@@ -219,14 +226,14 @@ def _noun(data: bytes, noun: type[Noun], check: Callable[[Noun], None]) -> Noun:
 def _read(document: Any, noun: type[Noun]) -> Noun:
     if not isinstance(document, dict) or "schema" not in document:
         raise Malformed("", "it has no schema number")
-    if (schema := document["schema"]) != SCHEMA or type(schema) is not int:
-        raise Malformed("schema", f"{shown(schema)}, and this kcg reads {SCHEMA}")
+    if type(schema := document["schema"]) is not int or not OLDEST <= schema <= SCHEMA:
+        raise Malformed("schema", f"{shown(schema)}, and this kcg reads {OLDEST} to {SCHEMA}")
     same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(noun))}, "")
     if document["id"] != content_id({name: value for name, value in document.items() if name != "id"}):
         raise Malformed("", "its content is not that of its hash, so it was changed")
     kernels = kernels_of(document["asts"])
     parts = {field.name: document[field.name] for field in fields(noun)}
-    found: Noun = decode(parts, noun, "", of=Document(kernels))
+    found: Noun = decode(parts, noun, "", of=Document(kernels, LATER if schema == OLDEST else frozenset()))
     _check_place(found)
     return found
 

@@ -24,6 +24,7 @@ from kcg.files import read_foreign, write_whole
 from kcg.store.entry import (
     MAX_BYTES,
     NAME_LENGTH,
+    OLDEST,
     SCHEMA,
     Entry,
     Nothing,
@@ -232,10 +233,12 @@ def check_marker(folder: Path) -> None:
         schema = document["kcg store"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{folder / MARKER} is not that of a store: restore it, or give another store") from None
-    if schema != SCHEMA or type(schema) is not int:
-        older = type(schema) is int and schema < SCHEMA
+    if type(schema) is not int or not OLDEST <= schema <= SCHEMA:
+        older = type(schema) is int and schema < OLDEST
         advice = "what it holds was verified by older rules: begin another store" if older else "update kcg"
-        raise DataError(f"{folder} is a store of schema {str(schema)[:20]!a}, and this kcg reads {SCHEMA}: {advice}")
+        raise DataError(
+            f"{folder} is a store of schema {str(schema)[:20]!a}, and this kcg reads {OLDEST} to {SCHEMA}: {advice}"
+        )
 
 
 def _may_write(folder: Path) -> bool:

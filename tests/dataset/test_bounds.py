@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from kcg.dataset import bounds
+from kcg.dataset.bounds import BYTES, VALUES, OutOfProportion, check_bounds
 from kcg.dataset.columns import METADATA
-from kcg.dataset.reading import BYTES, VALUES, OutOfProportion, check_bounds
 from kcg.errors import DataError
 from kcg.search.replay import read_tables
 from tests.dataset.test_export import exported, put
+from tests.waiting import waited
 
 ROOT = Path(__file__).parents[2]
 MILLION = 1_000_000
@@ -91,13 +97,13 @@ def test_what_a_file_says_of_itself_is_not_believed(folder: Path, tmp_path: Path
 
 def test_one_text_of_megabytes(folder: Path, tmp_path: Path) -> None:
     bomb = written(tmp_path / "bomb", kernels(folder / "kernels.parquet", "x" * (BYTES + (16 << 20)), 1))
-    assert_refused(folder, "kernels.parquet", bomb, "that become")
+    assert_refused(folder, "kernels.parquet", bomb, "more than 64 MB")
 
 
 def test_a_long_text_that_many_rows_share(folder: Path, tmp_path: Path) -> None:
     """A thousand rows, a megabyte of text: a gigabyte where each row gets its own."""
     bomb = written(tmp_path / "bomb", kernels(folder / "kernels.parquet", "x" * (1 << 20), 1000))
-    assert_refused(folder, "kernels.parquet", bomb, "whose texts become")
+    assert_refused(folder, "kernels.parquet", bomb, "more than 64 MB")
 
 
 def test_texts_that_are_stored_as_their_differences(folder: Path, tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_texts_that_are_stored_as_their_differences(folder: Path, tmp_path: Path
     table = many.set_column(many.column_names.index("schedule_body"), "schedule_body", bodies)
     how = {"use_dictionary": [n for n in many.column_names if n != "schedule_body"]}
     bomb = written(tmp_path / "bomb", table, column_encoding={"schedule_body": "DELTA_BYTE_ARRAY"}, **how)
-    assert_refused(folder, "measurements.parquet", bomb, "whose texts become")
+    assert_refused(folder, "measurements.parquet", bomb, "more than 64 MB")
 
 
 def test_replay_tables_have_bounds_too(tmp_path: Path) -> None:
@@ -126,19 +132,55 @@ def test_pages_that_are_damaged_are_one_line(folder: Path, tmp_path: Path, cut: 
     content[cut + 1] = 0xFC
     (tmp_path / "damaged").write_bytes(content)
     try:
-        check_bounds(parquet.ParquetFile(tmp_path / "damaged"), tmp_path / "damaged")
+        check_bounds(tmp_path / "damaged")
     except (ValueError, OSError) as error:
         assert str(error) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.parquet")), ids=lambda path: path.name)
 def test_the_datasets_are_far_from_the_bounds(path: Path) -> None:
+    check_bounds(path)
     with parquet.ParquetFile(path) as file:
-        assert check_bounds(file, path).rows > 500
         metadata, size = file.metadata, path.stat().st_size
     assert 8 * metadata.num_rows < VALUES + size
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     assert sum(group.total_byte_size for group in groups) < (BYTES + 100 * size) / 2
+
+
+def test_a_child_that_died_is_replaced_and_one_that_hangs_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_bounds(folder / "kernels.parquet")
+    first = bounds._child
+    assert first is not None
+    first.kill()
+    waited(lambda: first.poll() is not None)
+    check_bounds(folder / "timings.parquet")
+    second = bounds._child
+    assert second is not None and second is not first
+    os.kill(second.pid, signal.SIGSTOP)
+    monkeypatch.setattr(bounds, "SECONDS", 0.1)
+    with pytest.raises(OutOfProportion, match=r"bytes that take more than 0 s to read$"):
+        check_bounds(folder / "measurements.parquet")
+    assert second.returncode == -signal.SIGKILL
+
+
+def test_the_child_ends_with_the_process_that_asks(folder: Path) -> None:
+    code = (
+        "import os, sys, pathlib; from kcg.dataset import bounds; bounds.check_bounds(pathlib.Path(sys.argv[1])); "
+        "print(bounds._child.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder / "kernels.parquet")], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL and done.stderr == ""
+    waited(lambda: is_gone(int(done.stdout)))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ended, though nobody buried it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_out_of_proportion_is_a_value_error() -> None:

@@ -72,6 +72,13 @@ def changed(noun: Any, change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps(document).encode()
 
 
+def test_a_host_of_before_generators_had_a_version_has_none_that_is_known() -> None:
+    facts = replace(FACTS, toolchain=replace(FACTS.toolchain, generator=1))
+    assert unpack(pack(facts), HostFacts) == facts
+    old = changed(facts, lambda document: document["value"]["toolchain"].pop("generator"))
+    assert unpack(old, HostFacts) == FACTS
+
+
 def source(document: dict[str, Any]) -> None:
     document["value"]["requests"][0]["schedule"] = {"kind": "source", "body": "{}"}
 

@@ -452,6 +452,14 @@ def test_files_of_the_twelfth_version_have_no_origins() -> None:
         from_dict(none)
 
 
+def test_files_of_the_fifteenth_version_are_of_a_generator_without_a_version() -> None:
+    before = sample_plan()
+    result = replace(before, toolchain=replace(before.toolchain, generator=1))
+    assert from_dict(to_dict(result)) == result
+    document = without({**to_dict(result), "schema": 15}, added_after(15))
+    assert from_dict(document) == before
+
+
 def test_what_is_computed_again_survives_and_agrees() -> None:
     plan = sample_plan()
     assert plan.planning is not None

@@ -19,7 +19,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, TF32, TileParameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.report.result import write_result
 from kcg.store.__main__ import main
-from kcg.store.entry import SCHEMA, Entry, Nothing, entries_of, from_json, to_json
+from kcg.store.entry import OLDEST, SCHEMA, Entry, Nothing, entries_of, from_json, to_json
 from kcg.store.folder import MARKER, Store, file_name
 from kcg.store.location import open_store
 from kcg.types import Kernel, ModelCheck, Region, Result, Schedule, content_id
@@ -154,6 +154,28 @@ def test_that_nothing_was_found_is_kept_for_the_longest_search_and_beside_entrie
     assert f"{count + 1} entries, all whole" in store_command("verify", store.folder).stdout
 
 
+def test_entries_of_before_generators_had_a_version_are_read_and_their_tile_programs_are_of_another(
+    store: Store,
+) -> None:
+    opts, other, *_ = entries(store)
+    tile = schedule_of(TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32))
+    before = replace(other.toolchain, assembler="ptxas 13.4.59")
+    after = replace(before, generator=1)
+    old = timed(replace(other, toolchain=before), 1e-7, tile)
+    assert store.add(old)
+    text = json.loads(to_json(old))
+    assert text["schema"] == OLDEST and "generator" not in text["toolchain"], "the format that they had"
+    assert looked_up(store, old) == [other, old]
+    assert looked_up(store, replace(opts, toolchain=after)) == [opts]
+    new = timed(replace(old, toolchain=after), 2e-7)
+    assert looked_up(store, new) == [other]
+    assert store.add(new) and looked_up(store, new) == [other, new]
+    assert store_command("verify", store.folder).returncode == 0
+    unnamed = _with(lambda d: d["toolchain"].pop("generator"))(to_json(new).encode())
+    with pytest.raises(DataError, match="'generator' is missing"):
+        from_json(unnamed)
+
+
 # ---- what is refused
 
 
@@ -174,7 +196,7 @@ BAD = {
     "truncated": (lambda data: data[: len(data) // 2], "truncated"),
     "no JSON": (lambda data: b"\x00\xff", "truncated or not JSON"),
     "a list": (lambda data: b"[]", "no schema number"),
-    "another schema": (_with(lambda d: d.update(schema=SCHEMA + 1)), f"this kcg reads {SCHEMA}"),
+    "another schema": (_with(lambda d: d.update(schema=SCHEMA + 1)), f"this kcg reads {OLDEST} to {SCHEMA}"),
     "tampered": (_with(lambda d: d["chosen"].update(cold_s=1e-9), sealed=False), "was changed"),
     "another kernel": (_with(lambda d: d.update(asts=dict.fromkeys(d["asts"], "{}"))), "kernel was changed"),
     "a field more": (_with(lambda d: d.update(more=1)), "unknown"),
