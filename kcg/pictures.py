@@ -120,9 +120,9 @@ class Axis:
         return found if len(found) > 1 else self._within(linear, words)  # so close that both scales look alike
 
     def _within(self, locator: Any, words: Callable[[float], str]) -> list[tuple[float, str]]:
-        slack = 1e-9 * (self.high - self.low)
+        low, high = self.low - 1e-9 * abs(self.low), self.high + 1e-9 * abs(self.high)  # 0.1 + 0.2 is above 0.3
         values = map(float, locator.tick_values(self.low, self.high))
-        return [(value, words(value)) for value in values if self.low - slack <= value <= self.high + slack]
+        return [(value, words(value)) for value in values if low <= value <= high]
 
 
 class Panel:

@@ -1,4 +1,4 @@
-"""The pictures of the search: the best total as it went on, and what was expected of each measurement."""
+"""The pictures of a report: where the time goes, the roofline, how the search went, and what was expected of it."""
 
 from __future__ import annotations
 
