@@ -101,7 +101,7 @@ $(VENV)/.installed-clang: | $(VENV)/.installed-core
 
 # one pip unpacks on one core. So what is large goes first, by two at once: PyTorch and Triton with what they need, and
 # these, which they do not need, alone. The last pip has all to say: it installs what is left, what does not fit, what failed
-APART := ziglang pyarrow scipy pandas plotly wandb tinygrad mypy sqlalchemy torch-geometric lightgbm hf-xet
+APART := ziglang pyarrow scipy pandas matplotlib wandb tinygrad mypy sqlalchemy torch-geometric lightgbm hf-xet
 TRITON := "triton; platform_system == 'Linux' and platform_machine == 'x86_64'"
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created

@@ -34,7 +34,7 @@ CORE = (
     "typer",
     "rich",
     "jinja2",
-    "plotly",
+    "matplotlib",
 )
 EXTRAS = {"train": ("stable_baselines3", "sb3_contrib", "wandb", "optuna"), "gpu": ("triton",)}
 

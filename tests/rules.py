@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = (
     {"errors", "types"},
     {"commands", "files", "nouns", "provenance", "shell", "unexpected"},
-    {"cli", "hub", "kernels", "sharing"},
+    {"cli", "hub", "kernels", "pictures", "sharing"},
     {"compat"},
     {"kernel"},
     {"workloads", "measure", "store"},
@@ -70,7 +70,7 @@ HEAVY = {
     "pyarrow",
     "scipy",
     "gymnasium",
-    "plotly",
+    "matplotlib",
     "jinja2",
     "wandb",
     "optuna",

@@ -26,7 +26,7 @@ def main(
     from kcg.files import write_whole
     from kcg.report.charts import points_of, roofline_file, roofs_of, share_file
     from kcg.report.result import read_result
-    from kcg.report.svg import rows_of
+    from kcg.report.rows import rows_of
 
     read = read_result(result)
     rows = rows_of(read)

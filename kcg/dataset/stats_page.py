@@ -1,29 +1,26 @@
 """The numbers of a dataset as one page that needs nothing else, for anyone who opens it.
 
-Built as `kcg/report/page.py` builds its page: pictures by plotly.js, which travels compressed inside the page;
-everything else is plain HTML with the same numbers, for where scripts are off. The page loads nothing: its content
-security policy forbids it.
+Built as `kcg/report/page.py` builds its page: pictures are SVG in the page, whose marks say what they are when they are
+pointed at; all else is plain HTML. The page has no script and loads nothing: its content security policy forbids both.
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
-import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from kcg.dataset.noise import NoiseFloor, Spread
 from kcg.dataset.stats import BINS_A_DECADE, Stats, duration, duration_class, percent, share
+from kcg.pictures import NARROW, PAGE_STYLE, WIDE, Axis, Panel, Picture, Sheet, Ticks, picture
 from kcg.types import Status
 
 MOST_ACTIONS = 40  # Opts with an argument that the picture shows
 MOST_BINS = 40  # of schedules per kernel
 DECADES = 100  # from this ratio of the largest to the smallest on, an axis is logarithmic
+HALF = 460  # width of a picture that stands beside another
 UNJUDGED = str(Status.UNJUDGED)
 
 
@@ -72,24 +69,39 @@ def render_page(stats: Stats, *, title: str) -> str:
     }
     environment.filters.update(filters)
     spreads = _found_spreads(stats)
-    figures = {
-        "runtimes": _runtimes(stats), "families": _families(stats), "actions": _actions(stats),
-        "samplers": _samplers(stats, failures_of(stats), "rows that failed"),
-        "unjudged": _samplers(stats, [UNJUDGED] * (UNJUDGED in stats.statuses), "rows that cannot be judged"),
-        "schedules": _schedules(stats), "walks": _walks(stats),
+    pictures = {
+        "runtimes": _runtimes(stats),
+        "families": _families(stats),
+        "actions": _actions(stats),
+        "samplers": _samplers(
+            stats,
+            failures_of(stats),
+            name="samplers",
+            label="Stacked bars: share of failed rows by sampler; the table below has the same numbers",
+            title="rows that failed",
+        ),
+        "unjudged": _samplers(
+            stats,
+            [UNJUDGED] * (UNJUDGED in stats.statuses),
+            name="unjudged",
+            label="Bars: share of rows that cannot be judged by sampler; the table above has the same numbers",
+            title="rows that cannot be judged",
+        ),
+        "schedules": _schedules(stats),
+        "walks": _walks(stats),
         "spreads": _spreads(spreads),
-    }  # fmt: skip
+    }
     return environment.get_template("stats.html.jinja").render(
         stats=stats,
         title=title,
-        figures={name: figure.to_plotly_json() for name, figure in figures.items() if figure is not None},
+        pictures=pictures,
+        style=PAGE_STYLE,
         share=share,
         failures=failures_of(stats),
         failed=sum(stats.statuses[status] for status in failures_of(stats)),
         causes=_causes(stats),
         spreads=spreads,
         most_actions=MOST_ACTIONS,
-        plotly_gzip=plotly_gzip(),
     )
 
 
@@ -108,232 +120,217 @@ def _causes(stats: Stats) -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-def _amounts(values: Iterable[float], title: str, **axis: Any) -> dict[str, Any]:
-    """An axis of what bars reach to: logarithmic where some would be too small to see beside others."""
-    shown = [value for value in values if value > 0]
-    if not shown or max(shown) < DECADES * min(shown):
-        return {"title": {"text": title}, "rangemode": "tozero", **axis}
-    low, high = math.log10(min(shown)) - 0.3, math.log10(max(shown)) + 0.1
-    return {"title": {"text": f"{title} (log)"}, "type": "log", "dtick": 1, "range": [low, high], **axis}
+# ---- pictures
 
 
-@cache
-def plotly_gzip() -> str:
-    """plotly.js, gzip, base64."""
-    from plotly.offline import get_plotlyjs
+def _amounts(values: Iterable[float], title: str) -> tuple[Axis, str]:
+    """An axis of what bars reach to, and its title: logarithmic where some would be too small to see beside others."""
+    shown = [value for value in values if value > 0] or [1.0]
+    least, most = min(shown), max(shown)
+    if most < DECADES * least:
+        return Axis(0, 1.05 * most), title
+    return Axis(10 ** (math.log10(least) - 0.3), 10 ** (math.log10(most) + 0.1), log=True), f"{title} (log)"
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()
+
+class Bar(NamedTuple):
+    """From `low` to `high` on the axis across, as high as its value; with `most`, a line goes on to there."""
+
+    low: float
+    high: float
+    value: float
+    tip: str
+    look: str = "main"
+    most: float | None = None
 
 
-def _figure(
-    traces: list[Any], *, height: int, x: Mapping[str, Any], y: Mapping[str, Any], legend: str = "", **layout: Any
-) -> Any:
-    """`legend` is the order of its entries, as plotly calls it; empty for none."""
-    from plotly.graph_objects import Figure
+Keys = Sequence[tuple[str, str]]
+"""Looks, and what they stand for."""
 
-    figure = Figure(traces)
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 8, "r": 16, "t": 34 if legend else 10, "b": 44},
-        xaxis={"fixedrange": True, "automargin": True, "tickangle": 0, **x},
-        yaxis={"fixedrange": True, "automargin": True, **({"ticklabelstandoff": 6} if "tickvals" in y else {}), **y},
-        showlegend=bool(legend),
-        **layout,
-    )
-    if legend:
-        figure.update_layout(
-            legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": legend, "itemclick": False}
+
+def _columns(
+    name: str,
+    label: str,
+    bars: Sequence[Bar],
+    *,
+    x: Axis,
+    ticks: Callable[[int], Ticks],
+    titles: tuple[str, str],
+    height: float = 280,
+    wide: float = WIDE,
+    keys: Keys = (),
+    unit: str = "",
+) -> Picture:
+    """Bars side by side; `ticks` gives those of the axis across, about as many as it is asked for."""
+    y, title_y = _amounts((v for bar in bars for v in (bar.value, bar.most or 0)), titles[1])
+
+    def draw(sheet: Sheet) -> None:
+        top = 26 + _draw_keys(sheet, keys)
+        panel = sheet.panel(x, y, left=62, top=top, right=sheet.width - 8, bottom=sheet.height - 48)
+        panel.frame(
+            x=ticks(4 if sheet.narrow else 8),
+            y=y.ticks(6, lambda value: f"{value:,g}{unit}"),
+            title_x=titles[0],
+            title_y=title_y,
+            lines="y",
         )
-    return figure
+        for i, bar in enumerate(bars):
+            panel.box((bar.low, bar.high), (y.low, max(bar.value, y.low)), bar.look, tip=i)
+            if bar.most is not None:
+                middle = (bar.low + bar.high) / 2
+                panel.line([(middle, max(bar.value, y.low)), (middle, max(bar.most, y.low))], "whisker")
+
+    return _titled(name, label, draw, height, keys, [bar.tip for bar in bars], wide=wide)
 
 
-def _runtimes(stats: Stats) -> Any:
+def _titled(
+    name: str, label: str, draw: Callable[[Sheet], None], height: float, keys: Keys, tips: Sequence[str], *, wide: float
+) -> Picture:
+    heights = (height + _height(keys, wide), height + _height(keys, NARROW))
+    return picture(name, label, draw, heights=heights, tips=tips, wide=wide, titled=True)
+
+
+def _places(keys: Keys, width: float) -> list[tuple[float, float]]:
+    """Where each key stands, left to right, in as many lines as they need."""
+    found, x, y = [], 0.0, 0.0
+    for _, words in keys:
+        needed = 36 + 7 * len(words)
+        if x and x + needed > width:
+            x, y = 0.0, y + 20
+        found.append((x, y))
+        x += needed
+    return found
+
+
+def _height(keys: Keys, width: float) -> float:
+    return max((y for _, y in _places(keys, width)), default=-26) + 26
+
+
+def _draw_keys(sheet: Sheet, keys: Keys) -> float:
+    """Above all else. Returns the height that they need."""
+    for (x, y), (look, words) in zip(_places(keys, sheet.width), keys, strict=True):
+        sheet.paper.box((x, x + 12), (y + 2, y + 14), look)
+        sheet.paper.text(x + 18, y + 12, words, "small")
+    return _height(keys, sheet.width)
+
+
+def _rows(sheet: Sheet, names: Sequence[str], x: Axis, ticks: Ticks, title: str, *, keys: Keys = ()) -> Panel:
+    """A panel with a row for each name, the first one below."""
+    shown = [_cut(name, 18 if sheet.narrow else 28) for name in names]
+    left = 14 + 7 * max(map(len, shown))
+    top = 8 + _draw_keys(sheet, keys)
+    y = Axis(-0.7, len(names) - 0.3)
+    panel = sheet.panel(x, y, left=left, top=top, right=sheet.width - 14, bottom=sheet.height - 48)
+    panel.frame(x=ticks, y=list(enumerate(shown)), title_x=title, lines="x")
+    return panel
+
+
+def _runtimes(stats: Stats) -> Picture | None:
     """Rows by runtime, on a logarithmic axis."""
-    from plotly.graph_objects import Bar
-
     if not stats.runtimes:
         return None
     numbers = [round(BINS_A_DECADE * math.log10(low)) for low, _ in stats.runtimes]
-    hover = [
-        f"{duration(low)} to {duration(low * 10 ** (1 / BINS_A_DECADE))}<br>{count:,} rows"
-        for low, count in stats.runtimes
+    bars = [
+        Bar(
+            n + 0.04, n + 0.96, count, f"{duration(low)} to {duration(low * 10 ** (1 / BINS_A_DECADE))}\n{count:,} rows"
+        )
+        for n, (low, count) in zip(numbers, stats.runtimes, strict=True)
     ]
     decades = [n for n in range(numbers[0], numbers[-1] + 2) if n % BINS_A_DECADE == 0]
-    bar = Bar(
-        x=[n + 0.5 for n in numbers],
-        y=[count for _, count in stats.runtimes],
-        meta="main",
-        hovertext=hover,
-        hoverinfo="text",
-    )
-    return _figure(
-        [bar],
-        height=280,
-        bargap=0.08,
-        y=_amounts((count for _, count in stats.runtimes), "rows"),
-        x={
-            "title": {"text": "median of a row, status ok"},
-            "tickmode": "array",
-            "tickvals": decades,
-            "ticktext": [duration(10 ** (n / BINS_A_DECADE)) for n in decades],
-            "showgrid": True,
-            "range": [numbers[0] - 0.5, numbers[-1] + 1.5],
-        },
+    return _columns(
+        "runtimes",
+        "Bars: rows by runtime",
+        bars,
+        x=Axis(numbers[0] - 0.5, numbers[-1] + 1.5),
+        ticks=lambda _: [(n, duration(10 ** (n / BINS_A_DECADE))) for n in decades],
+        titles=("median of a row, status ok", "rows"),
     )
 
 
-def _families(stats: Stats) -> Any:
+def _families(stats: Stats) -> Picture | None:
     """The gains of each family: quartiles as a box, whiskers to the least and the most, the geometric mean as a dot."""
-    from plotly.graph_objects import Box, Scatter
-
     shown = sorted(((f.speedup, f) for f in stats.families if f.speedup is not None), key=lambda s: (s[0], s[1].name))
     if not shown:
         return None
-    places = list(range(len(shown)))
-    low, q1, median, q3, high = zip(*(f.quartiles for _, f in shown), strict=True)
-    hover = [
-        f"<b>{_label(f.name)}</b><br>{f.compared:,} compared, geometric mean {_factor(mean)}<br>"
+    top = max(f.quartiles[4] for _, f in shown) * 1.05
+    x = Axis(0.97, max(top, 1.2), log=True)
+    values = (1, 1.5, 2, 3, 5, 7, 10) if top < 12 else (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
+    tips = [
+        f"{f.name}\n{f.compared:,} compared, geometric mean {_factor(mean)}\n"
         f"median {_factor(f.quartiles[2])}, most {_factor(f.quartiles[4])}"
         for mean, f in shown
     ]
-    top = max(high) * 1.05
-    fine = (1, 1.5, 2, 3, 5, 7, 10)
-    ticks = [t for t in (fine if top < 12 else (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)) if t <= top]
-    box = Box(
-        y=places,
-        q1=q1,
-        median=median,
-        q3=q3,
-        lowerfence=low,
-        upperfence=high,
-        orientation="h",
-        meta="main",
-        hoverinfo="skip",
-        showlegend=False,
-        line={"width": 1.2},
-        width=0.62,
-    )
-    mean = Scatter(
-        x=[mean for mean, _ in shown],
-        y=places,
-        mode="markers",
-        marker={"size": 7},
-        meta="accent",
-        hovertext=hover,
-        hoverinfo="text",
-        showlegend=False,
-    )
-    return _figure(
-        [box, mean],
-        height=70 + 22 * max(len(shown), 3),
-        hovermode="closest",
-        x={
-            "title": {"text": "times as fast as hand-coded"},
-            "type": "log",
-            "tickmode": "array",
-            "tickvals": ticks,
-            "ticktext": [f"{t:g}×" for t in ticks],
-            "range": [math.log10(0.97), math.log10(max(top, 1.2))],
-        },
-        y={
-            "tickmode": "array",
-            "tickvals": places,
-            "ticktext": [_cut(f.name, 28) for _, f in shown],
-            "range": [-0.7, len(shown) - 0.3],
-            "showgrid": False,
-            "zeroline": False,
-        },
-    )
+
+    def draw(sheet: Sheet) -> None:
+        ticks = [(t, f"{t:g}×") for t in values[:: 2 if sheet.narrow else 1] if t <= top]
+        panel = _rows(sheet, [f.name for _, f in shown], x, ticks, "times as fast as hand-coded")
+        for i, (mean, f) in enumerate(shown):
+            low, q1, median, q3, high = (max(q, x.low) for q in f.quartiles)
+            panel.line([(low, i), (high, i)], "edge")
+            panel.box((q1, q3), (i - 0.31, i + 0.31), "middle", tip=i)
+            panel.line([(median, i - 0.31), (median, i + 0.31)], "edge")
+            panel.dots([(max(mean, x.low), i)], "accent", radius=3.5, tip=i)
+
+    label = "Boxes: gains over hand-coded by family; the table of families has the same numbers"
+    return _titled("families", label, draw, 70 + 22 * max(len(shown), 3), (), tips, wide=WIDE)
 
 
-def _actions(stats: Stats) -> Any:
+def _actions(stats: Stats) -> Picture | None:
     """In what share of the kernels and of the schedules each Opt occurs."""
-    from plotly.graph_objects import Bar
-
     found = [a for a in stats.action_coverage if a.arg is not None]
     kept = set(sorted(found, key=lambda a: (-a.regions, a.op, a.arg or ""))[:MOST_ACTIONS])
-    shown = [a for a in reversed(found) if a in kept]  # plotly counts from the bottom
+    shown = [a for a in reversed(found) if a in kept]  # the first row is below
     if not shown:
         return None
-    places = list(range(len(shown)))
-    hover = [
-        f"<b>{_label(f'{a.op} {a.arg}')}</b><br>{a.schedules:,} schedules, {share(a.schedules, stats.schedules)}<br>"
+    tips = [
+        f"{a.op} {a.arg}\n{a.schedules:,} schedules, {share(a.schedules, stats.schedules)}\n"
         f"{a.regions:,} kernels, {share(a.regions, stats.regions_measured)}"
         for a in shown
     ]
-    common: dict[str, Any] = {"y": places, "orientation": "h", "hovertext": hover, "hoverinfo": "text"}
-    return _figure(
-        [
-            Bar(x=[100 * a.schedules / stats.schedules for a in shown], name="schedules", meta="accent", **common),
-            Bar(x=[100 * a.regions / stats.regions_measured for a in shown], name="kernels", meta="main", **common),
-        ],
-        height=90 + 24 * max(len(shown), 3),
-        barmode="group",
-        bargap=0.24,
-        bargroupgap=0.04,
-        legend="reversed",
-        x={"title": {"text": "share that has it"}, "ticksuffix": "%", "range": [0, 101], "dtick": 20},
-        y={
-            "tickmode": "array",
-            "tickvals": places,
-            "ticktext": [_cut(f"{a.op} {a.arg}", 28) for a in shown],
-            "range": [-0.7, len(shown) - 0.3],
-            "showgrid": False,
-            "zeroline": False,
-        },
-    )
+    keys = (("main", "kernels"), ("accent", "schedules"))
+    x = Axis(0, 101)
+
+    def draw(sheet: Sheet) -> None:
+        names = [f"{a.op} {a.arg}" for a in shown]
+        ticks = [(t, f"{t}%") for t in range(0, 101, 50 if sheet.narrow else 20)]
+        panel = _rows(sheet, names, x, ticks, "share that has it", keys=keys)
+        for i, a in enumerate(shown):
+            panel.box((0, 100 * a.regions / stats.regions_measured), (i + 0.02, i + 0.38), "main", tip=i)
+            panel.box((0, 100 * a.schedules / stats.schedules), (i - 0.38, i - 0.02), "accent", tip=i)
+
+    label = "Bars: share of kernels and of schedules by action; the table below has the same numbers"
+    return _titled("actions", label, draw, 66 + 24 * max(len(shown), 3), keys, tips, wide=WIDE)
 
 
-def _samplers(stats: Stats, statuses: Sequence[str], title: str) -> Any:
+def _samplers(stats: Stats, statuses: Sequence[str], *, name: str, label: str, title: str) -> Picture | None:
     """What share of each sampler's rows ended as one of `statuses`."""
-    from plotly.graph_objects import Bar
-
-    if not statuses:
+    if not statuses or not stats.samplers:
         return None
     samplers = list(stats.samplers)[::-1]
     rows = [stats.samplers[s] for s in samplers]
-    traces = []
-    for status in statuses:
-        counts = [stats.sampler_statuses[s].get(status, 0) for s in samplers]
-        hover = [
-            f"<b>{_label(s or '(none)')}</b><br>{status}: {n:,} of {whole:,}, {share(n, whole)}"
-            for s, n, whole in zip(samplers, counts, rows, strict=True)
-        ]
-        shares = [100 * n / whole for n, whole in zip(counts, rows, strict=True)]
-        traces.append(
-            Bar(
-                x=shares,
-                y=list(range(len(samplers))),
-                orientation="h",
-                name=status,
-                meta=f"status-{status}",
-                hovertext=hover,
-                hoverinfo="text",
-            )
-        )
-    names = [f"{_cut(s or '(none)', 24)} ({n:,})" for s, n in zip(samplers, rows, strict=True)]
-    return _figure(
-        traces,
-        height=110 + 34 * max(len(samplers), 2),
-        barmode="stack",
-        bargap=0.35,
-        legend="normal" if len(statuses) > 1 else "",
-        x={"title": {"text": title}, "ticksuffix": "%", "rangemode": "tozero"},
-        y={
-            "tickmode": "array",
-            "tickvals": list(range(len(samplers))),
-            "ticktext": names,
-            "showgrid": False,
-            "zeroline": False,
-        },
-    )
+    counts = [[stats.sampler_statuses[s].get(status, 0) for status in statuses] for s in samplers]
+    x = Axis(0, 1.05 * max(100 * sum(of_one) / whole for of_one, whole in zip(counts, rows, strict=True)))
+    keys = [(f"status-{status}", status) for status in statuses] if len(statuses) > 1 else []
+    tips = [
+        f"{s or '(none)'}\n{status}: {n:,} of {whole:,}, {share(n, whole)}"
+        for s, of_one, whole in zip(samplers, counts, rows, strict=True)
+        for status, n in zip(statuses, of_one, strict=True)
+    ]
+
+    def draw(sheet: Sheet) -> None:
+        names = [f"{s or '(none)'} ({n:,})" for s, n in zip(samplers, rows, strict=True)]
+        panel = _rows(sheet, names, x, x.ticks(4 if sheet.narrow else 8, lambda v: f"{v:g}%"), title, keys=keys)
+        for i, (of_one, whole) in enumerate(zip(counts, rows, strict=True)):
+            end = 0.0
+            for j, (status, n) in enumerate(zip(statuses, of_one, strict=True)):
+                begin, end = end, end + 100 * n / whole
+                if n:
+                    panel.box((begin, end), (i - 0.32, i + 0.32), f"status-{status}", tip=i * len(statuses) + j)
+
+    return _titled(name, label, draw, 66 + 34 * max(len(samplers), 2), keys, tips, wide=WIDE)
 
 
-def _schedules(stats: Stats) -> Any:
+def _schedules(stats: Stats) -> Picture | None:
     """How many kernels have how many distinct schedules: bins that double where the numbers span decades."""
-    from plotly.graph_objects import Bar
-
     if not stats.schedule_counts:
         return None
     low, high = min(stats.schedule_counts), max(stats.schedule_counts)
@@ -344,50 +341,53 @@ def _schedules(stats: Stats) -> Any:
         first = 1 << (size.bit_length() - 1) if doubling else low + (size - low) // width * width
         found = (first, 2 * first - 1 if doubling else first + width - 1)
         bins[found] = bins.get(found, 0) + kernels
-    hover = [
-        f"{first:,}{f' to {last:,}' if last > first else ''} schedules<br>{n:,} kernels"
-        for (first, last), n in bins.items()
-    ]
-    places = [first.bit_length() - 1 if doubling else (first + last) / 2 for first, last in bins]
-    bar = Bar(
-        x=places,
-        y=list(bins.values()),
-        width=0.92 * (1 if doubling else width),
-        meta="main",
-        hovertext=hover,
-        hoverinfo="text",
+    half = 0.46 * (1 if doubling else width)
+    bars = []
+    for (first, last), n in bins.items():
+        middle = first.bit_length() - 1 if doubling else (first + last) / 2
+        tip = f"{first:,}{f' to {last:,}' if last > first else ''} schedules\n{n:,} kernels"
+        bars.append(Bar(middle - half, middle + half, n, tip))
+    x = Axis(min(bar.low for bar in bars) - half, max(bar.high for bar in bars) + half)
+    if not doubling and high - low < 8:
+        x = Axis(low - 4, high + 4)
+    powers = range(low.bit_length() - 1, high.bit_length(), 2)
+    return _columns(
+        "schedules",
+        "Bars: kernels by their number of distinct schedules",
+        bars,
+        x=x,
+        ticks=lambda most: [(p, f"{1 << p:,}") for p in powers] if doubling else _whole(x, most),
+        titles=("distinct schedules" + ", from 1, 2, 4, …" * doubling, "kernels"),
+        height=260,
+        wide=HALF,
     )
-    axis: dict[str, Any] = {"title": {"text": "distinct schedules"}, "showgrid": False, "zeroline": False}
-    if doubling:
-        axis |= {"title": {"text": "distinct schedules, from 1, 2, 4, …"}, "tickmode": "array"}
-        powers = list(range(low.bit_length() - 1, high.bit_length(), 2))
-        axis |= {"tickvals": powers, "ticktext": [f"{1 << power:,}" for power in powers]}
-    elif high - low < 8:
-        axis |= {"range": [low - 4, high + 4], "dtick": 1}
-    return _figure([bar], height=260, y=_amounts(bins.values(), "kernels"), x=axis)
 
 
-def _walks(stats: Stats) -> Any:
+def _walks(stats: Stats) -> Picture | None:
     """How many distinct schedules have how many Opts."""
-    from plotly.graph_objects import Bar
-
     if not stats.walk_lengths:
         return None
     whole = sum(stats.walk_lengths.values())
-    bar = Bar(
-        x=list(stats.walk_lengths),
-        y=list(stats.walk_lengths.values()),
-        meta="main",
-        hoverinfo="text",
-        hovertext=[f"{length} Opts<br>{n:,} schedules, {share(n, whole)}" for length, n in stats.walk_lengths.items()],
-    )
-    return _figure(
-        [bar],
+    bars = [
+        Bar(length - 0.44, length + 0.44, n, f"{length} Opts\n{n:,} schedules, {share(n, whole)}")
+        for length, n in stats.walk_lengths.items()
+    ]
+    x = Axis(min(stats.walk_lengths) - 0.7, max(stats.walk_lengths) + 0.7)
+    return _columns(
+        "walks",
+        "Bars: distinct schedules by their number of Opts",
+        bars,
+        x=x,
+        ticks=lambda most: _whole(x, 2 * most),
+        titles=("Opts of a schedule", "distinct schedules"),
         height=260,
-        bargap=0.12,
-        y=_amounts(stats.walk_lengths.values(), "distinct schedules"),
-        x={"title": {"text": "Opts of a schedule"}, "dtick": 1, "showgrid": False, "zeroline": False},
+        wide=HALF,
     )
+
+
+def _whole(axis: Axis, most: int) -> Ticks:
+    """Whole numbers only."""
+    return [(value, words) for value, words in axis.ticks(most, lambda v: f"{v:,g}") if value == round(value) >= 0]
 
 
 def _found_spreads(stats: Stats) -> list[_Kind]:
@@ -414,61 +414,33 @@ def _found_spreads(stats: Stats) -> list[_Kind]:
     return [kind for kind in kinds if kind.classes]
 
 
-def _spreads(kinds: list[_Kind]) -> Any:
+def _spreads(kinds: list[_Kind]) -> Picture | None:
     """Noise and drift by the duration of the kernels: bars to the median, whiskers to 90 %."""
-    from plotly.graph_objects import Bar
-
     if not kinds:
         return None
     limits = sorted({c.limit for kind in kinds for c in kind.classes})
     targets = sorted({c.target for kind in kinds for c in kind.classes})
-    traces = []
-    for kind in kinds:
-        for target in targets:
-            mine = [c for c in kind.classes if c.target == target]
-            whiskers = {
-                "type": "data",
-                "symmetric": False,
-                "array": [100 * (c.p90 - c.median) for c in mine],
-                "arrayminus": [0] * len(mine),
-                "thickness": 1.2,
-                "width": 4,
-            }
-            hover = [
-                f"{kind.name}, {duration_class(c.shorter_than_s)}<br>median {percent(c.median)}, "
-                f"90% below {percent(c.p90)}<br>of {c.compared:,}"
-                for c in mine
-            ]
-            traces.append(
-                Bar(
-                    x=[limits.index(c.limit) for c in mine],
-                    y=[100 * c.median for c in mine],
-                    meta=kind.color,
-                    name=kind.name if len(targets) == 1 else f"{kind.name}, {_label(target)}",
-                    error_y=whiskers,
-                    hovertext=hover,
-                    hoverinfo="text",
-                )
+    width = 0.7 / (len(kinds) * len(targets))
+    bars, keys = [], []
+    for i, (kind, target) in enumerate((kind, target) for kind in kinds for target in targets):
+        keys.append((kind.color, kind.name if len(targets) == 1 else f"{kind.name}, {_cut(target, 28)}"))
+        for c in (c for c in kind.classes if c.target == target):
+            low = limits.index(c.limit) - 0.35 + i * width
+            tip = (
+                f"{keys[-1][1]}, {duration_class(c.shorter_than_s)}\nmedian {percent(c.median)}, "
+                f"90% below {percent(c.p90)}\nof {c.compared:,}"
             )
-    return _figure(
-        traces,
+            bars.append(Bar(low, low + width, 100 * c.median, tip, kind.color, 100 * c.p90))
+    return _columns(
+        "spreads",
+        "Bars: noise and drift by duration; the table below has the same numbers",
+        bars,
+        x=Axis(-0.6, len(limits) - 0.4),
+        ticks=lambda _: [(i, duration(limit) if limit < math.inf else "longer") for i, limit in enumerate(limits)],
+        titles=("kernels that take less than", "difference"),
         height=300,
-        barmode="group",
-        bargap=0.3,
-        legend="normal",
-        y=_amounts(
-            (100 * value for kind in kinds for c in kind.classes for value in (c.median, c.p90)),
-            "difference",
-            ticksuffix="%",
-        ),
-        x={
-            "tickmode": "array",
-            "tickvals": list(range(len(limits))),
-            "range": [-0.6, len(limits) - 0.4],
-            "title": {"text": "kernels that take less than"},
-            "ticktext": [duration(limit) if limit < math.inf else "longer" for limit in limits],
-            "showgrid": False,
-        },
+        keys=keys,
+        unit="%",
     )
 
 
@@ -478,10 +450,5 @@ def _factor(factor: float | None) -> str:
     return f"{factor:.2f}×" if factor < 99.95 else f"{factor:,.0f}×"
 
 
-def _label(text: str) -> str:
-    """A foreign text for plotly, which takes `<b>` and the like for markup and decodes `&lt;`, but not `&quot;`."""
-    return html.escape(text, quote=False)
-
-
 def _cut(text: str, length: int) -> str:
-    return _label(text if len(text) <= length else text[: length - 1] + "…")
+    return text if len(text) <= length else text[: length - 1] + "…"

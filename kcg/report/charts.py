@@ -1,4 +1,4 @@
-"""The pictures of the search: the best total as it went on, and what was expected of each measurement."""
+"""The pictures of a report: where the time goes, the roofline, how the search went, and what was expected of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kcg.pictures import COLORS, NARROW, WIDE, Axis, Panel, Picture, Sheet, alone, drawable, picture
 from kcg.report.counts import how_many, nouns_of
 from kcg.report.formats import (
     cut,
@@ -16,23 +17,11 @@ from kcg.report.formats import (
     format_seconds,
     format_share,
     format_speedup,
-)
-from kcg.report.prediction_quality import expected_s, measured_s, timed_expectations
-from kcg.report.svg import (
-    COLORS,
-    NARROW,
-    WIDE,
-    Axis,
-    Canvas,
-    Picture,
-    Row,
-    alone,
-    drawable,
-    grid,
-    picture,
     short_count,
     short_seconds,
 )
+from kcg.report.prediction_quality import expected_s, measured_s, timed_expectations
+from kcg.report.rows import Row
 from kcg.types import Expectation, Finalist, ProgressPoint, Region, RegionResult, Result
 
 # ---- The picture of where the time goes: two bars of all kernels on one scale of time, before above and after below.
@@ -75,14 +64,19 @@ def share_picture(rows: Sequence[Row]) -> Picture | None:
     if not slices:
         return None
     heights = (_height(slices, narrow=False), _height(slices, narrow=True))
-    return picture("share", SHARE_LABEL, lambda c: _draw_shares(c, slices), heights=heights, tips=_share_tips(slices))
+    return picture(
+        "share", SHARE_LABEL, lambda sheet: _draw_shares(sheet, slices), heights=heights, tips=_share_tips(slices)
+    )
 
 
 def share_file(rows: Sequence[Row]) -> str:
     """As a file of its own."""
     slices = slices_of(rows)
     return alone(
-        SHARE_LABEL, lambda c: _draw_shares(c, slices), height=_height(slices, narrow=False), tips=_share_tips(slices)
+        SHARE_LABEL,
+        lambda sheet: _draw_shares(sheet, slices),
+        height=_height(slices, narrow=False),
+        tips=_share_tips(slices),
     )
 
 
@@ -106,65 +100,61 @@ def _height(slices: Sequence[Slice], *, narrow: bool) -> float:
     return _LIST[narrow] + _ROW[narrow] * len(slices) + 4
 
 
-def _draw_shares(canvas: Canvas, slices: Sequence[Slice]) -> None:
+def _draw_shares(sheet: Sheet, slices: Sequence[Slice]) -> None:
     before, after = sum(s.before_s for s in slices), sum(s.after_s for s in slices)
-    left, right = (0, NARROW) if canvas.narrow else (70, WIDE - 4)
-    x = Axis(0.0, max(before, after), left, right)
-    top, bottom, thick = (24, 116, 44) if canvas.narrow else (10, 110, 48)
-    for value in x.ticks(4 if canvas.narrow else 8):
-        canvas.line(x(value), top, x(value), bottom + thick + 5)
-        look = "soft small " + ("m" if left + 12 < x(value) < right - 12 else "e" if x(value) > left + 12 else "")
-        canvas.text(x(value), bottom + thick + (40 if canvas.narrow else 20), short_seconds(value), look)
+    left, right = (0, NARROW) if sheet.narrow else (70, WIDE - 4)
+    top, second, thick = (24, 116, 44) if sheet.narrow else (10, 110, 48)
+    end = second + thick + (22 if sheet.narrow else 5)
+    x = Axis(0.0, max(before, after))
+    bars = sheet.panel(x, Axis(end, top), left=left, top=top, right=right, bottom=end)  # downwards it is in pixels
+    bars.frame(x=x.ticks(4 if sheet.narrow else 8, short_seconds), y=(), lines="x")
     gained = f"after {format_seconds(after)}, {format_speedup(before, after)} as fast"
-    if canvas.narrow:
-        canvas.text(0, top - 8, f"before {format_seconds(before)}", "b")
-        canvas.text(0, bottom + thick + 17, gained, "b")
+    if sheet.narrow:
+        sheet.paper.text(0, top - 8, f"before {format_seconds(before)}", "b")
+        sheet.paper.text(0, second + thick + 17, gained, "b")
     else:
-        for y, name, total in ((top, "before", before), (bottom, "after", after)):
-            canvas.text(0, y + thick / 2 - 3, name, "b")
-            canvas.text(0, y + thick / 2 + 14, format_seconds(total))
-    above = below = 0.0
+        for y, name, total in ((top, "before", before), (second, "after", after)):
+            sheet.paper.text(0, y + thick / 2 - 3, name, "b")
+            sheet.paper.text(0, y + thick / 2 + 14, format_seconds(total))
+    pixel = x.high / (right - left)
+    a = c = 0.0
     for i, s in enumerate(slices):
-        a, b = x(above), x(above + s.before_s)
-        c, d = x(below), x(below + s.after_s)
-        corners = ((a, top + thick), (b, top + thick), (d, bottom), (c, bottom))
-        canvas.add("polygon", f"{s.look} f", tip=i, points=" ".join(f"{px:.1f},{py:.1f}" for px, py in corners))
-        for begin, end, y, share in ((a, b, top, s.share), (c, d, bottom, s.after_s / after)):
-            gap = 1 if end - begin > 3 else 0  # a thin line between neighbours
-            canvas.add("rect", s.look, tip=i, x=begin, y=y, width=max(end - begin - gap, 0.3), height=thick)
-            if end - begin > 38:
+        b, d = a + s.before_s, c + s.after_s
+        bars.shape([(a, top + thick), (b, top + thick), (d, second), (c, second)], f"{s.look} f", tip=i)
+        for begin, close, y, share in ((a, b, top, s.share), (c, d, second, s.after_s / after)):
+            width = (close - begin) / pixel
+            gap = 1 if width > 3 else 0  # a thin line between neighbours
+            bars.box((begin, begin + pixel * max(width - gap, 0.3)), (y, y + thick), s.look, tip=i)
+            if width > 38:
                 words = [f"{format_share(share)} {', '.join(s.words.split(', ')[:n])}" for n in (4, 3, 2, 1)]
-                space = (end - begin - 12) / 7.2
-                shown = next((text for text in words if len(text) <= space), format_share(share))
-                canvas.text(begin + 6, y + thick / 2 + 4, shown, "on")
-        above += s.before_s
-        below += s.after_s
-    _list(canvas, slices)
+                shown = next((text for text in words if len(text) <= (width - 12) / 7.2), format_share(share))
+                bars.text(begin, y + thick / 2, shown, "on", by=(6, 4))
+        a, c = b, d
+    _list(sheet, slices)
 
 
-def _list(canvas: Canvas, slices: Sequence[Slice]) -> None:
-    y = _LIST[canvas.narrow]
+def _list(sheet: Sheet, slices: Sequence[Slice]) -> None:
+    y, paper = _LIST[sheet.narrow], sheet.paper
     columns = ((560, "share"), (660, "before"), (760, "after"), (852, "speed-up"), (WIDE - 4, "saved"))
-    if not canvas.narrow:
-        canvas.text(24, y - 25, "kernel, with all its calls", "soft small")
+    if not sheet.narrow:
+        paper.text(24, y - 25, "kernel, with all its calls", "soft small")
         for at, title in columns:
-            canvas.text(at, y - 25, title, "soft small e")
+            paper.text(at, y - 25, title, "soft small e")
     for i, s in enumerate(slices):
-        at = y + i * _ROW[canvas.narrow]
-        canvas.add("rect", s.look, tip=i, x=0, y=at - 11, width=14, height=14, rx=3)
+        at = y + i * _ROW[sheet.narrow]
+        paper.box((0, 14), (at - 11, at + 3), s.look, tip=i)
         saved, fast = s.before_s - s.after_s, format_speedup(s.before_s, s.after_s)
-        if canvas.narrow:
-            canvas.text(22, at, cut(s.words, 41))
+        if sheet.narrow:
+            paper.text(22, at, cut(s.words, 41))
             times = f"{format_share(s.share)} · {format_seconds(s.before_s)} → {format_seconds(s.after_s)}"
-            canvas.text(22, at + 16, times, "soft")
-            canvas.text(NARROW, at + 16, fast, "e good" if saved > 0 else "e soft")
+            paper.text(22, at + 16, times, "soft")
+            paper.text(NARROW, at + 16, fast, "e good" if saved > 0 else "e soft")
             continue
-        canvas.text(24, at, cut(s.words, 62))
+        paper.text(24, at, cut(s.words, 62))
         gain = format_seconds(saved) if saved > 0 else "–"
         cells = (format_share(s.share), format_seconds(s.before_s), format_seconds(s.after_s), fast, gain)
         for (place, title), cell in zip(columns, cells, strict=True):
-            look = "e good" if saved > 0 and title in ("speed-up", "saved") else "e"
-            canvas.text(place, at, cell, look)
+            paper.text(place, at, cell, "e good" if saved > 0 and title in ("speed-up", "saved") else "e")
 
 
 # ---- The roofline picture: how fast each kernel computes, before and after, against what the target could do.
@@ -258,7 +248,7 @@ def roofline_picture(rows: Sequence[Row], roofs: Roofs | None) -> Picture | None
     return picture(
         "roofline",
         ROOFLINE_LABEL,
-        lambda c: _draw_roofline(c, points, roofs, c.height),
+        lambda sheet: _draw_roofline(sheet, points, roofs),
         heights=(520, 400),
         tips=_roofline_tips(points, roofs),
         words=_words(rows, points, roofs),
@@ -270,7 +260,7 @@ def roofline_file(rows: Sequence[Row], roofs: Roofs | None) -> str:
     points = points_of(rows)
     return alone(
         ROOFLINE_LABEL,
-        lambda c: _draw_roofline(c, points, roofs, c.height),
+        lambda sheet: _draw_roofline(sheet, points, roofs),
         height=520,
         tips=_roofline_tips(points, roofs),
     )
@@ -318,81 +308,74 @@ def _achieved(row: RegionResult, finalist: Finalist, roofs: Roofs | None) -> str
     return f"{format_rate(row.operations, finalist.cold_s)}FLOP/s, {format_seconds(finalist.cold_s)}{share}"
 
 
-def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs | None, height: float) -> None:
+def _draw_roofline(sheet: Sheet, points: Sequence[Point], roofs: Roofs | None) -> None:
     seen = [p.intensity for p in points]
-    left, right = (48, canvas.width - 6) if canvas.narrow else (62, WIDE - 8)
     most_x, most_y = max(seen), max(max(p.before, p.after) for p in points)
     if roofs is not None:
         most_x, most_y = max(most_x, roofs.peak / roofs.bytes_s * 2), max(most_y, roofs.peak)
-    x = Axis(min(seen) / 2, most_x * 2, left, right, log=True)
-    y = Axis(min(min(p.before, p.after) for p in points) / 2, most_y * 2, height - 48, 26, log=True)
-    grid(
-        canvas,
-        x,
-        y,
-        tick_x=short_count,
-        tick_y=format_count,
+    x = Axis(min(seen) / 2, most_x * 2, log=True)
+    y = Axis(min(min(p.before, p.after) for p in points) / 2, most_y * 2, log=True)
+    left, right = (48, NARROW - 6) if sheet.narrow else (62, WIDE - 8)
+    panel = sheet.panel(x, y, left=left, top=26, right=right, bottom=sheet.height - 48)
+    panel.frame(
+        x=x.ticks(4 if sheet.narrow else 8, short_count),
+        y=y.ticks(5 if sheet.narrow else 8, format_count),
         title_x="operations per byte of memory traffic",
         title_y="FLOP/s",
-        most=(4, 5) if canvas.narrow else (8, 8),
     )
     if roofs is not None:
-        _roofs(canvas, x, y, roofs)
+        start, bend = _ends(panel, roofs)
+        panel.line([(start, roofs.at(start)), (bend, roofs.at(bend)), (x.high, roofs.at(x.high))], "roof")
+        if roofs.plain > y.low:
+            panel.line([(max(roofs.plain / roofs.bytes_s, x.low), roofs.plain), (x.high, roofs.plain)], "mute dash")
     total = sum(p.row.region.before_s for p in points)
-    scale = 9.0 if canvas.narrow else 13.0
+    scale = 9.0 if sheet.narrow else 13.0
     for i, p in sorted(enumerate(points), key=lambda pair: -pair[1].row.region.before_s):
         radius = 2.6 + scale * math.sqrt(p.row.region.before_s / total)
-        at, old, new = x(p.intensity), y(p.before), y(p.after)
+        old, new = (p.intensity, p.before), (p.intensity, p.after)
         if p.row.changed:
-            canvas.line(at, old, at, new, "move")
-        canvas.add("circle", "old", tip=i, cx=at, cy=old, r=radius)
+            panel.line([old, new], "move")
+        panel.dots([old], "old", radius=radius, tip=i)
         if p.row.changed:
-            canvas.add("circle", "new", tip=i, cx=at, cy=new, r=max(radius * math.sqrt(p.before / p.after), 2.6))
+            panel.dots([new], "new", radius=max(radius * math.sqrt(p.before / p.after), 2.6), tip=i)
     if roofs is not None:
-        _name_roofs(canvas, x, y, roofs)
-    _legend(canvas, y)
+        _name_roofs(sheet, panel, roofs)
+    _legend(sheet, panel)
 
 
-def _roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs) -> None:
-    start, bend = _ends(x, y, roofs)
-    canvas.path(
-        [(x(start), y(roofs.at(start))), (x(bend), y(roofs.at(bend))), (x(x.high), y(roofs.at(x.high)))], "roof"
-    )
-    if roofs.plain > y.low:
-        canvas.path(
-            [(x(max(roofs.plain / roofs.bytes_s, x.low)), y(roofs.plain)), (x(x.high), y(roofs.plain))], "mute dash"
-        )
-
-
-def _ends(x: Axis, y: Axis, roofs: Roofs) -> tuple[float, float]:
+def _ends(panel: Panel, roofs: Roofs) -> tuple[float, float]:
     """The intensities at which the slope begins and ends within the picture."""
-    start = max(x.low, y.low / roofs.bytes_s)
-    return start, min(max(roofs.peak / roofs.bytes_s, start), x.high)
+    start = max(panel.x.low, panel.y.low / roofs.bytes_s)
+    return start, min(max(roofs.peak / roofs.bytes_s, start), panel.x.high)
 
 
-def _name_roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs) -> None:
-    start, bend = _ends(x, y, roofs)
-    slope = math.degrees(math.atan2(y(y.low * 10) - y(y.low), x(x.low * 10) - x(x.low)))
+def _name_roofs(sheet: Sheet, panel: Panel, roofs: Roofs) -> None:
+    start, bend = _ends(panel, roofs)
+    (left, bottom), (right, top) = (
+        panel.at(start, roofs.bytes_s * start),
+        panel.at(2 * start, roofs.bytes_s * 2 * start),
+    )
+    slope = math.degrees(math.atan2(bottom - top, right - left))
     middle = math.exp((2 * math.log(start) + math.log(bend)) / 3)  # a third of the way up
-    at, high = x(middle), y(roofs.at(middle)) - 8
-    canvas.text(at, high, f"memory {format_count(roofs.bytes_s)}B/s", "soft m", turned=slope)
+    panel.text(middle, roofs.at(middle), f"memory {format_count(roofs.bytes_s)}B/s", "soft m", by=(0, -8), turned=slope)
     peak = f"tensor cores {format_count(roofs.peak)}FLOP/s"
-    peak += "" if canvas.narrow else f", 16-bit inputs at {roofs.clock_mhz:g} MHz"
-    canvas.text(x(x.high), y(roofs.peak) - 7, peak, "soft e")
-    if roofs.plain > y.low:
-        plain = f"float32{'' if canvas.narrow else ' without them'} {format_count(roofs.plain)}FLOP/s"
-        begin = x(max(roofs.plain / roofs.bytes_s, x.low)) + 8  # where the fewest marks are
-        canvas.text(min(begin, canvas.width - 7 * len(plain)), y(roofs.plain) + 16, plain, "soft small")
+    peak += "" if sheet.narrow else f", 16-bit inputs at {roofs.clock_mhz:g} MHz"
+    panel.text(panel.x.high, roofs.peak, peak, "soft e", by=(0, -7))
+    if roofs.plain > panel.y.low:
+        plain = f"float32{'' if sheet.narrow else ' without them'} {format_count(roofs.plain)}FLOP/s"
+        across, down = panel.at(max(roofs.plain / roofs.bytes_s, panel.x.low), roofs.plain)
+        # where the fewest marks are
+        sheet.paper.text(min(across + 8, sheet.width - 7 * len(plain)), down + 16, plain, "soft small")
 
 
-def _legend(canvas: Canvas, y: Axis) -> None:
-    top = y.end - 16
-    at = canvas.width - (140 if canvas.narrow else 330)
-    canvas.add("circle", "old", cx=at, cy=top, r=5)
-    canvas.text(at + 11, top + 4, "before", "soft small")
-    canvas.line(at + 62, top + 5, at + 62, top - 5, "move")
-    canvas.add("circle", "new", cx=at + 74, cy=top, r=5)
-    canvas.text(at + 85, top + 4, "after" if canvas.narrow else "after; area: time of all calls", "soft small")
+def _legend(sheet: Sheet, panel: Panel) -> None:
+    paper, y = sheet.paper, panel.top - 16
+    x = sheet.width - (140 if sheet.narrow else 330)
+    paper.dots([(x, y)], "old", radius=5)
+    paper.text(x + 11, y + 4, "before", "soft small")
+    paper.line([(x + 62, y + 5), (x + 62, y - 5)], "move")
+    paper.dots([(x + 74, y)], "new", radius=5)
+    paper.text(x + 85, y + 4, "after" if sheet.narrow else "after; area: time of all calls", "soft small")
 
 
 PROGRESS = "Best total of the workload over the seconds of the search, and over its measurements"
@@ -406,7 +389,7 @@ MOST_POINTS = 2000
 
 def progress_picture(result: Result) -> Picture | None:
     """None where there is nothing to draw."""
-    points = [p for p in result.progress if math.isfinite(p.elapsed_s) and math.isfinite(p.total_s)]
+    points = [p for p in result.progress if 0 <= p.elapsed_s < 1e9 and drawable(p.total_s)]
     if len(points) < 2:
         return None
     kept = steps_of(points)
@@ -425,7 +408,12 @@ def progress_picture(result: Result) -> Picture | None:
         last = kept[-2] if len(kept) > 2 and kept[-1].total_s == kept[-2].total_s else kept[-1]
         words.append(f"The last improvement came after {format_seconds(last.elapsed_s)}.")
     return picture(
-        "progress", PROGRESS, lambda c: _draw_progress(c, kept, result), heights=(330, 560), tips=tips, words=words
+        "progress",
+        PROGRESS,
+        lambda sheet: _draw_progress(sheet, kept, result),
+        heights=(330, 560),
+        tips=tips,
+        words=words,
     )
 
 
@@ -438,41 +426,42 @@ def steps_of(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
     return kept if kept[-1] is points[-1] else [*kept, points[-1]]
 
 
-def _draw_progress(canvas: Canvas, points: Sequence[ProgressPoint], result: Result) -> None:
-    before, after = result.total_before_s, result.total_after_s
+def _draw_progress(sheet: Sheet, points: Sequence[ProgressPoint], result: Result) -> None:
+    before = result.total_before_s
     most = max(p.total_s for p in points)
-    high = 1.08 * (max(most, before) if math.isfinite(before) else most)
+    y = Axis(0, 1.08 * (max(most, before) if drawable(before) else most))
     panels = (
         ([p.elapsed_s for p in points], "seconds since the start"),
         ([float(p.measurements) for p in points], "measurements"),
     )
     for i, (values, title) in enumerate(panels):
-        if canvas.narrow:
-            left, right, top = 56, canvas.width - 6, 28 + 280 * i
-        else:
-            left, right, top = 62 + 490 * i, 62 + 490 * i + 400, 28
-        bottom = top + (196 if canvas.narrow else 250)
-        x, y = Axis(0, max(values[-1], 1e-9), left, right), Axis(0, high, bottom, top)
-        grid(canvas, x, y, tick_x=lambda v: f"{v:g}", tick_y=short_seconds, title_x=title, title_y="", most=(5, 5))
-        canvas.text(left - 46, top - 12, "best total, as the search measured it", "soft")
-        for total, name, look in ((before, "before", "mute dot"), (after, "after, verified", "mute dash")):
-            if math.isfinite(total) and 0 < total <= high:
-                canvas.path([(left, y(total)), (right, y(total))], look)
-                last = points[-1].total_s
-                below = y(min(total, last)) + 17  # below the curve, and above it where the axis is near
-                after_at = below if below < bottom - 3 else y(max(total, last)) - 7
-                canvas.text(
-                    right - 3,
-                    y(total) - 6 if name == "before" else after_at,
-                    f"{name} {format_seconds(total)}",
-                    "soft small e",
-                )
-        path = [(x(values[0]), y(points[0].total_s))]
-        for value, p in zip(values[1:], points[1:], strict=True):
-            path += [(x(value), path[-1][1]), (x(value), y(p.total_s))]
-        canvas.path(path, "curve")
-        for tip, (value, p) in enumerate(zip(values, points, strict=True)):
-            canvas.add("circle", "step", tip=tip, cx=x(value), cy=y(p.total_s), r=3.2 if len(points) < 60 else 2)
+        left, top = (56, 28 + 280 * i) if sheet.narrow else (62 + 490 * i, 28)
+        right, bottom = (NARROW - 6, top + 196) if sheet.narrow else (left + 400, top + 250)
+        x = Axis(0, max(values[-1], 1e-9))
+        panel = sheet.panel(x, y, left=left, top=top, right=right, bottom=bottom)
+        panel.frame(x=x.ticks(5, lambda v: f"{v:g}"), y=y.ticks(5, short_seconds), title_x=title)
+        sheet.paper.text(left - 46, top - 12, "best total, as the search measured it", "soft")
+        _totals(panel, points[-1].total_s, result)
+        path = [(value, p.total_s) for value, p in zip(values, points, strict=True)]
+        panel.line(path, "curve", steps=True)
+        panel.dots(path, "step", radius=3.2 if len(points) < 60 else 2, tip=0)
+
+
+def _totals(panel: Panel, last: float, result: Result) -> None:
+    """The totals before and after as lines across, with their names; `last` is where the curve ends."""
+    right = panel.x.high
+    for total, name, look in (
+        (result.total_before_s, "before", "mute dot"),
+        (result.total_after_s, "after, verified", "mute dash"),
+    ):
+        if not 0 < total <= panel.y.high:
+            continue
+        panel.line([(0, total), (right, total)], look)
+        above = name == "before"
+        place = total if above else min(total, last)
+        if not above and panel.at(0, place)[1] + 17 >= panel.bottom - 3:  # where the axis is near
+            above, place = True, max(total, last)
+        panel.text(right, place, f"{name} {format_seconds(total)}", "soft small e", by=(-3, -7 if above else 17))
 
 
 # expected against measured
@@ -489,7 +478,9 @@ def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
     shown.sort(key=lambda e: (order[e.region], e.elapsed_s))  # arrow keys go through a kernel before the next
     tips = [_tip(e, names[e.region]) for e in shown]
     words = [f"{len(shown):,} of {len(timed):,} measurements are drawn."] if len(shown) < len(timed) else []
-    return picture("expected", EXPECTED, lambda c: _draw_expected(c, shown), heights=(500, 380), tips=tips, words=words)
+    return picture(
+        "expected", EXPECTED, lambda sheet: _draw_expected(sheet, shown), heights=(500, 380), tips=tips, words=words
+    )
 
 
 def _tip(seen: Expectation, row: Row) -> str:
@@ -504,25 +495,21 @@ def _tip(seen: Expectation, row: Row) -> str:
     return "\n".join(lines)
 
 
-def _draw_expected(canvas: Canvas, shown: Sequence[Expectation]) -> None:
-    values = [v for e in shown for v in (expected_s(e), measured_s(e))]
-    low, high = min(values) / 1.5, max(values) * 1.5
-    left, right = (56, canvas.width - 6) if canvas.narrow else (62, WIDE - 8)
-    x, y = Axis(low, high, left, right, log=True), Axis(low, high, canvas.height - 48, 26, log=True)
-    grid(
-        canvas,
-        x,
-        y,
-        tick_x=short_seconds,
-        tick_y=short_seconds,
+def _draw_expected(sheet: Sheet, shown: Sequence[Expectation]) -> None:
+    points = [(expected_s(e), measured_s(e)) for e in shown]
+    low, high = min(map(min, points)) / 1.5, max(map(max, points)) * 1.5
+    axis = Axis(low, high, log=True)
+    left, right = (56, NARROW - 6) if sheet.narrow else (62, WIDE - 8)
+    panel = sheet.panel(axis, axis, left=left, top=26, right=right, bottom=sheet.height - 48)
+    panel.frame(
+        x=axis.ticks(4 if sheet.narrow else 8, short_seconds),
+        y=axis.ticks(6 if sheet.narrow else 8, short_seconds),
         title_x="expected when it was proposed",
         title_y="measured",
-        most=(4, 6) if canvas.narrow else (8, 8),
     )
-    canvas.path([(x(low), y(low)), (x(high), y(high))], "roof")
+    panel.line([(low, low), (high, high)], "roof")
     for factor in (2.0, 0.5):
         a, b = max(low, low / factor), min(high, high / factor)
-        canvas.path([(x(a), y(a * factor)), (x(b), y(b * factor))], "mute dot")
-    canvas.text(right, 14, "line: as expected; dotted: a factor of 2", "soft small e")
-    for i, e in enumerate(shown):
-        canvas.add("circle", "seen", tip=i, cx=x(expected_s(e)), cy=y(measured_s(e)), r=3.4)
+        panel.line([(a, a * factor), (b, b * factor)], "mute dot")
+    sheet.paper.text(right, 14, "line: as expected; dotted: a factor of 2", "soft small e")
+    panel.dots(points, "seen", radius=3.4, tip=0)

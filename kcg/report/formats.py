@@ -103,3 +103,17 @@ def format_date(created: str) -> str:
 
 def format_factor(factor: float) -> str:
     return f"{factor:.2f}×" if factor < 9.995 else f"{factor:.3g}×"
+
+
+def short_seconds(seconds: float) -> str:
+    """`50 ms`, `0.1 µs`: a round time at an axis."""
+    if seconds == 0:
+        return "0"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale * 0.9999:
+            return f"{seconds / scale:g} {unit}" if seconds < 1e4 else format_seconds(seconds)
+    return f"{seconds / 1e-9:g} ns"
+
+
+def short_count(value: float) -> str:
+    return f"{value:.3g}" if 0.01 <= value < 999.5 else format_count(value)

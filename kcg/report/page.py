@@ -1,8 +1,8 @@
 """report.html: a `Result` as one page that needs nothing else, for anyone who opens it.
 
-Everything on it is plain HTML and SVG that `report_charts` draws, so the page is complete where scripts are off, but
-for the sources, which are packed. A script adds what only a script can: what a mark of a picture stands for, the order
-of a table, sources and what differs between them. The page loads nothing: its content security policy forbids it.
+Everything on it is plain HTML and SVG (`kcg.report.charts`), so the page is complete where scripts are off, but for the
+sources, which are packed. A script adds what only a script can: what a mark of a picture stands for, the order of a
+table, sources and what differs between them. The page loads nothing: its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
+from kcg.pictures import PAGE_STYLE
 from kcg.report.charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
 from kcg.report.counts import nouns_of, share_of
 from kcg.report.formats import (
@@ -36,8 +37,8 @@ from kcg.report.formats import (
 from kcg.report.next_steps import next_steps
 from kcg.report.phases import WORDS
 from kcg.report.prediction_quality import quality_of
+from kcg.report.rows import Row, rows_of
 from kcg.report.sources import sources_of
-from kcg.report.svg import STYLE, Row, rows_of
 from kcg.report.words import checked_as, passed_over_lines, plan_line, plan_rows, repeated, step_lines, step_rows
 from kcg.types import Finalist, Result, Verification
 
@@ -310,7 +311,7 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
             rows=rows,
             pictures=pictures,
             tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
-            style=STYLE,
+            style=PAGE_STYLE,
             steps=next_steps(result, path),
             roofs=roofs,
             origins=any(row.region.origins for row in rows),

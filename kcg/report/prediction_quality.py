@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from kcg.cli import counted
+from kcg.pictures import drawable
 from kcg.report.formats import format_factor, format_share
-from kcg.report.svg import drawable
 from kcg.types import Expectation, Result
 
 LEAST_DIFFERENCE = 0.02

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kcg.report.svg import Row
+from kcg.report.rows import Row
 
 MOST_PACKED_BYTES = 1_200_000
 """Of all sources, compressed: base64 makes it a third more, and a page is to stay below 3 MB."""

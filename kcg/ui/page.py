@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from html import escape
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kcg import shell
-from kcg.report.formats import cut, format_date, format_seconds, format_speedup
+from kcg.pictures import PAGE_STYLE, Axis, Sheet, drawable, one_width, picture
+from kcg.report.formats import cut, format_date, format_seconds, format_speedup, short_seconds
 from kcg.report.phases import WORDS
-from kcg.report.svg import STYLE, Axis, Canvas, drawable, grid, short_seconds
 from kcg.ui.runs import Found, KernelTime, Run, Watched
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_KERNELS: Final = 15  # of one device in the table of trends
 MOST_RUNS: Final = 200  # in a list
-FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "optimize")  # the looks are the report's
+FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "report")  # the looks are the report's
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,9 @@ def render(found: Found, folder: Path) -> str:
 @cache
 def style() -> str:
     """The page's looks: those of the report, and a few of its own."""
-    return STYLE + "".join(_environment().get_template(name).render() for name in ("report.css.jinja", "ui.css.jinja"))
+    return PAGE_STYLE + "".join(
+        _environment().get_template(name).render() for name in ("report.css.jinja", "ui.css.jinja")
+    )
 
 
 @cache
@@ -158,15 +159,21 @@ def _oldest_first(times_s: Sequence[float]) -> tuple[float, ...]:
 # ---- pictures
 
 
-def _spark(times_s: Sequence[float]) -> str:
+@lru_cache(maxsize=1024)  # a page is drawn anew every few seconds, and what runs came to stays
+def _spark(times_s: tuple[float, ...]) -> str:
     """A line of the size of a word; its scale begins at 0, so that noise looks like noise."""
-    canvas = Canvas(120, 28)
-    if drawable(*times_s):
-        x, y = Axis(0, max(len(times_s) - 1, 1), 4, 116), Axis(0, max(times_s) * 1.1, 26, 2)
-        points = [(x(i), y(seconds)) for i, seconds in enumerate(times_s)]
-        canvas.path(points, "curve")
-        canvas.add("circle", "step", cx=points[-1][0], cy=points[-1][1], r=3)
-    return _svg(canvas, ", ".join(map(format_seconds, times_s)), "spark")
+    width, height = 120, 28
+
+    def draw(sheet: Sheet) -> None:
+        if not drawable(*times_s):
+            return
+        x, y = Axis(0, max(len(times_s) - 1, 1)), Axis(0, max(times_s) * 1.1)
+        panel = sheet.panel(x, y, left=4, top=2, right=width - 4, bottom=height - 2)
+        points = [(float(i), seconds) for i, seconds in enumerate(times_s)]
+        panel.line(points, "curve")
+        panel.dots(points[-1:], "step", radius=3)
+
+    return one_width(", ".join(map(format_seconds, times_s)), draw, width=width, height=height, look="spark")
 
 
 def curve(watched: Watched) -> str:
@@ -174,32 +181,20 @@ def curve(watched: Watched) -> str:
     points = [(p.elapsed_s, p.total_s) for p in watched.live.points if drawable(p.total_s) and 0 <= p.elapsed_s < 1e9]
     if not points:
         return ""
-    drawn = []
-    for width, look in ((960, "wide"), (350, "narrow")):
-        canvas = Canvas(width, 230)
-        x = Axis(0, max(watched.elapsed_s, points[-1][0], 1.0), 62, width - 8)
-        y = Axis(0, 1.08 * max(total for _, total in points), 180, 28)
-        titles = {"title_x": "seconds since the start", "title_y": "best total so far"}
-        grid(
-            canvas,
-            x,
-            y,
-            tick_x=lambda v: f"{v:g}",
-            tick_y=short_seconds,
-            most=(8 if look == "wide" else 4, 4),
-            **titles,
+    x = Axis(0, max(watched.elapsed_s, points[-1][0], 1.0))
+    y = Axis(0, 1.08 * max(total for _, total in points))
+    path = [*points, (x.high, points[-1][1])] if watched.state == "running" else points
+
+    def draw(sheet: Sheet) -> None:
+        panel = sheet.panel(x, y, left=62, top=28, right=sheet.width - 8, bottom=180)
+        panel.frame(
+            x=x.ticks(4 if sheet.narrow else 8, lambda v: f"{v:g}"),
+            y=y.ticks(4, short_seconds),
+            title_x="seconds since the start",
+            title_y="best total so far",
         )
-        path = [(x(points[0][0]), y(points[0][1]))]
-        for elapsed, total in points[1:]:
-            path += [(x(elapsed), path[-1][1]), (x(elapsed), y(total))]
-        canvas.path([*path, (x.end if watched.state == "running" else path[-1][0], path[-1][1])], "curve")
-        label = f"best total so far: {format_seconds(points[0][1])} → {format_seconds(points[-1][1])}"
-        drawn.append(_svg(canvas, label, look))
-    return "".join(drawn)
+        panel.line(path, "curve", steps=True)
 
-
-def _svg(canvas: Canvas, label: str, look: str) -> str:
-    return (
-        f'<svg class="fig {look}" viewBox="0 0 {canvas.width:g} {canvas.height:g}" role="img" '
-        f'aria-label="{escape(label)}">{"".join(canvas.parts)}</svg>'
-    )
+    label = f"best total so far: {format_seconds(points[0][1])} → {format_seconds(points[-1][1])}"
+    drawn = picture("", label, draw, heights=(230, 230))
+    return drawn.wide + drawn.narrow

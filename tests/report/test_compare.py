@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kcg.compare import FASTER, SAME, SLOWER, Comparison, app, match, print_comparison, render, to_dict
+from kcg.compare import app, print_comparison
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.optimize.console import print_result
+from kcg.report.compare import FASTER, SAME, SLOWER, Comparison, match, render, to_dict
 from kcg.report.counts import how_many
 from kcg.report.result import SCHEMA, write_result
 from kcg.tuning import Tuned

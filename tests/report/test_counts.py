@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kcg.compare import match, print_comparison
-from kcg.compare import render as compared
+from kcg.compare import print_comparison
 from kcg.optimize.__main__ import not_verified, nothing_faster
 from kcg.optimize.console import print_result
+from kcg.report.compare import match
+from kcg.report.compare import render as compared
 from kcg.report.counts import how_many, nouns_of, share_of
 from kcg.report.page import render_report
 from kcg.report.result import write_result

@@ -18,7 +18,7 @@ from tests.sample_result import sample_plan, sample_result
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
-PICTURES = {"share": "rect", "roofline": "circle", "progress": "circle", "expected": "circle"}
+PICTURES = {"share": "path", "roofline": "circle", "progress": "circle", "expected": "circle"}
 SECTIONS = (
     "next",
     "time",
@@ -131,7 +131,7 @@ def test_colours_follow_the_theme_with_enough_contrast(browser: Browser, page: s
         " const card = light(getComputedStyle(document.querySelector('section')).backgroundColor);"
         " const texts = [...document.querySelectorAll('svg.wide text')];"
         " const on = texts.filter(t => t.classList.contains('on')), off = texts.filter(t => !on.includes(t));"
-        " const bars = [...document.querySelectorAll('svg.wide rect[data-i]')];"
+        " const bars = [...document.querySelectorAll('svg.wide path[data-i]:not(.f)')];"
         " return [card, Math.min(...off.map(t => ratio(light(getComputedStyle(t).fill), card))),"
         " Math.min(...bars.map(b => ratio(light(getComputedStyle(b).fill), light(getComputedStyle(on[0]).fill))))] })()"
     )
@@ -316,6 +316,6 @@ def test_a_large_result_is_drawn_too(browser: Browser, tmp_path: Path) -> None:
     result = replace(sample, regions=sample.regions * 4, expectations=sample.expectations * 12)
     ready(browser, write_report(result, tmp_path).as_uri(), width=390)
     assert browser.js("document.documentElement.scrollWidth") == 390 and overflow(browser) == []
-    browser.tap("svg.narrow[data-figure=share] rect[data-i='12']")
+    browser.tap("svg.narrow[data-figure=share] path[data-i='12']")
     browser.wait(f"{TIP} !== ''")
     assert "52 more kernels" in browser.js(TIP)

@@ -10,7 +10,7 @@ from pathlib import Path
 from kcg.errors import ExitCode
 from kcg.report.charts import roofline_file, roofs_of, share_file
 from kcg.report.result import write_result
-from kcg.report.svg import rows_of
+from kcg.report.rows import rows_of
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S
 
