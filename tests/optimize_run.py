@@ -10,6 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 from kcg.dataset.journal import Journal
+from kcg.judge.finalists import Judge
+from kcg.judge.kept import KeptResults
+from kcg.judge.paired import Comparisons
 from kcg.optimize import __main__ as command
 from kcg.optimize import run
 from kcg.optimize.baselines import measure_baselines
@@ -17,10 +20,7 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge
-from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import RunLog
-from kcg.optimize.paired import Comparisons
 from kcg.optimize.planning import planned
 from kcg.optimize.run import Finished
 from kcg.optimize.search import Guide

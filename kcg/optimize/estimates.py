@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kcg.judge import whole_function, whole_model, whole_script
 from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
-from kcg.optimize import whole_function, whole_model, whole_script
 from kcg.optimize.settings import TINY_BEAM
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
+    from kcg.judge.kept import KeptResults
     from kcg.optimize.budget import Budget
     from kcg.optimize.device import Device
-    from kcg.optimize.kept import KeptResults
     from kcg.optimize.settings import Settings
     from kcg.optimize.work import Captured, Measured, RegionWork
 

@@ -1,7 +1,7 @@
 """Hand-written kernels in an optimisation: read, matched and lowered in children, and timed with the rest.
 
 They do not take part in the search of Opts, which goes on as if there were none. In the finals each is a candidate like
-what the search found (`kcg.optimize.finals`).
+what the search found (`kcg.judge.finalists`).
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.errors import DeviceError
 from kcg.handover.deploy import changed_by
-from kcg.optimize import leaving_out, whole_function, whole_model, whole_script
+from kcg.judge import whole_function, whole_model, whole_script
+from kcg.judge.whole_script import OwnRuns
+from kcg.optimize import leaving_out
 from kcg.optimize.budget import OVERTIME
-from kcg.optimize.whole_script import OwnRuns
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A region is searched like any other, but against the best known schedules of its kernels as one program: these come from
 the search of the kernels, and are known of it before its own search begins. What is judged of it is compared with them
-in the same turns (`kcg.optimize.finals`). The plans are made of what was judged, and their whole steps are compared.
+in the same turns (`kcg.judge.finalists`). The plans are made of what was judged, and their whole steps are compared.
 """
 
 from __future__ import annotations

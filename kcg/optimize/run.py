@@ -14,28 +14,29 @@ from typing import TYPE_CHECKING
 from kcg import __version__
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
+from kcg.judge import whole_model
+from kcg.judge.finalists import Judge, as_searched
+from kcg.judge.kept import KeptResults
+from kcg.judge.nearby import savings_nearby
+from kcg.judge.whole_model import is_runnable
+from kcg.judge.whole_script import OwnRuns
 from kcg.kernel.kinds import describe
 from kcg.measure.protocol import PROTOCOL, median
-from kcg.optimize import handwritten, live, whole_model
+from kcg.optimize import handwritten, live
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge, as_searched
-from kcg.optimize.kept import KeptResults
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
-from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import needed_by_plans, search_regions, variants
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
-from kcg.optimize.whole_model import is_runnable
-from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.report.counts import how_many
@@ -48,8 +49,8 @@ from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Sch
 from kcg.unexpected import reported_to
 
 if TYPE_CHECKING:
+    from kcg.judge.paired import Compared
     from kcg.measure.isolated import IsolatedProcess
-    from kcg.optimize.paired import Compared
     from kcg.workloads.script import Late
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.cli import counted
 from kcg.errors import DataError, KcgError, ScheduleError, UsageError
+from kcg.judge.finalists import Judge
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.nouns import plain
-from kcg.optimize.finals import Judge
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share, noun_for
@@ -35,10 +35,10 @@ from kcg.types import Finalist, RegionResult, Result, Schedule, ScheduleKind, St
 from kcg.unexpected import report
 
 if TYPE_CHECKING:
+    from kcg.judge.paired import Compared
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
-    from kcg.optimize.paired import Compared
     from kcg.optimize.settings import Settings
     from kcg.optimize.work import RegionWork
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from kcg.judge.ends import mean, observed
 from kcg.kernel.symbolic import End, at_values, ends_of
-from kcg.optimize.ends import mean, observed
 from kcg.search.problem import Observation, best
 from kcg.types import (
     Measurement,

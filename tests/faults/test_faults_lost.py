@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from kcg.errors import ExitCode
+from kcg.judge import whole_model
+from kcg.judge.finalists import Judge
 from kcg.measure import service
 from kcg.measure.pools import DevicePool
 from kcg.optimize import run as run_module
-from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
 from kcg.report.result import read_result

@@ -17,14 +17,14 @@ from kcg.compat.partition import LIVE, USED
 from kcg.handover import tile_programs
 from kcg.handover.deploy import apply, changed_by, choices, putting_in_place, scheduling
 from kcg.handover.export import export, module_text
+from kcg.judge.whole_model import compare
+from kcg.judge.whole_script import check_scripts
 from kcg.kernel.installing import plain_program
 from kcg.kernel.parts import compile_region, parts_of
 from kcg.kernel.program import Program
 from kcg.kernel.regions import candidates_of
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import compare
-from kcg.optimize.whole_script import check_scripts
 from kcg.report.counts import share_of
 from kcg.report.result import read_result, write_result
 from kcg.types import Region, Result, Schedule, ScheduleKind, Workload

@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 
 from kcg.errors import ExitCode, VerificationError
+from kcg.judge import finalists as finals
+from kcg.judge.finalists import Judge
+from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
-from kcg.optimize import baselines, estimates, finals
+from kcg.optimize import baselines, estimates
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import FRESH_CHILD_S, Estimates, Pace
-from kcg.optimize.finals import Judge
-from kcg.optimize.paired import Comparisons
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings

@@ -18,8 +18,8 @@ import kcg
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
 from kcg.handover.deploy import apply, choices
 from kcg.handover.export import export
+from kcg.judge import whole_model
 from kcg.kernel.kinds import describe
-from kcg.optimize import whole_model
 from kcg.optimize.settings import Settings
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, read_result, to_dict, write_result

@@ -13,11 +13,11 @@ from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import BETWEEN
 from kcg.handover.deploy import scheduling
+from kcg.judge.whole_script import check_scripts
 from kcg.kernel.regions import Candidate, Form
 from kcg.optimize.planning import claimed
 from kcg.optimize.region_plans import plans_of, propose
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import check_scripts
 from kcg.report.result import read_result
 from kcg.types import Region, Result, ScheduleKind, Workload
 from tests.captured import captured_script

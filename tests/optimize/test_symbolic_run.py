@@ -13,14 +13,14 @@ from rich.console import Console
 
 from kcg.compat.tiny import Ops
 from kcg.handover.deploy import choices
+from kcg.judge import ends
+from kcg.judge.kept import Side
 from kcg.kernel.kinds import describe
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize import ends
 from kcg.optimize.console import print_result
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import Side
 from kcg.optimize.search import search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults, RegionWork

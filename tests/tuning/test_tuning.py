@@ -19,10 +19,10 @@ from kcg.compat.capture import is_hooked, recording
 from kcg.compat.opened import open_default
 from kcg.errors import KcgError, UsageError, VerificationError
 from kcg.handover.deploy import HoldsResult
+from kcg.judge.whole_function import _explained, check_function, step_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_function import _explained, check_function, step_of
 from kcg.tuning import Tuned
 from kcg.types import ModelCheck
 from kcg.workloads.function import Call, capture_call

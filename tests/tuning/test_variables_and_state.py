@@ -19,10 +19,10 @@ from kcg.compat.calling import kind_of
 from kcg.compat.capture import is_hooked
 from kcg.compat.opened import open_default
 from kcg.compat.tiny import Context
+from kcg.judge.whole_function import check_function
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of, seen_by
-from kcg.optimize.whole_function import check_function
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.function import Call, capture_call
 from tests.sample_result import sample_result

@@ -20,14 +20,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kcg.judge import ends
+from kcg.judge.kept import Side
+from kcg.judge.paired import Compared, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.protocol import median, median_interval
-from kcg.optimize import ends
 from kcg.optimize.estimates import Pace
-from kcg.optimize.kept import Side
-from kcg.optimize.paired import Compared, Comparisons
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
 from kcg.report.counts import nouns_of, share_of

@@ -2,7 +2,7 @@
 tinygrad schedules it.
 
 It is called in the process that asked, with its own arguments, under `TinyJit`, in turns and by the rules of
-`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What
+`kcg.judge.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What
 it changes of tensors that are there, such as a cache of keys and values, is both: each call begins with a copy of it,
 which is a part of what is timed, on both sides, and the tensors themselves stay as they were. Where no floating tensor
 is among the inputs, those that it reads beside them are, the small ones first. A function that draws random numbers or
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import UsageError
-from kcg.optimize import whole_model
-from kcg.optimize.whole_model import Stage
+from kcg.judge import whole_model
+from kcg.judge.whole_model import Stage
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _explained(check: ModelCheck, step: Step, result: Result) -> ModelCheck:
     """A check that says what was compared; no failure where rounding may be why and there is no way to tell."""
     from tinygrad import dtypes
 
-    from kcg.optimize.whole_script import rounding_of
+    from kcg.judge.whole_script import rounding_of
 
     kept = sum(name.startswith(KEPT) for name in step.inputs)
     changed = f" and {counted(kept, 'tensor')} that it changes" if kept else ""

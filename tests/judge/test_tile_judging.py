@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from kcg.cli import pip_install
+from kcg.judge.finalists import Judge, as_searched
+from kcg.judge.kept import Side
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import Refusal, kind_named
@@ -29,8 +31,6 @@ from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
 from kcg.optimize.estimates import Estimates, Pace
-from kcg.optimize.finals import Judge, as_searched
-from kcg.optimize.kept import Side
 from kcg.optimize.search import HOPELESS, _Search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionWork

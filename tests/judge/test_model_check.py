@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kcg.optimize import model_check, whole_model, whole_script
+from kcg.judge import whole_model, whole_script
+from kcg.optimize import model_check
 from kcg.optimize.model_check import check_models
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Captured

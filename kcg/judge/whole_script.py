@@ -1,7 +1,7 @@
 """The last rule of verification for a script: what it leaves with the chosen schedules against what it leaves as
 tinygrad schedules it.
 
-The script runs again, in fresh processes that can be killed (`kcg.optimize.script_run`): with tinygrad's own
+The script runs again, in fresh processes that can be killed (`kcg.judge.script_run`): with tinygrad's own
 schedules, then with the chosen ones, those of each of several plans, hand-written kernels included. All have the same
 seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves
 this out.
@@ -33,10 +33,8 @@ from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.handover.deploy import changed_by
-from kcg.measure import isolated
-from kcg.measure.protocol import median
-from kcg.optimize.script_run import Ran, read_answer
-from kcg.optimize.whole_model import (
+from kcg.judge.script_run import Ran, read_answer
+from kcg.judge.whole_model import (
     FACTOR,
     MAX_TOLERANCE,
     eps_of,
@@ -44,6 +42,8 @@ from kcg.optimize.whole_model import (
     rounding_of_products,
     rounding_of_sums,
 )
+from kcg.measure import isolated
+from kcg.measure.protocol import median
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # ---- How far apart what two runs of a script left is, and how much of that is rounding.
 #
 # The error of a piece (a tensor that was alive at the end, that the last `TinyJit` step returned, or that the script
-# read) is that of `kcg.optimize.whole_model`: row by row, over the size of the whole. What is not finite with
+# read) is that of `kcg.judge.whole_model`: row by row, over the size of the whole. What is not finite with
 # tinygrad's own schedules must be the same with the chosen ones.
 #
 # The tolerance. Nothing is known of a script but its kernels, so it is found in two steps. First
@@ -236,7 +236,7 @@ def _bits(values: NDArray[Any]) -> bytes:
     return np.ascontiguousarray(values).tobytes()
 
 
-CHILD = "kcg.optimize.script_run"
+CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
 LEAST_TIMEOUT_S = 600.0  # of all runs, where there is no budget
 TIMES = 10.0  # so many times what is expected is waited for then

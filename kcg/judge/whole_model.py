@@ -1,7 +1,7 @@
 """The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
 
 Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
-by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. All have the same
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.judge.whole_model < job.json`. All have the same
 weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same random inputs. The
 chosen schedules run first, those of each of several plans: a kernel that fails to write its output, of which there are
 some, must not find there what tinygrad's own left. Then all are replayed in turns, and the median of these replays is
@@ -183,7 +183,7 @@ def rounding_of_sums(result: Result) -> float:
     return largest
 
 
-CHILD = "kcg.optimize.whole_model"
+CHILD = "kcg.judge.whole_model"
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
 LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run

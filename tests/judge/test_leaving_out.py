@@ -17,6 +17,8 @@ from rich.console import Console
 from tinygrad import Tensor
 
 from kcg.errors import ExitCode
+from kcg.judge import whole_model
+from kcg.judge.whole_script import OwnRuns
 from kcg.kernel.kinds import describe
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import RAW
@@ -25,7 +27,6 @@ from kcg.kernel.parts import compile_region
 from kcg.measure.device_info import detect
 from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
-from kcg.optimize import whole_model
 from kcg.optimize.console import print_result
 from kcg.optimize.leaving_out import Parts, changed_in, dropped, keeping, right_part
 from kcg.optimize.model_check import check_models, leave_out_wrong
@@ -33,14 +34,13 @@ from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _in_wrong_plans
-from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Captured
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, to_dict
 from kcg.types import ModelCheck, RegionResult, Result, Workload
 from kcg.workloads.function import Call, capture_call
-from tests.optimize.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
-from tests.optimize.test_whole_script import _digest, result_of
+from tests.judge.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
+from tests.judge.test_whole_script import _digest, result_of
 from tests.planned_result import norm_workload, planned_result
 from tests.sample_result import sample_result
 

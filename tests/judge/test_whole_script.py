@@ -22,18 +22,9 @@ from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import check_model_result
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
-from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.parts import parts_of, schedule_of_parts
-from kcg.measure.device_info import detect
-from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
-from kcg.optimize import whole_script
-from kcg.optimize.console import print_result
-from kcg.optimize.region_plans import _fastest, fastest_step
-from kcg.optimize.run import exit_code_of
-from kcg.optimize.script_run import Ran
-from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import (
+from kcg.judge import whole_script
+from kcg.judge.script_run import Ran
+from kcg.judge.whole_script import (
     Rounding,
     check_scripts,
     equal,
@@ -44,13 +35,22 @@ from kcg.optimize.whole_script import (
     same_layout,
     why_not_needed,
 )
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.parts import parts_of, schedule_of_parts
+from kcg.measure.device_info import detect
+from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
+from kcg.optimize.console import print_result
+from kcg.optimize.region_plans import _fastest, fastest_step
+from kcg.optimize.run import exit_code_of
+from kcg.optimize.settings import Settings
 from kcg.report.formats import format_seconds
 from kcg.report.page import render_report, step_of
 from kcg.report.result import from_dict, to_dict
 from kcg.report.words import step_lines
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
 from tests.captured import captured_script
-from tests.optimize.test_whole_model import WRONG, another, finalist
+from tests.judge.test_whole_model import WRONG, another, finalist
 from tests.planned_result import planned_result
 from tests.sample_result import sample_result
 from tests.waiting import wait_until

@@ -17,6 +17,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
+from kcg.judge import ends
+from kcg.judge.kept import Side
 from kcg.kernel.parts import made_by
 from kcg.kernel.source.body import source_body
 from kcg.kernel.tile.kind import is_delicate
@@ -27,9 +29,7 @@ from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
 from kcg.measure.verify import FINAL_SEEDS, references_job
-from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
-from kcg.optimize.kept import Side
 from kcg.types import Finalist, Region, Schedule, ScheduleKind, Variables, Verification
 
 if TYPE_CHECKING:

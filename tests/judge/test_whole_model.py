@@ -21,17 +21,8 @@ from kcg.compat.programs import captured_at_once
 from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import apply, tuned
 from kcg.handover.in_place import compiled_before
-from kcg.kernel.compile import compile_schedule
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
-from kcg.kernel.opts.schedule import Opt, schedule_of
-from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.program import Compiled
-from kcg.measure import isolated
-from kcg.measure.device_info import NoSensors, detect
-from kcg.optimize import whole_model
-from kcg.optimize.run import exit_code_of
-from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import (
+from kcg.judge import whole_model
+from kcg.judge.whole_model import (
     MAX_TOLERANCE,
     REPLAYS,
     Stage,
@@ -44,6 +35,15 @@ from kcg.optimize.whole_model import (
     rounding_of_sums,
     why_not_needed,
 )
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.schedule import Opt, schedule_of
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import Compiled
+from kcg.measure import isolated
+from kcg.measure.device_info import NoSensors, detect
+from kcg.optimize.run import exit_code_of
+from kcg.optimize.settings import Settings
 from kcg.report.result import read_result, write_result
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.family import Step
@@ -378,7 +378,7 @@ def test_on_published_weights(make: Make, tmp_path: Path) -> None:
 )
 def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | None, says: str) -> None:
     result = make(preset)
-    module = CHILD if preset != "unknown" else "kcg.optimize.whole_model"  # which knows no tiny model
+    module = CHILD if preset != "unknown" else "kcg.judge.whole_model"  # which knows no tiny model
     (check,) = check_models([result], timeout_s=PATIENCE_S, module=module)
     assert check.passed is passed, check
     assert re.match(says, check.reason), check.reason

@@ -17,6 +17,9 @@ import pytest
 
 from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
+from kcg.judge import nearby
+from kcg.judge.kept import KeptResults
+from kcg.judge.nearby import neighbourhood_of, neighbours_of, savings_nearby
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.parts import Part, compile_region, region_of_part, schedule_of_parts
 from kcg.kernel.program import Program
@@ -24,12 +27,10 @@ from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
-from kcg.optimize import nearby, region_search
+from kcg.optimize import region_search
 from kcg.optimize import run as run_module
 from kcg.optimize.budget import Budget
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import KeptResults
-from kcg.optimize.nearby import neighbourhood_of, neighbours_of, savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
 from kcg.optimize.region_search import Proposed

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from kcg.errors import JournalError
+from kcg.judge import kept
+from kcg.judge.kept import KeptResults, Side
+from kcg.judge.paired import Compared
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
@@ -19,10 +22,7 @@ from kcg.measure.jobs import PairedOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.nouns import noun_to_json
-from kcg.optimize import kept
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import KeptResults, Side
-from kcg.optimize.paired import Compared
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Measured, Offer, RegionWork
 from kcg.types import Region, Schedule, Verification
