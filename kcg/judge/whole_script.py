@@ -1,7 +1,6 @@
-"""The last rule of verification for a script: what it leaves with the chosen schedules against what it leaves as
-tinygrad schedules it.
+"""A whole script, and what it leaves.
 
-The script runs again, in fresh processes that can be killed (`kcg.judge.script_run`): with tinygrad's own
+It runs again, in fresh processes that can be killed (`kcg.judge.script_run`): with tinygrad's own
 schedules, then with the chosen ones, those of each of several plans, hand-written kernels included. All have the same
 seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves
 this out.
@@ -23,218 +22,34 @@ import math
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.cli import counted
-from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.handover.deploy import changed_by
 from kcg.judge.script_run import Ran, read_answer
-from kcg.judge.whole_model import (
-    FACTOR,
-    MAX_TOLERANCE,
-    eps_of,
-    relative_error,
-    rounding_of_products,
-    rounding_of_sums,
+from kcg.judge.whole import (
+    Cost,
+    equal,
+    feeding_what_differs,
+    judge_first,
+    judge_pieces,
+    occurring,
+    rounding_of,
+    same_layout,
+    says_something,
+    unclear,
+    why_nothing,
+    words_of_pieces,
 )
 from kcg.measure import isolated
 from kcg.measure.protocol import median
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from kcg.optimize.settings import Settings
-
-
-# ---- How far apart what two runs of a script left is, and how much of that is rounding.
-#
-# The error of a piece (a tensor that was alive at the end, that the last `TinyJit` step returned, or that the script
-# read) is that of `kcg.judge.whole_model`: row by row, over the size of the whole. What is not finite with
-# tinygrad's own schedules must be the same with the chosen ones.
-#
-# The tolerance. Nothing is known of a script but its kernels, so it is found in two steps. First
-#
-# 3 · max(eps, √K · eps(sum)), with the largest √K · eps(sum) of all kernels
-#
-# where eps is one rounding unit of the piece: about what the last kernel alone may do. Most scripts agree far better,
-# and are done. Where one does not, tinygrad's own schedules run once more with every floating value that the script
-# begins with changed by one rounding unit at random, and the error of that run (D) tells what the script makes of
-# rounding; a training loop makes a lot of it. Then
-#
-# 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
-#
-# where eps(stored) is that of the coarsest dtype in which its kernels store anything. Each piece has a tolerance of its
-# own; above 0.25 nothing can be told. Whole numbers and booleans must be equal. Where they are not, a kernel is wrong
-# for certain only if no kernel of the script computes with floating values: else rounding may have turned a comparison,
-# and nothing can be told either.
-
-PLACES = {ALIVE: "alive at its end", RETURNED: "returned by its last TinyJit step", READ: "read by it"}
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What is known of the arithmetic of a script's kernels."""
-
-    sums: float  # `rounding_of_sums`
-    stored: float  # one rounding unit of the coarsest floating dtype that a kernel stores, or multiplies; 0: of none
-    floats: bool  # whether any of them computes with floating values
-
-
-def rounding_of(result: Result) -> Rounding:
-    """The rounding of the kernels of a result."""
-    from kcg.compat.tiny import Ops, dtypes
-    from kcg.kernel.codec import ast_of
-
-    stored, floats = 0.0, False
-    for kernel in {kernel for row in result.regions for kernel in row.region.kernels}:
-        for node in ast_of(kernel).toposort():
-            if dtypes.is_float(node.dtype):
-                floats = True
-                if node.op is Ops.PARAM:
-                    stored = max(stored, eps_of(node.dtype))
-    products = rounding_of_products([result])
-    return Rounding(rounding_of_sums(result), max(stored, products), floats)
-
-
-def same_layout(ours: Sequence[Piece], theirs: Sequence[Piece]) -> bool:
-    """Whether two runs left tensors of the same kind, shape and dtype, in the same order."""
-
-    def layout(pieces: Sequence[Piece]) -> list[Any]:
-        return [(piece.place, piece.dtype, piece.values.shape) for piece in pieces]
-
-    return layout(ours) == layout(theirs)
-
-
-def equal(ours: Sequence[Piece], theirs: Sequence[Piece]) -> bool:
-    """Whether two runs left the same bytes."""
-    return same_layout(ours, theirs) and all(
-        _bits(a.values) == _bits(b.values) for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def says_something(pieces: Sequence[Piece]) -> bool:
-    """Whether there is any finite value that is not zero."""
-    return any(_says_something(piece) for piece in pieces)
-
-
-def judge_first(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> ModelCheck | None:
-    """Passed where the chosen schedules differ by no more than a single kernel may; None where it takes more runs."""
-    judged = [_judged(c, o, 0.0, o.eps, rounding) for c, o in zip(chosen, own, strict=True)]
-    if any(one.ratio > 1 for one in judged):
-        return None
-    worst = max(judged, key=lambda one: one.ratio)
-    return ModelCheck(True, "", worst.error, worst.tolerance)
-
-
-def judge(
-    chosen: Sequence[Piece], own: Sequence[Piece], shaken: Sequence[Piece], rounding: Rounding, *, values: int
-) -> ModelCheck:
-    """The result where the chosen schedules differ by more than that. `shaken` was left by tinygrad's own schedules
-    where the `values` with which the script begins were changed by one rounding unit."""
-    judged = []
-    for c, o, s in zip(chosen, own, shaken, strict=True):
-        first = _judged(c, o, 0.0, o.eps, rounding)
-        if first.ratio <= 1:
-            judged.append(first)
-            continue
-        judged.append(_judged(c, o, _error(s, o), max(o.eps, rounding.stored) if o.eps else 0.0, rounding))
-    failed = [j for j in judged if j.ratio > 1 and not j.is_open(rounding, values)]
-    if failed:
-        worst = max(failed, key=lambda one: one.ratio)
-        return ModelCheck(False, worst.words(values), worst.error, worst.tolerance)
-    opened = [j for j in judged if j.ratio > 1 or j.is_too_sensitive]
-    if opened:
-        share = f"{len(opened)} of {counted(len(judged), 'tensor')}"
-        reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words(values)}"
-        return ModelCheck(None, reason, opened[0].error, opened[0].tolerance)
-    worst = max(judged, key=lambda one: one.ratio)
-    return ModelCheck(True, "", worst.error, worst.tolerance)
-
-
-def words_of(pieces: Sequence[Piece]) -> str:
-    """What was compared, counted by where it was."""
-    counts = Counter(piece.place for piece in pieces)
-    return ", ".join(f"{counted(counts[place], 'tensor')} {words}" for place, words in PLACES.items() if counts[place])
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """One piece, its error and its tolerance; of whole numbers the error is the share that differs."""
-
-    piece: Piece
-    error: float
-    tolerance: float
-
-    @property
-    def ratio(self) -> float:
-        if self.error <= self.tolerance:
-            return self.error / self.tolerance if self.tolerance else 0.0
-        return math.inf if not self.tolerance else max(self.error / self.tolerance, math.nextafter(1.0, 2.0))
-
-    @property
-    def is_too_sensitive(self) -> bool:
-        return not self.tolerance <= MAX_TOLERANCE
-
-    def is_open(self, rounding: Rounding, values: int) -> bool:
-        """Whether rounding may be why it differs."""
-        if not self.piece.eps:
-            return rounding.floats
-        return self.is_too_sensitive or not values  # where nothing was shaken, D tells nothing
-
-    def words(self, values: int) -> str:
-        shape = "×".join(map(str, self.piece.values.shape)) or "single"
-        name = f"a tensor ({shape} {self.piece.dtype}) {PLACES[self.piece.place]}"
-        if not self.piece.eps:
-            return f"{name} differs from that with tinygrad's own schedules in {self.error:.2g} of its values"
-        if not math.isfinite(self.error):
-            return f"{name} is not finite where it is with tinygrad's own schedules, or the other way round"
-        explained = f"rounding explains {self.tolerance:.2g}"
-        if not values:
-            explained = "nothing that the script begins with could be changed to see what it makes of rounding"
-        elif self.is_too_sensitive:
-            explained = "one rounding unit in what the script begins with moves it too much to tell"
-        return f"{name} differs by {self.error:.2g} of its size from that with tinygrad's own schedules; {explained}"
-
-
-def _judged(chosen: Piece, own: Piece, moved: float, eps: float, rounding: Rounding) -> _Judged:
-    tolerance = FACTOR * max(moved, eps) * max(1.0, rounding.sums / eps) if eps else 0.0
-    return _Judged(own, _error(chosen, own), tolerance)
-
-
-def _error(ours: Piece, own: Piece) -> float:
-    import numpy as np
-
-    if not own.eps:
-        differ = np.asarray(ours.values != own.values)
-        return float(differ.mean()) if differ.size else 0.0
-    a, b = (np.asarray(piece.values, np.float64) for piece in (ours, own))
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return math.inf
-    a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-    if not b.any():
-        return math.inf if a.any() else 0.0
-    return relative_error([a], [b])
-
-
-def _says_something(piece: Piece) -> bool:
-    import numpy as np
-
-    values = np.asarray(piece.values)
-    return bool((np.isfinite(values) & (values != 0)).any() if piece.eps else values.any())
-
-
-def _bits(values: NDArray[Any]) -> bytes:
-    import numpy as np
-
-    return np.ascontiguousarray(values).tobytes()
-
+    from kcg.workloads.script import Program
 
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
@@ -246,31 +61,10 @@ ROUNDS = 5  # runs of each plan at most: processes differ
 ROUNDS_S = 120.0  # no round after the first one begins that would end later than so many seconds after it
 RESERVED = 2  # rounds for which a budget keeps time, where plans are compared
 
+NO_STEPS = "not run: of a script without steps the best plan and every kernel alone are"
 RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
 NO_REPLAYS = "it replays no TinyJit often enough"
 OTHER_STEPS = "it does not replay the same steps in each run"
-
-
-def expected_cost_s(settings: Settings, *, recorded_s: float, plans: int = 1, rounds: int = 1) -> float:
-    """About how many seconds the check of so many plans takes, where recording the script's kernels took `recorded_s`:
-    a round is a run with tinygrad's own schedules and one with each plan."""
-    return rounds * (1 + plans) * MORE * recorded_s if settings.script_check else 0.0
-
-
-def timeout_s(expected_s: float) -> float:
-    """How long to wait for all runs where there is no budget."""
-    return max(LEAST_TIMEOUT_S, TIMES * expected_s)
-
-
-def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> str:
-    """Why there is nothing to check; empty where the check is due."""
-    if not settings.script_check:
-        return "not run: left out by --no-script-check"
-    if ended_early:
-        return "not run: the run ended before every kernel was verified"
-    if not any(row.outcome == "improved" for row in result.regions):
-        return "not run: no schedule was changed"
-    return ""
 
 
 @dataclass
@@ -285,30 +79,58 @@ class OwnRuns:
     apart: frozenset[str] = frozenset()  # schedules that fed nothing which differed, by ids of kernels and regions
 
 
-def check_scripts(
-    results: Sequence[Result],
-    settings: Settings,
-    *,
-    timeout_s: float,
-    rounds_s: float = ROUNDS_S,
-    check_device: Callable[[], None] = lambda: None,
-    own: OwnRuns | None = None,
-) -> list[ModelCheck]:
-    """Run the script of `settings` with tinygrad's own schedules and with those of each result, several plans of which
-    the last has every kernel alone, and compare: a check of each.
+@dataclass
+class Script:
+    """Runs a script. See `kcg.judge.whole.Runner`."""
 
-    Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too, as long as these end in
-    `rounds_s` seconds. Else one plan that is right is enough.
+    program: Program
+    seed: int = 0
+    kernels: Sequence[Path] = ()  # files of the hand-written ones
+    wanted: bool = True  # whether it runs again
+    recorded_s: float = 0.0  # what recording its kernels took
+    check_device: Callable[[], None] = lambda: None
+    """Called after a run that failed; its time may come on top of the timeout."""
+    known: OwnRuns = field(default_factory=OwnRuns)
 
-    Never raises for what the script does: a script that fails with the chosen schedules alone fails the check, anything
-    else gives no result. `check_device` is called after a run that failed, and its time may come on top of
-    `timeout_s`: a DeviceError that it raises ends the check. `own` are runs with tinygrad's own schedules that were
-    made before, to which those that are made now are added.
-    """
-    own = OwnRuns() if own is None else own
-    with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
-        runs = _Runs(results, settings, Path(folder), timeout_s=timeout_s, check_device=check_device, known=own)
-        return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
+    what = "script"
+
+    @property
+    def most_s(self) -> float:
+        return LEAST_TIMEOUT_S
+
+    @property
+    def apart(self) -> frozenset[str]:
+        return self.known.apart
+
+    def ahead(self) -> None:
+        return None
+
+    def why_not(self, results: Sequence[Result]) -> list[str]:
+        left_out = "" if self.wanted else "not run: left out by --no-script-check"
+        reasons = [left_out or why_nothing(result) for result in results]
+        if not results[0].steps:
+            reasons[1:-1] = [NO_STEPS] * (len(results) - 2)
+        return reasons
+
+    def announced(self, plans: str) -> str:
+        return (
+            f"running {self.program.what} again, with tinygrad's own schedules and with the chosen ones{plans} (its "
+            "side effects repeat; --no-script-check leaves this out)"
+        )
+
+    def expected_s(self, cost: Cost) -> float:
+        """A round is a run with tinygrad's own schedules and one with each plan."""
+        return cost.rounds * (1 + cost.plans) * MORE * self.recorded_s if self.wanted else 0.0
+
+    def timeout_s(self, expected_s: float) -> float:
+        return max(LEAST_TIMEOUT_S, TIMES * expected_s)
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = ROUNDS_S) -> list[ModelCheck]:
+        """Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too. Else one plan
+        that is right is enough."""
+        with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
+            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
+            return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
 
 
 class _Died(Exception):
@@ -318,41 +140,28 @@ class _Died(Exception):
 class _Runs:
     """Runs the script, one after the other, as long as there is time."""
 
-    def __init__(
-        self,
-        results: Sequence[Result],
-        settings: Settings,
-        folder: Path,
-        *,
-        timeout_s: float,
-        check_device: Callable[[], None],
-        known: OwnRuns,
-    ) -> None:
+    def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
         from kcg.report.result import write_result
 
         self.count = 0
-        self.known = known
-        self.seed = settings.seed
-        self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, check_device
+        self.known, self.seed, self.by_hand = script.known, script.seed, bool(script.kernels)
+        self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
         self._end = time.monotonic() + timeout_s
-        program = settings.program
-        assert program is not None, "a workload that is no script has a model"
-        self.by_hand = bool(settings.kernels)
         self.changed = [changed_by(result, handwritten=self.by_hand) for result in results]
         pairs = zip(results, self.changed, strict=True)
         regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
         self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
         for path, result in zip(self._paths, results, strict=True):
             write_result(result, path)
-        if not known.observed:
-            known.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
+        if not self.known.observed:
+            self.known.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
         self._job: dict[str, Any] = {
-            "form": program.form,
-            "what": program.what,
-            "arguments": list(program.arguments),
-            "seed": settings.seed,
-            "kernels": [str(file) for file in settings.kernels],
-            "observed": list(known.observed),
+            "form": script.program.form,
+            "what": script.program.what,
+            "arguments": list(script.program.arguments),
+            "seed": script.seed,
+            "kernels": [str(file) for file in script.kernels],
+            "observed": list(self.known.observed),
         }
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
@@ -416,7 +225,7 @@ class _Comparison:
             own = self._runs.own
         except (isolated.Overdue, _Died) as error:
             why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
-            return [self._with_steps(_none(why))] * len(self._results)
+            return [self._with_steps(unclear(why))] * len(self._results)
         self._untimed = own.untimed or ("" if _steps_of(own) else NO_REPLAYS)
         self._timed[None] = [own]
         seen: list[ModelCheck] = []
@@ -455,11 +264,11 @@ class _Comparison:
         try:
             chosen = runs.run(place)
         except isolated.Overdue as error:
-            return _none(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
+            return unclear(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
         except _Died as error:
             return _whose_fault(runs, own, _of(error))
         if chosen.refused:
-            return _none(f"the chosen schedules cannot be used in the script: {chosen.refused}")
+            return unclear(f"the chosen schedules cannot be used in the script: {chosen.refused}")
         if chosen.ended != own.ended:
             return _whose_fault(runs, own, chosen.words or "it ends well")
         if not self._untimed:
@@ -467,12 +276,8 @@ class _Comparison:
         self._timed[place] = [chosen]
         check = _of_what_is_left(runs, result, own, chosen)
         check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
-        if check.passed and chosen.kernels < changed:
-            missing = changed - chosen.kernels
-            reason = f"no verdict: {missing} of {changed} changed kernels do not occur when the script runs again"
-            reason += f" ({chosen.words})" if chosen.ended else ""
-            return replace(check, passed=None, reason=reason)
-        return check
+        when = "the script runs again" + (f" ({chosen.words})" if chosen.ended else "")
+        return occurring(check, served=chosen.kernels, changed=changed, when=when)
 
     def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
         """The check with what was seen of its steps, and of how many runs."""
@@ -532,31 +337,31 @@ def _spread_s(some: Sequence[Ran]) -> float:
 def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
     """What is said of a script that does not end with the chosen schedules as it does with tinygrad's own."""
     if not runs.has_time_for(own):
-        return _none(f"with the chosen schedules {words}, and there was no time to see whether it always does")
+        return unclear(f"with the chosen schedules {words}, and there was no time to see whether it always does")
     try:
         again = runs.again
     except (isolated.Overdue, _Died) as error:
-        return _none(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
+        return unclear(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
     if again.ended != own.ended:
-        return _none("the script does not end in the same way twice, with tinygrad's own schedules either")
+        return unclear("the script does not end in the same way twice, with tinygrad's own schedules either")
     if own.ended:
-        return _none(f"with tinygrad's own schedules {own.words}; with the chosen ones {words}")
+        return unclear(f"with tinygrad's own schedules {own.words}; with the chosen ones {words}")
     return ModelCheck(False, f"the script fails with the chosen schedules, and not with tinygrad's own: {words}")
 
 
 def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck:
     if not own.pieces and not chosen.pieces:
         where = f" ({own.words})" if own.ended else ""
-        return _none(f"nothing that the script left or read came out of a kernel with another schedule{where}")
+        return unclear(f"nothing that the script left or read came out of a kernel with another schedule{where}")
     if not same_layout(own.pieces, chosen.pieces):
-        reported = f"{words_of(own.pieces) or 'nothing'} with tinygrad's own schedules"
-        ours = f"{words_of(chosen.pieces) or 'nothing'} with the chosen ones"
+        reported = f"{words_of_pieces(own.pieces) or 'nothing'} with tinygrad's own schedules"
+        ours = f"{words_of_pieces(chosen.pieces) or 'nothing'} with the chosen ones"
         if reported.split(" with ")[0] == ours.split(" with ")[0]:
             ours += ", of other shapes"
-        return _none(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
+        return unclear(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
     if not says_something(own.pieces):
-        return _none("what the script left is zero or not finite with tinygrad's own schedules either")
-    compared = words_of(own.pieces)
+        return unclear("what the script left is zero or not finite with tinygrad's own schedules either")
+    compared = words_of_pieces(own.pieces)
     if own.left_out:
         compared += f"; {own.left_out} more left out for their size"
     rounding = rounding_of(result)
@@ -566,17 +371,11 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
             runs,
             own,
             chosen,
-            lambda shaken: judge(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
+            lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
         )
-        fed_by = _feeding_what_differs(chosen.pieces, own.pieces, rounding)
+        fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
         runs.known.apart = runs.known.apart or frozenset(changed_by(result, handwritten=runs.by_hand) - fed_by)
     return replace(check, compared=compared)
-
-
-def _feeding_what_differs(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> set[str]:
-    """The kernels and regions that fed what differs by more than a single kernel may make it differ."""
-    pairs = ((c, _judged(c, o, 0.0, o.eps, rounding)) for c, o in zip(chosen, own, strict=True))
-    return {name for piece, one in pairs if one.ratio > 1 for name in piece.fed_by}
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:
@@ -584,19 +383,15 @@ def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], 
     try:
         for shake in (False, True):
             if not runs.has_time_for(own):
-                return _none("the two runs differ, and there was no time to see whether the script repeats itself")
+                return unclear("the two runs differ, and there was no time to see whether the script repeats itself")
             again = runs.shaken if shake else runs.again
             if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
-                return _none("the script does not repeat itself with tinygrad's own schedules either")
+                return unclear("the script does not repeat itself with tinygrad's own schedules either")
     except (isolated.Overdue, _Died) as error:
-        return _none(f"the two runs differ, and when it ran again with tinygrad's own schedules {_of(error)}")
+        return unclear(f"the two runs differ, and when it ran again with tinygrad's own schedules {_of(error)}")
     if not (again.ended == own.ended and same_layout(again.pieces, own.pieces)):
-        return _none("the two runs differ, and one rounding unit changes what the script does")
+        return unclear("the two runs differ, and one rounding unit changes what the script does")
     return result(again)
-
-
-def _none(reason: str) -> ModelCheck:
-    return ModelCheck(None, f"no verdict: {reason}")
 
 
 def _of(error: Exception) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
+from kcg.judge.interface import Offer
 from kcg.kernels import DEVICES
 from kcg.measure import source_kernels
 from kcg.measure.device_info import first_line
 from kcg.measure.source_kernels import Described, KernelFile
-from kcg.optimize.work import Offer, RegionWork
+from kcg.optimize.work import RegionWork
 
 if TYPE_CHECKING:
     from kcg.optimize.device import Device

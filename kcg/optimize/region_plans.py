@@ -43,9 +43,6 @@ an H100 113 MB took 48.1 µs and 57 MB 30.9, so 13.7 µs beside the bytes, of wh
 Key = tuple[str, tuple[int, ...]]
 """A candidate: its region, and which of its kernels are computed again."""
 
-Interval = tuple[float, float, float]
-"""What one call saves, in seconds: the low end of its 95 % interval, its median, the high end."""
-
 
 def key_of(candidate: Candidate) -> Key:
     return candidate.region.id, candidate.again

@@ -1,6 +1,6 @@
 """What a run knows of its regions, and what its steps hand on to the next:
 
-    capture -> Captured    baselines -> Measured    search -> Candidates    Judge -> RegionResults
+    capture -> Captured    baselines -> Measured    search -> Candidates    Judging -> RegionResults
 
 `check_steps` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
 """
@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kcg.judge.ends import mean, observed
+from kcg.judge.ends import mean, observed, timed_at
+from kcg.judge.interface import UNVERIFIED, Offer
 from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.search.problem import Observation, best
 from kcg.types import (
+    Finalist,
     Measurement,
     Planning,
     RegionResult,
@@ -43,15 +45,6 @@ class HasExact(Protocol):
 
     def exact(self, schedule: Schedule) -> Schedule | None:
         """The same with functions in full accuracy; None where that is the same program."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A hand-written kernel for one region; without a schedule where it could not be lowered."""
-
-    name: str
-    schedule: Schedule | None
-    reason: str = ""  # why there is none
 
 
 @dataclass
@@ -292,6 +285,43 @@ class RegionWork:
         if schedule.kind == ScheduleKind.TILE and self.tiles is not None:
             return self.space.name(self.space.baseline()), self.tiles.legend(schedule)
         return self.space.name(schedule), self.space.legend(schedule)
+
+    # ---- what becomes of it ----
+
+    def as_searched(self, schedule: Schedule) -> Finalist:
+        """A schedule as the search left it; not verified."""
+        observation = self.known.get(schedule) or self.of_tiles.get(schedule)
+        seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
+        name, legend = self.named(schedule)
+        return Finalist(
+            schedule=schedule,
+            cold_s=seconds,
+            warm_s=seconds,
+            interval_s=(seconds, seconds),
+            verification=UNVERIFIED,
+            binary_hash=observation.binary_hash if observation is not None else "",
+            name=name,
+            legend=legend,
+        )
+
+    def result(self, base: Finalist, chosen: Finalist, outcome: str, note: str, noise: float = 0.0) -> RegionResult:
+        """Its result with these two schedules."""
+        before_s, after_s = (self.at_ends.get(side.schedule) for side in (base, chosen))
+        return RegionResult(
+            region=self.call.region,
+            calls=self.call.calls,
+            baseline=base,
+            chosen=chosen,
+            measurements=max(len(self.binaries), self.tried_by_beam),
+            outcome=outcome,
+            variables=self.call.variables,
+            note=note,
+            operations=self.operations,
+            bytes=float(self.bytes),
+            noise_floor=noise,
+            ends=timed_at(self.ends, before_s, after_s),
+            replayed=self.call.replayed,
+        )
 
 
 def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:

@@ -19,7 +19,7 @@ from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
 from kcg.judge import nearby
 from kcg.judge.kept import KeptResults
-from kcg.judge.nearby import neighbourhood_of, neighbours_of, savings_nearby
+from kcg.judge.nearby import neighbourhood_of, neighbours_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.parts import Part, compile_region, region_of_part, schedule_of_parts
 from kcg.kernel.program import Program
@@ -33,7 +33,7 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
-from kcg.optimize.region_search import Proposed
+from kcg.optimize.region_search import Proposed, savings_nearby
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.report.result import read_result
@@ -138,8 +138,7 @@ def rows_with(judged: Judged, *, alone: Mapping[str, Schedule], program: Mapping
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path_factory.mktemp("nearby") / "out")
     with begun(settings) as run, pytest.MonkeyPatch.context() as patch:
-        for module in (nearby, region_search):
-            patch.setattr(module, "beats_its_parts", lambda row: bool(row.region.args))
+        patch.setattr(region_search, "beats_its_parts", lambda row: bool(row.region.args))
         workload = run.captured.workload
         (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
         norm, estimates = steady.region(*NORM), run.estimates(run.untimed())

@@ -11,7 +11,8 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.errors import ResultError
-from kcg.judge.whole_model import perturbed, rounding_of_products
+from kcg.judge.step import perturbed
+from kcg.judge.whole import rounding_of_products
 from kcg.kernel.arithmetic import TF32_BITS
 from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
 from kcg.kernel.tile.space import schedule_of

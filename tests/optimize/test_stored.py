@@ -231,7 +231,7 @@ def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_no
 
 
 def _results(works: list[RegionWork]) -> Any:
-    from kcg.judge.finalists import as_searched
+    from kcg.optimize.judging import as_searched
 
     return as_searched(works, {}, why="a test")
 

@@ -17,7 +17,7 @@ from kcg.compat import standalone
 from kcg.handover import tile_programs
 from kcg.handover.deploy import scheduling
 from kcg.judge import ends
-from kcg.judge.whole_model import compare
+from kcg.judge.step import compare
 from kcg.kernel.installing import placed_program
 from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Program
