@@ -64,6 +64,7 @@ def compare(
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
+    from kcg.handover.deploy import scheduling
     from kcg.handover.in_place import compiled_before
 
     replays = replays_of(max(result.total_after_s for result in results))
@@ -71,31 +72,47 @@ def compare(
     with Context(BEAM=0, NOOPT=0), given:
         least = rounding_of_products(results)
         shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
-        chosen: list[_Chosen] = []
+        chosen: list[_Program] = []
+        places: list[InPlace] = []
         in_turns = True
         for place, result in enumerate(results):
             report(stage := Stage(CHOSEN, place))
-            chosen.append(_Chosen.captured(step, result, kernels))
+            with scheduling(
+                result, changed_only=True, kernels=kernels
+            ) as found:  # the others are compiled once, for all
+                chosen.append(_Program(step, result.target))
+            places.append(found)
             if not place:  # each of the others, and tinygrad's own, takes about as much
-                in_turns = _fits(chosen[0].program, len(results))
+                in_turns = _fits(chosen[0], len(results))
             if not in_turns:
-                _replay([(stage, chosen[-1].program)], [[step.inputs] * replays], report)
-                chosen[-1].program.release(different(step.inputs))
+                _replay([(stage, chosen[-1])], [[step.inputs] * replays], report)
+                chosen[-1].release(different(step.inputs))
         report(Stage(OWN))
         own = _Program(step, results[0].target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
-        together = [(Stage(CHOSEN, place), one.program) for place, one in enumerate(chosen)] if in_turns else []
+        together = [(Stage(CHOSEN, place), one) for place, one in enumerate(chosen)] if in_turns else []
         _replay([*together, (Stage(OWN), own)], [*[[step.inputs] * replays for _ in together], of_own], report)
     own_outputs, *moved = own.outputs[: 1 + len(shaken)]
     clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
     checks = []
-    for one, result in zip(chosen, results, strict=True):
+    for one, found, result in zip(chosen, places, results, strict=True):
         eps = max(own.eps or 2.0**-23, least)  # of whole numbers only: they must agree
-        check = judge_outputs(one.program.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
+        check = judge_outputs(one.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
         check = replace(
-            check, before_s=median(own.seconds), after_s=median(one.program.seconds), clock=clock, seed=seed
+            check,
+            before_s=median(own.seconds),
+            after_s=median(one.seconds),
+            clock=clock,
+            seed=seed,
+            clocks_before=own.clocks,
+            clocks_after=one.clocks,
+            kernels=len(found.served),
+            replaced=found.sets_replaced,
+            left=found.sets_left,
         )
-        checks.append(one.served_all(replace(check, clocks_before=own.clocks)))
+        changed = found.found.intersection(row.region.id for row in result.regions)
+        served = len(changed & found.served)
+        checks.append(occurring(check, served=served, changed=len(changed), when="the model runs"))
     return checks
 
 
@@ -112,32 +129,6 @@ def leave_others(step: Step) -> None:
     kernel that fails to write something may find there what is right."""
     program = _Program(step)
     program.release(different(step.inputs))
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """A step as it was captured with the schedules of a result: which kernels have another one there, and what was put
-    in place of which calls."""
-
-    program: _Program
-    changed: frozenset[str]
-    place: InPlace
-
-    @staticmethod
-    def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
-        from kcg.handover.deploy import scheduling
-
-        with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
-            program = _Program(step, result.target)
-        return _Chosen(program, place.found.intersection(row.region.id for row in result.regions), place)
-
-    def served_all(self, check: ModelCheck) -> ModelCheck:
-        """The check, which is no pass where a changed kernel did not occur."""
-        place = self.place
-        check = replace(check, kernels=len(place.served), clocks_after=self.program.clocks)
-        check = replace(check, replaced=place.sets_replaced, left=place.sets_left)
-        served, changed = len(self.changed & place.served), len(self.changed)
-        return occurring(check, served=served, changed=changed, when="the model runs")
 
 
 class _Program:

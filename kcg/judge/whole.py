@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # ---- who runs it
 
 
+TIMEOUT_S = 600.0  # of all that is compared, where there is no budget
+
+
 @dataclass(frozen=True)
 class Cost:
     """What is known of how long checking a whole will take."""
@@ -40,43 +44,41 @@ class Cost:
     compile_s: float = 0.0  # one kernel
 
 
-class Runner(Protocol):
+class Runner:
     """Runs a whole with tinygrad's own schedules and with those of several plans, and compares what they leave."""
 
-    @property
-    def what(self) -> str:
-        """A model, a script or a function."""
-
-    @property
-    def most_s(self) -> float:
-        """Without a budget more than two plans are compared where that takes no longer."""
-
-    @property
-    def apart(self) -> Collection[str]:
-        """Schedules that fed nothing which differed, as far as it was seen, by ids of kernels and regions."""
+    what: str  # a model, a script or a function
+    most_s: float = math.inf  # without a budget more than two plans are compared where that takes no longer
+    apart: Collection[str] = ()  # ids of kernels and regions that were seen to feed nothing which differed
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         """Why there is nothing to check of each of several plans, or no way to; empty where the check is due."""
+        return [why_nothing(result) for result in results]
 
     def ahead(self) -> IsolatedProcess | None:
         """A process that prepares for it while kernels are searched; None where there is none."""
+        return None
 
     def announced(self, plans: str) -> str:
         """What is said when it begins; `plans` is of which, in words."""
+        raise NotImplementedError
 
     def expected_s(self, cost: Cost) -> float:
         """About how many seconds it takes; 0 where it will not run."""
+        raise NotImplementedError
 
     def timeout_s(self, expected_s: float) -> float:
         """How long it is waited for where there is no budget."""
+        return TIMEOUT_S
 
-    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float) -> list[ModelCheck]:
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
         """A check of each result, several plans of which the last has every kernel alone. Further rounds begin as long
         as they end in `rounds_s`.
 
         Never raises for what the whole does: one that fails with the chosen schedules alone fails the check, anything
         else gives no result. A DeviceError ends the check.
         """
+        raise NotImplementedError
 
 
 ENDED = "not run: the run ended before every kernel was verified"
@@ -101,6 +103,16 @@ def occurring(check: ModelCheck, *, served: int, changed: int, when: str) -> Mod
         return check
     reason = f"no verdict: {changed - served} of {changed} changed kernels do not occur when {when}"
     return replace(check, passed=None, reason=reason)
+
+
+def written(results: Sequence[Result], folder: Path) -> list[Path]:
+    """The files of results that a child reads."""
+    from kcg.report.result import write_result
+
+    paths = [folder / f"result-{place}.json" for place in range(len(results))]
+    for path, result in zip(paths, results, strict=True):
+        write_result(result, path)
+    return paths
 
 
 # ---- How far apart two outputs of a whole model are, and how much of that is rounding.
@@ -269,9 +281,8 @@ def same_layout(ours: Sequence[Piece], theirs: Sequence[Piece]) -> bool:
 
 def equal(ours: Sequence[Piece], theirs: Sequence[Piece]) -> bool:
     """Whether two runs left the same bytes."""
-    return same_layout(ours, theirs) and all(
-        _bits(a.values) == _bits(b.values) for a, b in zip(ours, theirs, strict=True)
-    )
+    pairs = zip(ours, theirs, strict=False)
+    return same_layout(ours, theirs) and all(a.values.tobytes() == b.values.tobytes() for a, b in pairs)
 
 
 def says_something(pieces: Sequence[Piece]) -> bool:
@@ -389,12 +400,6 @@ def _says_something(piece: Piece) -> bool:
 
     values = np.asarray(piece.values)
     return bool((np.isfinite(values) & (values != 0)).any() if piece.eps else values.any())
-
-
-def _bits(values: NDArray[Any]) -> bytes:
-    import numpy as np
-
-    return np.ascontiguousarray(values).tobytes()
 
 
 # ---- where the whole is wrong: which part of what was chosen is right

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.cli import counted
 from kcg.errors import UsageError
 from kcg.judge.step import CHOSEN, OWN, Stage, compare, leave_others, replays_of, run_own
-from kcg.judge.whole import Cost, rounding_of, unclear, why_nothing
+from kcg.judge.whole import Cost, Runner, rounding_of, unclear, why_nothing
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ MORE = 1.5  # times as long as when it was captured takes a call that `TinyJit` 
 
 
 @dataclass
-class Function:
-    """Runs a function of this process. See `kcg.judge.whole.Runner`."""
+class Function(Runner):
+    """Runs a function of this process."""
 
     call: Call
     seed: int = 0
@@ -46,11 +46,6 @@ class Function:
     kernels: int = 0  # of it
 
     what = "function"
-    most_s = math.inf
-    apart = frozenset[str]()
-
-    def ahead(self) -> None:
-        return None
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         why = f"not run: {self.why_once}, so a second call could not be compared; each kernel was verified"
@@ -66,12 +61,7 @@ class Function:
         steps_s = (2 + cost.plans) * (replays_of(cost.step_s) + 2) * cost.step_s
         return calls_s + steps_s + cost.compile_s * (self.kernels + cost.plans * cost.changed)
 
-    def timeout_s(self, expected_s: float) -> float:
-        return math.inf  # nobody can end it
-
-    def checks(
-        self, results: Sequence[Result], *, timeout_s: float = math.inf, rounds_s: float = 0.0
-    ) -> list[ModelCheck]:
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
         """In this process, as long as it takes."""
         from kcg.compat.calling import Begun
 

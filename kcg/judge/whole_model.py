@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import collect_rarely
 from kcg.judge.step import CHOSEN, compare, replays_of, run_own
-from kcg.judge.whole import Cost, unclear, why_nothing
+from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
 from kcg.measure import isolated
 from kcg.types import ModelCheck, Result, Workload
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kcg.workloads.registry import WorkloadSpec
 
 CHILD = "kcg.judge.whole_model"
-TIMEOUT_S = 600.0  # where there is no budget
 
 CPU_START_S, START_S = 8.5, 30.0  # a process, the device, and weights; on a GPU there are more of them
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
@@ -47,8 +46,8 @@ def is_runnable(workload: str) -> bool:
 
 
 @dataclass
-class Model:
-    """Runs a workload of kcg as a whole. See `kcg.judge.whole.Runner`."""
+class Model(Runner):
+    """Runs a workload of kcg as a whole."""
 
     workload: Workload
     dev: str
@@ -65,8 +64,6 @@ class Model:
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
 
     what = "model"
-    most_s = math.inf
-    apart = frozenset[str]()
 
     def ahead(self) -> isolated.IsolatedProcess | None:
         """Its child plans the model: scheduling Flux 1024 takes 33 s of one core. None on a CPU, where it would disturb
@@ -95,10 +92,7 @@ class Model:
         further_s = (cost.plans - 1) * (FURTHER * start_s + steps_s)  # their kernels are mostly those of the first
         return start_s + compiling_s + read_s + 2 * steps_s + further_s
 
-    def timeout_s(self, expected_s: float) -> float:
-        return TIMEOUT_S
-
-    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = 0.0) -> list[ModelCheck]:
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
         """All in one child. A crash with the schedules of a result fails it, and the others run again without it."""
         with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
             found = _Comparison(self, results, Path(folder), until=time.monotonic() + timeout_s).checks()
@@ -111,12 +105,9 @@ class _Comparison:
     def __init__(self, model: Model, results: Sequence[Result], folder: Path, *, until: float) -> None:
         """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
         from kcg.kernel.program import compiled_values
-        from kcg.report.result import write_result
 
         self._model, self._until, self._dev = model, until, results[0].target.tinygrad_device
-        self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
-        for path, result in zip(self._paths, results, strict=True):
-            write_result(result, path)
+        self._paths = written(results, folder)
         self._job: dict[str, Any] = {
             "workload": results[0].workload,
             "preset": results[0].preset,

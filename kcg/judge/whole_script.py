@@ -31,7 +31,9 @@ from kcg.compat.replays import Replayed
 from kcg.handover.deploy import changed_by
 from kcg.judge.script_run import Ran, read_answer
 from kcg.judge.whole import (
+    TIMEOUT_S,
     Cost,
+    Runner,
     equal,
     feeding_what_differs,
     judge_first,
@@ -43,6 +45,7 @@ from kcg.judge.whole import (
     unclear,
     why_nothing,
     words_of_pieces,
+    written,
 )
 from kcg.measure import isolated
 from kcg.measure.protocol import median
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
 
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
-LEAST_TIMEOUT_S = 600.0  # of all runs, where there is no budget
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -68,20 +70,9 @@ OTHER_STEPS = "it does not replay the same steps in each run"
 
 
 @dataclass
-class OwnRuns:
-    """What runs of a script with tinygrad's own schedules left, so that parts of a plan are compared without more of
-    them, and what is known of a plan that failed."""
-
-    observed: tuple[str, ...] = ()  # the kernels whose results are looked at, by id
-    own: Ran | None = None
-    again: Ran | None = None  # a second run
-    shaken: Ran | None = None  # one more, with every value that the script begins with changed by one rounding unit
-    apart: frozenset[str] = frozenset()  # schedules that fed nothing which differed, by ids of kernels and regions
-
-
-@dataclass
-class Script:
-    """Runs a script. See `kcg.judge.whole.Runner`."""
+class Script(Runner):
+    """Runs a script. What its runs with tinygrad's own schedules leave is kept, so that parts of a plan are compared
+    without more of them."""
 
     program: Program
     seed: int = 0
@@ -90,20 +81,11 @@ class Script:
     recorded_s: float = 0.0  # what recording its kernels took
     check_device: Callable[[], None] = lambda: None
     """Called after a run that failed; its time may come on top of the timeout."""
-    known: OwnRuns = field(default_factory=OwnRuns)
+    known: dict[bool | None, Ran] = field(default_factory=dict)
+    """Runs with tinygrad's own schedules: None the first, False a second one, True one with values changed."""
+    observed: tuple[str, ...] = ()  # the kernels whose results are looked at, by id
 
-    what = "script"
-
-    @property
-    def most_s(self) -> float:
-        return LEAST_TIMEOUT_S
-
-    @property
-    def apart(self) -> frozenset[str]:
-        return self.known.apart
-
-    def ahead(self) -> None:
-        return None
+    what, most_s = "script", TIMEOUT_S
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         left_out = "" if self.wanted else "not run: left out by --no-script-check"
@@ -123,9 +105,9 @@ class Script:
         return cost.rounds * (1 + cost.plans) * MORE * self.recorded_s if self.wanted else 0.0
 
     def timeout_s(self, expected_s: float) -> float:
-        return max(LEAST_TIMEOUT_S, TIMES * expected_s)
+        return max(TIMEOUT_S, TIMES * expected_s)
 
-    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = ROUNDS_S) -> list[ModelCheck]:
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
         """Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too. Else one plan
         that is right is enough."""
         with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
@@ -141,27 +123,22 @@ class _Runs:
     """Runs the script, one after the other, as long as there is time."""
 
     def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
-        from kcg.report.result import write_result
-
-        self.count = 0
-        self.known, self.seed, self.by_hand = script.known, script.seed, bool(script.kernels)
+        self.count, self.script = 0, script
         self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
         self._end = time.monotonic() + timeout_s
-        self.changed = [changed_by(result, handwritten=self.by_hand) for result in results]
+        self.changed = [changed_by(result, handwritten=bool(script.kernels)) for result in results]
         pairs = zip(results, self.changed, strict=True)
         regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
-        self._paths = [folder / f"result-{place}.json" for place in range(len(results))]
-        for path, result in zip(self._paths, results, strict=True):
-            write_result(result, path)
-        if not self.known.observed:
-            self.known.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
+        self._paths = written(results, folder)
+        if not script.observed:
+            script.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
         self._job: dict[str, Any] = {
             "form": script.program.form,
             "what": script.program.what,
             "arguments": list(script.program.arguments),
             "seed": script.seed,
             "kernels": [str(file) for file in script.kernels],
-            "observed": list(self.known.observed),
+            "observed": list(script.observed),
         }
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
@@ -174,7 +151,7 @@ class _Runs:
         job = {**self._job, "folder": str(folder), "shake": shake, "compared": compared}
         job |= {"result": "" if place is None else str(self._paths[place])}
         job |= {"changed": [] if place is None else sorted(self.changed[place])}
-        settings = {"PYTHONHASHSEED": str(self.seed % 2**32), **({"JIT": "2"} if shake else {})}
+        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32), **({"JIT": "2"} if shake else {})}
         try:
             with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
                 ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
@@ -186,23 +163,12 @@ class _Runs:
             raise _Died(ended.last_words)
         return ran
 
-    @property
-    def own(self) -> Ran:
-        """A run with tinygrad's own schedules."""
-        self.known.own = self.known.own or self.run()
-        return self.known.own
-
-    @property
-    def again(self) -> Ran:
-        """A second one."""
-        self.known.again = self.known.again or self.run()
-        return self.known.again
-
-    @property
-    def shaken(self) -> Ran:
-        """One more, with every value that the script begins with changed by one rounding unit."""
-        self.known.shaken = self.known.shaken or self.run(shake=True)
-        return self.known.shaken
+    def own(self, *, shake: bool | None = None) -> Ran:
+        """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
+        with changed by one rounding unit (`shake`)."""
+        if shake not in self.script.known:
+            self.script.known[shake] = self.run(shake=bool(shake))
+        return self.script.known[shake]
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -222,7 +188,7 @@ class _Comparison:
         """A check of each plan."""
         # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
         try:
-            own = self._runs.own
+            own = self._runs.own()
         except (isolated.Overdue, _Died) as error:
             why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
             return [self._with_steps(unclear(why))] * len(self._results)
@@ -282,7 +248,7 @@ class _Comparison:
     def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
         """The check with what was seen of its steps, and of how many runs."""
         if check.reason != RIGHT_BEFORE:
-            check = replace(check, seed=self._runs.seed, runs=self._runs.count)
+            check = replace(check, seed=self._runs.script.seed, runs=self._runs.count)
         if self._untimed or place not in self._timed:
             return replace(check, untimed=self._untimed)
         own, chosen = self._timed[None], self._timed[place]
@@ -339,7 +305,7 @@ def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
     if not runs.has_time_for(own):
         return unclear(f"with the chosen schedules {words}, and there was no time to see whether it always does")
     try:
-        again = runs.again
+        again = runs.own(shake=False)
     except (isolated.Overdue, _Died) as error:
         return unclear(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
     if again.ended != own.ended:
@@ -374,7 +340,8 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
             lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
         )
         fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
-        runs.known.apart = runs.known.apart or frozenset(changed_by(result, handwritten=runs.by_hand) - fed_by)
+        changed = changed_by(result, handwritten=bool(runs.script.kernels))
+        runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
     return replace(check, compared=compared)
 
 
@@ -384,7 +351,7 @@ def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], 
         for shake in (False, True):
             if not runs.has_time_for(own):
                 return unclear("the two runs differ, and there was no time to see whether the script repeats itself")
-            again = runs.shaken if shake else runs.again
+            again = runs.own(shake=shake)
             if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
                 return unclear("the script does not repeat itself with tinygrad's own schedules either")
     except (isolated.Overdue, _Died) as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.errors import DeviceError
 from kcg.handover.deploy import changed_by
-from kcg.judge.whole import right_part
+from kcg.judge.whole import TIMEOUT_S, right_part
 from kcg.optimize import leaving_out
 from kcg.optimize.budget import OVERTIME
 from kcg.types import ModelCheck, Result
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kcg.judge.whole import Runner
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
-
-PARTS_S = 600.0  # in which no part of a wrong whole begins to be compared any more, where there is no budget
 
 
 def check_models(
@@ -69,15 +67,8 @@ def check_models(
         due = first(many[-1] if many else min(2, len(due)), f"a run of the {runner.what} is long")
         timeout_s = runner.timeout_s(needed_s(len(due)))
     words = f" of {len(due)} plans" if len(due) > 1 else ""
-    try:
-        seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)
-    except DeviceError as error:
-        log.lose(error)
-        seen = [ModelCheck(None, "not run: the device was lost")] * len(due)
-    except KeyboardInterrupt:
-        log.interrupt()
-        seen = [ModelCheck(None, "not run: interrupted")] * len(due)
-    else:
+    seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)
+    if not log.ended_early:
         _warn_of(seen, runner.what, estimates, log=log)
     for place, check in zip(due, seen, strict=True):
         checks[place] = check
@@ -112,16 +103,9 @@ def leave_out_wrong(
             return None
         asked = leaving_out.keeping(whole, right, alone=alone, workload=workload)
         words = f", {counted(len(right), 'schedule')} of {len(changed)} that were found"
-        try:
-            (found,) = _compared([asked], runner, words, log, timeout_s=until - begin, rounds_s=0.0)
-        except DeviceError as error:
-            log.lose(error)
-            return None
-        except KeyboardInterrupt:
-            log.interrupt()
-            return None
+        (found,) = _compared([asked], runner, words, log, timeout_s=until - begin, rounds_s=0.0)
         took_s = time.monotonic() - begin
-        return found
+        return None if log.ended_early else found
 
     parts = right_part(changed, checks[place], check, apart=runner.apart)
     left_out = leaving_out.dropped(parts, whole, alone)
@@ -145,7 +129,7 @@ def _until(estimates: Estimates) -> float:
     budget = estimates.budget
     if budget.over_at is not None and budget.limit_s is not None:
         return budget.over_at + OVERTIME * budget.limit_s
-    return time.monotonic() + PARTS_S
+    return time.monotonic() + TIMEOUT_S
 
 
 def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, log: RunLog) -> None:
@@ -164,6 +148,13 @@ def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, l
 def _compared(
     results: Sequence[Result], runner: Runner, plans: str, log: RunLog, *, timeout_s: float, rounds_s: float
 ) -> list[ModelCheck]:
-    """`plans` say which schedules these are."""
+    """A check of each; `plans` say which schedules these are."""
     log.progress.phase(runner.announced(plans))
-    return runner.checks(results, timeout_s=timeout_s, rounds_s=rounds_s)
+    try:
+        return runner.checks(results, timeout_s=timeout_s, rounds_s=rounds_s)
+    except DeviceError as error:
+        log.lose(error)
+        return [ModelCheck(None, "not run: the device was lost")] * len(results)
+    except KeyboardInterrupt:
+        log.interrupt()
+        return [ModelCheck(None, "not run: interrupted")] * len(results)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kcg.judge.whole import Cost
+from kcg.judge.whole import Cost, Runner
 from kcg.optimize.model_check import check_models
 from kcg.types import ModelCheck, Result
 from tests.sample_result import sample_result
@@ -19,18 +19,15 @@ from tests.sample_result import sample_result
 ONE_S, FURTHER_S = 40.0, 10.0
 
 
-class Whole:
+class Whole(Runner):
     """A whole that takes so long to compare, and is right with what is `passed`; what it was asked to compare."""
 
-    what, apart = "whole", frozenset[str]()
+    what = "whole"
 
     def __init__(self, *passed: bool | None, most_s: float = math.inf, nothing: Sequence[int] = ()) -> None:
         self.most_s, self._passed, self._nothing = most_s, passed, nothing
         self.compared: list[int] = []
         self.rounds_s = 0.0
-
-    def ahead(self) -> None:
-        return None
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         return ["not run: no schedule was changed" if result.seed in self._nothing else "" for result in results]
@@ -40,9 +37,6 @@ class Whole:
 
     def expected_s(self, cost: Cost) -> float:
         return ONE_S + (cost.plans - 1) * FURTHER_S
-
-    def timeout_s(self, expected_s: float) -> float:
-        return expected_s
 
     def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float) -> list[ModelCheck]:
         self.compared, self.rounds_s = [result.seed for result in results], rounds_s
@@ -57,7 +51,7 @@ class Run:
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         progress = SimpleNamespace(phase=lambda words: None)
-        self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, lose=None, interrupt=None)
+        self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, ended_early=False)
         kept = SimpleNamespace(forget=lambda: True)
         self.estimates: Any = SimpleNamespace(budget=budget, kept=kept, whole_s=self.whole_s)
 

@@ -85,7 +85,7 @@ def result_of(call: Call, other: Callable[[KernelSpace], Schedule] = unlike_base
 
 def checked(function: Any, *args: Any, **kwargs: Any) -> ModelCheck:
     call = Call(function, args, kwargs)
-    (check,) = Function(call).checks([result_of(call)])
+    (check,) = Function(call).checks([result_of(call)], timeout_s=600.0)
     return check
 
 
@@ -125,7 +125,7 @@ def test_what_it_keeps_is_afterwards_what_one_call_left() -> None:
         if not decoder._lazy:
             expected[17] = decoder.table.numpy()[2] * 0.5
         assert np.array_equal(decoder.keys.numpy(), expected)
-        (check,) = Function(call).checks([result])
+        (check,) = Function(call).checks([result], timeout_s=600.0)
         assert check.passed is True and "1 tensor that it changes" in check.compared
         assert np.array_equal(decoder.keys.numpy(), expected), "neither another position nor other numbers"
         assert np.allclose(step(TOKEN, N).numpy(), step(TOKEN, N).numpy())
@@ -157,7 +157,7 @@ def test_a_training_step_is_compared_and_trains_once() -> None:
     call = Call(step, (x,))
     result = result_of(call)
     once = layer.weight.numpy()
-    (check,) = Function(call).checks([result])
+    (check,) = Function(call).checks([result], timeout_s=600.0)
     assert check.passed is True, check.reason
     assert np.array_equal(layer.weight.numpy(), once)
 
@@ -179,7 +179,7 @@ def test_a_wrong_kernel_that_fills_the_cache_fails_the_check() -> None:
     row = RegionResult(
         large.region, 1, finalist(space, space.baseline()), finalist(space, wrong), 1, "improved", large.variables
     )
-    (check,) = Function(call).checks([replace(result_of(call), regions=(row,))])
+    (check,) = Function(call).checks([replace(result_of(call), regions=(row,))], timeout_s=600.0)
     assert check.passed is False and "differs" in check.reason
 
 
