@@ -10,6 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from kcg.dataset.journal import Journal
+from kcg.judge.kept import KeptResults
+from kcg.judge.paired import Comparisons
 from kcg.optimize import __main__ as command
 from kcg.optimize import run
 from kcg.optimize.baselines import measure_baselines
@@ -17,14 +19,13 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge
-from kcg.optimize.kept import KeptResults
+from kcg.optimize.judging import Judging
 from kcg.optimize.log import RunLog
-from kcg.optimize.paired import Comparisons
 from kcg.optimize.planning import planned
 from kcg.optimize.run import Finished
 from kcg.optimize.search import Guide
 from kcg.optimize.settings import Settings
+from kcg.optimize.wholes import runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.types import Region, Result
 from tests.captured import recorded
@@ -61,14 +62,15 @@ class Begun:
     def estimates(self, measured: Measured, *, resumed: bool = False) -> Estimates:
         """With `resumed` as a run that goes on with what the journal holds now."""
         kept = KeptResults(self.device, resumed=resumed)
-        return Estimates(self.settings, self.captured, measured, self.device, self.budget, kept)
+        runner = runner_of(self.settings, self.captured, self.device, self.works)
+        return Estimates(self.settings, self.captured, measured, self.device, self.budget, kept, runner)
 
-    def judge(self, estimates: Estimates, candidates: Candidates | None = None) -> Judge:
+    def judge(self, estimates: Estimates, candidates: Candidates | None = None) -> Judging:
         candidates = Candidates(self.works) if candidates is None else candidates
-        return Judge(candidates, estimates, device=self.device, log=self.log, judged={})
+        return Judging(candidates, estimates, device=self.device, log=self.log, judged={})
 
     def comparisons(self, estimates: Estimates) -> Comparisons:
-        return Comparisons(estimates, self.device)
+        return Comparisons(self.device, estimates, estimates.kept)
 
     def result(self, candidates: Candidates | None, results: RegionResults) -> Result:
         ended = run._Ended(self.settings, self.captured, self.works, candidates, results, {}, self.guide.name)

@@ -120,7 +120,7 @@ def test_kcg_itself_loads_nothing_heavy() -> None:
 
 def test_what_runs_a_script_loads_nothing_before_it() -> None:
     """tinygrad reads its settings from what a script sets before it imports it."""
-    assert loaded_by("-c", "import kcg.workloads.script, kcg.optimize.script_run") & HEAVY == set()
+    assert loaded_by("-c", "import kcg.workloads.script, kcg.judge.script_run") & HEAVY == set()
 
 
 def test_what_predicts_does_not_load_torch_geometric() -> None:

@@ -95,7 +95,7 @@ def _capture(preset: str) -> Any:
 
 
 if __name__ == "__main__":
-    from kcg.optimize.whole_model import main
+    from kcg.judge.whole_model import main
 
     registry.WORKLOADS["tiny"] = lambda: TINY
     main()

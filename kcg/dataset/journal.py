@@ -532,7 +532,7 @@ class Journal:
         return self._insert("lattices", (region_id, target, toolchain, declaration), replacing=True)
 
     def add_paired_result(self, key: Sequence[Any], text: str) -> bool:
-        """Stores what judging showed, as `kcg.optimize.kept` puts it, in the place of an earlier one of its key."""
+        """Stores what judging showed, as `kcg.judge.kept` puts it, in the place of an earlier one of its key."""
         return self._insert("verdicts", (identity_of(key), text), replacing=True)
 
     def add_doubt(self, doubt: Doubt) -> bool:

@@ -16,17 +16,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kcg.judge.paired import FRESH_CHILD_S
+from kcg.judge.whole import Cost
+from kcg.judge.whole_script import RESERVED
 from kcg.kernel.kinds import JoinsKernels, kind_named, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
-from kcg.optimize import whole_function, whole_model, whole_script
 from kcg.optimize.settings import TINY_BEAM
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
+    from kcg.judge.kept import KeptResults
+    from kcg.judge.whole import Runner
     from kcg.optimize.budget import Budget
     from kcg.optimize.device import Device
-    from kcg.optimize.kept import KeptResults
     from kcg.optimize.settings import Settings
     from kcg.optimize.work import Captured, Measured, RegionWork
 
@@ -46,7 +49,6 @@ regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged it
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
-FRESH_CHILD_S: Final = 3.0  # a new process that opens the device, canary and all
 FINAL_RUNS: Final = 16  # launches that verify one finalist
 FLUSH_S: Final = {"CPU": 0.02}  # emptying the cache once, where this run took no samples
 FLUSH_ELSEWHERE_S: Final = 0.001
@@ -74,12 +76,17 @@ class Estimates:
     device: Device
     budget: Budget
     kept: KeptResults
+    runner: Runner
 
     @property
     def works(self) -> Sequence[RegionWork]:
         return self.measured.works
 
     # ---- when what is to end ----
+
+    def patience_s(self, expected_s: float) -> float | None:
+        """See `Budget.patience_s`."""
+        return self.budget.patience_s(expected_s)
 
     def search_until(self) -> float:
         """When the search is to end, by `time.monotonic`: when the rest of the budget is needed for what comes after
@@ -305,29 +312,17 @@ class Estimates:
         """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
         each of so many plans; without a number those that have a candidate, and at least one. A script runs with each
         plan in so many rounds."""
-        if self.settings.is_script:
-            recorded_s = self.captured.recorded_s
-            return whole_script.expected_cost_s(self.settings, recorded_s=recorded_s, plans=plans, rounds=rounds)
         if changed is None:
             changed = max(sum(bool(work.found) for work in self.works), 1)
-        service, spread = self.device.service, self.device.spread
-        compile_s = spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0
-        if self.settings.in_memory:
-            return whole_function.expected_cost_s(
-                self.captured,
-                step_s=sum(work.before_s for work in self.works if not work.proposed),
+        spread = self.device.spread
+        return self.runner.expected_s(
+            Cost(
                 changed=changed,
-                compile_s=compile_s,
                 plans=plans,
+                rounds=rounds,
+                step_s=sum(work.before_s for work in self.works if not work.proposed),
+                compile_s=spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0,
             )
-        return whole_model.expected_cost_s(
-            self.settings,
-            self.captured.workload,
-            device=self.device.choice.device,
-            step_s=sum(work.before_s for work in self.works if not work.proposed),
-            changed=changed,
-            compile_s=max(whole_model.COMPILE_S, compile_s / service.compile_workers),
-            plans=plans,
         )
 
     def _model_s(self) -> float:
@@ -338,7 +333,7 @@ class Estimates:
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
-        rounds = whole_script.RESERVED if has_plan and self.captured.workload.steps else 1
+        rounds = RESERVED if has_plan and self.captured.workload.steps else 1
         return self.whole_s(plans=1 + has_plan, rounds=rounds)  # the best one beside that of every kernel alone
 
 

@@ -1,7 +1,7 @@
 """Hand-written kernels in an optimisation: read, matched and lowered in children, and timed with the rest.
 
 They do not take part in the search of Opts, which goes on as if there were none. In the finals each is a candidate like
-what the search found (`kcg.optimize.finals`).
+what the search found (`kcg.judge.finalists`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
+from kcg.judge.interface import Offer
 from kcg.kernel import handwritten
 from kcg.kernel.handwritten import Described, kernel_file
 from kcg.kernels import DEVICES
 from kcg.measure.device_info import first_line
-from kcg.optimize.work import Offer, RegionWork
+from kcg.optimize.work import RegionWork
 
 if TYPE_CHECKING:
     from kcg.optimize.device import Device

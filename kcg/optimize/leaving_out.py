@@ -1,17 +1,15 @@
-"""Where the whole is wrong with what was chosen: which part of it is right, so that one kernel never costs the rest.
+"""Where the whole is wrong with what was chosen: the result without that, so that one kernel never costs the rest.
 
-Each kernel and region was verified alone, and yet a model, a script or a function is wrong with all of them. So parts
-of what was chosen are compared with tinygrad's own schedules again (`right_part`), by whatever compares the whole: what
-does not feed the outputs that differ first, where that is known, then halves. A schedule is proven wrong where the
-whole is right without it and wrong with it. What is handed over was seen to be right as it is, nothing else: when the
-time is over, that is the largest part that was.
+Each kernel and region was verified alone, and yet a model, a script or a function is wrong with all of them.
+`kcg.judge.whole.right_part` finds which part of what was chosen is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
+from kcg.judge.whole import Parts
 from kcg.kernel.kinds import describe
 from kcg.optimize.region_plans import inside_of, rows_of
 from kcg.optimize.region_search import UNTRIED, unread
@@ -19,7 +17,6 @@ from kcg.report.words import name_of
 from kcg.types import (
     Dropped,
     Expectation,
-    ModelCheck,
     Planning,
     Region,
     RegionResult,
@@ -31,53 +28,6 @@ from kcg.types import (
 
 LEFT_OUT = "the whole was wrong with it"
 """Why a region of a plan is in it no more."""
-
-Check = Callable[[frozenset[str]], ModelCheck | None]
-"""Compares the whole with these of the schedules that were chosen, by ids of kernels and regions, and with tinygrad's
-own otherwise; None where there is no time for it."""
-
-
-@dataclass
-class Parts:
-    """What is known of the parts of what was chosen, by ids of kernels and regions."""
-
-    right: frozenset[str] = frozenset()  # the whole is right with all of these
-    check: ModelCheck | None = None  # that showed it; None where there are none
-    wrong: dict[str, ModelCheck] = field(default_factory=dict)  # with what the whole showed with it, and right ones
-    unclear: dict[str, ModelCheck] = field(default_factory=dict)  # the same where that said neither right nor wrong
-    untried: frozenset[str] = frozenset()  # left when the time was over
-
-
-def right_part(changed: Sequence[str], failed: ModelCheck, check: Check, *, apart: Collection[str] = ()) -> Parts:
-    """The part of what `changed` with which the whole is right, where it `failed` with all of it.
-
-    One culprit takes about log2(n) checks and one more; `apart` are those that feed nothing which differs: they are
-    the first half.
-    """
-    found, left = Parts(), [*changed]
-    while left:
-        group, wrong = left, failed  # the whole is not right with what is right so far and all of the group
-        while len(group) > 1:
-            half = [one for one in group if one in apart] or group[: len(group) // 2]
-            half = group[: len(group) // 2] if len(half) == len(group) else half
-            if (seen := check(found.right.union(half))) is None:
-                return replace(found, untried=frozenset(left) - found.right)
-            if seen.passed:
-                found.right, found.check = found.right.union(half), seen
-                group = [one for one in group if one not in half]
-            else:
-                group, wrong = half, seen
-        (culprit,) = group
-        (found.wrong if wrong.passed is False else found.unclear)[culprit] = wrong
-        left = [one for one in left if one not in found.right and one != culprit]
-        if left:
-            if (seen := check(found.right.union(left))) is None:
-                return replace(found, untried=frozenset(left))
-            if seen.passed:
-                found.right, found.check, left = found.right.union(left), seen, []
-            else:
-                failed = seen
-    return found
 
 
 def keeping(result: Result, right: Collection[str], *, alone: Result, workload: Workload) -> Result:

@@ -36,9 +36,6 @@ PLANS = 5  # whole steps that are timed, beside that of every kernel alone
 Key = tuple[str, tuple[int, ...]]
 """A candidate: its region, and which of its kernels are computed again."""
 
-Interval = tuple[float, float, float]
-"""What one call saves, in seconds: the low end of its 95 % interval, its median, the high end."""
-
 
 def key_of(candidate: Candidate) -> Key:
     return candidate.region.id, candidate.again

@@ -2,7 +2,7 @@
 
 A region is searched like any other, but against the best known schedules of its kernels as one program: these come from
 the search of the kernels, and are known of it before its own search begins. What is judged of it is compared with them
-in the same turns (`kcg.optimize.finals`). The plans are made of what was judged, and their whole steps are compared.
+in the same turns (`kcg.judge.finalists`). The plans are made of what was judged, and their whole steps are compared.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import DeviceError
+from kcg.judge.nearby import Interval, Nearby
 from kcg.kernel.kinds import kind_of, own_kind
 from kcg.measure.child import refusal_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (
-    Interval,
     Key,
     Proposals,
     WorkloadPlan,
@@ -66,6 +66,7 @@ from kcg.unexpected import REFUSALS, looking, report
 
 if TYPE_CHECKING:
     from kcg.kernel.regions import Candidate
+    from kcg.kernel.repeats import Blocks
     from kcg.measure.service import MeasureService
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
 ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
 MOST = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
+MOST_NEARBY = 24  # regions that are timed among the calls around
 
 
 @dataclass(frozen=True)
@@ -402,6 +404,49 @@ def needed_by_plans(
         return frozenset(region.id for plan in plans for region in plan.regions)
 
     return needed
+
+
+def savings_nearby(
+    results: RegionResults,
+    proposed: Proposed,
+    estimates: Estimates,
+    *,
+    device: Device,
+    log: RunLog,
+    memory_bytes: float = math.inf,
+) -> dict[str, Interval]:
+    """What one call of each region of the best plans saves in its neighbourhood, by the region's id. Nothing is said of
+    what there was no time for, which a warning counts, and of what has no neighbours. What is measured next is what the
+    best plans have by what is known, until they have nothing left to measure."""
+    until = estimates.judge_until()
+    comparing = Nearby(results.rows, device, estimates, estimates.kept, until=until)
+    known = comparing.found
+    alone_s = alone_s_of(results)
+
+    def waiting() -> list[Candidate]:
+        """What the best plans have by what is known now, and was not tried: what saves most first."""
+        plans = plans_by(results, proposed, memory_bytes=memory_bytes, nearby=known)
+        savings = measured_savings(results.rows, proposed.proposals, alone_s, known)
+        tried = {key: saved_s for key, saved_s in savings.items() if key[0] in comparing.tried}
+        keys = next_to_measure(plans, savings, tried)
+        return [proposed.proposals.candidates[key] for key in keys[: MOST_NEARBY - len(comparing.tried)]]
+
+    late = 0
+    while not late and any(map(beats_its_parts, results.rows)) and (candidates := waiting()):
+        log.progress.phase(f"timing {counted(len(candidates), 'region')} of several kernels among their neighbours")
+        late = comparing.compare([(c, _sequence_of(c, proposed.proposals)) for c in candidates])
+    if late:
+        what = "it saves" if late == 1 else "they save"
+        many = counted(late, "region")
+        log.warn(f"there was no time to compare {many} among the calls around: what {what} alone counts")
+    log.warn(*(f"region {name[:12]} was not compared among the calls around: {why}" for name, why in comparing.failed))
+    device.check_journal()
+    return known
+
+
+def _sequence_of(candidate: Candidate, proposals: Proposals) -> Blocks:
+    """Where a candidate occurs."""
+    return next(blocks for blocks, candidates in proposals.sequences if candidate in candidates)
 
 
 def variants(

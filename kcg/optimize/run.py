@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING
 from kcg import __version__
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
+from kcg.judge.kept import KeptResults
 from kcg.kernel.kinds import describe
 from kcg.measure.protocol import PROTOCOL, median
-from kcg.optimize import handwritten, live, whole_model
+from kcg.optimize import handwritten, live
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge, as_searched
-from kcg.optimize.kept import KeptResults
+from kcg.optimize.judging import Judging, as_searched
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
-from kcg.optimize.nearby import savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.region_search import needed_by_plans, search_regions, variants
+from kcg.optimize.region_search import needed_by_plans, savings_nearby, search_regions, variants
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
-from kcg.optimize.whole_model import is_runnable
-from kcg.optimize.whole_script import OwnRuns
+from kcg.optimize.wholes import is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.report.counts import how_many
@@ -48,8 +46,8 @@ from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Sch
 from kcg.unexpected import reported_to
 
 if TYPE_CHECKING:
-    from kcg.measure.isolated import IsolatedProcess
-    from kcg.optimize.paired import Compared
+    from kcg.judge.paired import Compared
+    from kcg.judge.whole import Runner
     from kcg.workloads.script import Late
 
 
@@ -108,30 +106,30 @@ def optimize(
             guide.preload()
         device.open_journal(captured.workload)
         works = device.plan(captured.workload)
-        kept = KeptResults(device, resumed=settings.resume)
+        kept, runner = KeptResults(device, resumed=settings.resume), runner_of(settings, captured, device, works)
         device.notice_busy_machine()
         device.notice_missing_kinds()
         handwritten.offer(kernels, works, device=device, log=log)
 
-        estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()
+        estimates, candidates, results, by_plan = None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         compared: Mapping[tuple[str, Schedule], Compared] = {}
         try:
             if store is not None:  # before the device's child has run anything but its canary
                 log.begin(JUDGING)
-                ahead = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept)
+                ahead = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
                 store.verify(works, ahead, device=device, log=log, judged=judged, in_new_child=True)
                 store.look_for_nothing(works, settings, device=device, log=log)
             log.begin(BASELINES)
             claimed = frozenset(store.claims if store is not None else ())
             measured = baselines(settings, works, claimed, device=device, budget=budget, guide=guide, log=log)
-            estimates = Estimates(settings, captured, measured, device, budget, kept)
+            estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
             if store is not None:
                 store.measure_unclear(works, device=device)
                 store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
-            if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
-                children.enter_context(planning)
+            if (preparing := runner.ahead()) is not None:
+                children.enter_context(preparing)
             candidates = search(estimates, guide, device=device, log=log)
             proposed = None
             if estimates.wants_regions:
@@ -147,8 +145,8 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            judge = Judge(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
-            compared, seen = judge.seen, judge.run()
+            judging = Judging(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
+            compared, seen = judging.seen, judging.run()
             if proposed is not None:
                 nearby = savings_nearby(seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
                 by_plan = variants(seen, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
@@ -174,7 +172,7 @@ def optimize(
                     plans = by_plan if by_plan and not log.ended_early else [results]
                     each = [replace(ended, results=one) for one in plans]
                     made = [build_result(one, device=device, budget=budget, log=log) for one in each]
-                    checked = check_steps(made, settings, estimates, planning, device=device, log=log)
+                    checked = check_steps(made, runner, estimates, log=log)
                 result, check = checked  # the check is of this plan, whichever try writes it
                 finished = write(ended, result, check, device=device, budget=budget, log=log)
                 if store is not None and results is not None and check.passed is not False:
@@ -367,25 +365,14 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
 
 
 def check_steps(
-    results: Sequence[Result],
-    settings: Settings,
-    estimates: Estimates | None,
-    planning: IsolatedProcess | None,
-    *,
-    device: Device,
-    log: RunLog,
+    results: Sequence[Result], runner: Runner, estimates: Estimates | None, *, log: RunLog
 ) -> tuple[Result, ModelCheck]:
     """The check of the whole: of the results of several plans the one whose step is the fastest."""
 
     checks = [ModelCheck(None, "not run: the run ended before")] * len(results)
     if not log.ended_early:
-        own = OwnRuns()
-        checks = check_models(
-            results, settings, estimates=estimates, planning=planning, device=device, log=log, own=own
-        )
-        results, checks = leave_out_wrong(
-            results, checks, settings, estimates=estimates, device=device, log=log, own=own
-        )
+        checks = check_models(results, runner, estimates=estimates, log=log)
+        results, checks = leave_out_wrong(results, checks, runner, estimates=estimates, log=log)
     chosen, seen = fastest_step(results, checks)
     if log.ended_early and seen.passed is None:  # nothing was seen of the whole: every kernel stays alone
         return results[-1], seen

@@ -23,7 +23,7 @@ from kcg.errors import DataError, KcgError, ScheduleError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.nouns import plain
-from kcg.optimize.finals import Judge
+from kcg.optimize.judging import Judging
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share, noun_for
@@ -35,10 +35,10 @@ from kcg.types import Finalist, RegionResult, Result, Schedule, Status
 from kcg.unexpected import report
 
 if TYPE_CHECKING:
+    from kcg.judge.paired import Compared
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
-    from kcg.optimize.paired import Compared
     from kcg.optimize.settings import Settings
     from kcg.optimize.work import RegionWork
 
@@ -160,14 +160,14 @@ class Stored:
             for work in hits:
                 _expect(work, [_entry(one) for one in found[work.id]])
             here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
-            judge = Judge(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
-            judge.run()
+            judging = Judging(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
+            judging.run()
         finally:
             for work in hits:
                 work.seen = before[work.id]
         for work in hits:
             if (row := seen[work.id]).outcome not in SAYING_NOTHING:
-                self._take_in(work, row, found[work.id], judge, log=log, judged=judged)
+                self._take_in(work, row, found[work.id], judging.seen, log=log, judged=judged)
         if unclear := sum(map(len, self.unclear.values())):
             what = counted(unclear, "schedule")
             log.alert(f"{what} of the store could not be told from tinygrad's own: the search goes on from there")
@@ -177,7 +177,7 @@ class Stored:
         work: RegionWork,
         row: RegionResult,
         found: Sequence[Found],
-        judge: Judge,
+        seen: Mapping[tuple[str, Schedule], Compared],
         *,
         log: RunLog,
         judged: dict[str, RegionResult],
@@ -186,7 +186,7 @@ class Stored:
         true = list[Schedule]()
         for one in found:
             entry, schedule = _entry(one), _entry(one).chosen.schedule
-            compared = judge.seen.get((work.id, schedule))
+            compared = seen.get((work.id, schedule))
             if why := _why_refuted(entry, compared, row):
                 self._refute(work, one, why, log=log)
             elif schedule in chosen:

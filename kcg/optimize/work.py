@@ -1,6 +1,6 @@
 """What a run knows of its regions, and what its steps hand on to the next:
 
-    capture -> Captured    baselines -> Measured    search -> Candidates    Judge -> RegionResults
+    capture -> Captured    baselines -> Measured    search -> Candidates    Judging -> RegionResults
 
 `check_steps` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
 """
@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kcg.judge.ends import mean, observed, timed_at
+from kcg.judge.interface import UNVERIFIED, Offer
 from kcg.kernel.kinds import HasExact, NamesItself, kind_of, own_kind, traits_of
 from kcg.kernel.symbolic import End, at_values, ends_of
-from kcg.optimize.ends import mean, observed
 from kcg.search.problem import Observation, best
 from kcg.types import (
+    Finalist,
     Measurement,
     Planning,
     RegionResult,
@@ -35,15 +37,6 @@ if TYPE_CHECKING:
 
 NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
 TRIES = 2  # candidates of a kind that are judged per region, the second only if the first is wrong
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A hand-written kernel for one region; without a schedule where it could not be lowered."""
-
-    name: str
-    schedule: Schedule | None
-    reason: str = ""  # why there is none
 
 
 @dataclass
@@ -332,6 +325,43 @@ class RegionWork:
             return kind.named(schedule)
         own = self.space.baseline() if schedule.kind in self.others else schedule
         return self.space.name(own), (self.space_of(schedule) or self.space).legend(schedule)
+
+    # ---- what becomes of it ----
+
+    def as_searched(self, schedule: Schedule) -> Finalist:
+        """A schedule as the search left it; not verified."""
+        observation = self.observed(schedule)
+        seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
+        name, legend = self.named(schedule)
+        return Finalist(
+            schedule=schedule,
+            cold_s=seconds,
+            warm_s=seconds,
+            interval_s=(seconds, seconds),
+            verification=UNVERIFIED,
+            binary_hash=observation.binary_hash if observation is not None else "",
+            name=name,
+            legend=legend,
+        )
+
+    def result(self, base: Finalist, chosen: Finalist, outcome: str, note: str, noise: float = 0.0) -> RegionResult:
+        """Its result with these two schedules."""
+        before_s, after_s = (self.at_ends.get(side.schedule) for side in (base, chosen))
+        return RegionResult(
+            region=self.call.region,
+            calls=self.call.calls,
+            baseline=base,
+            chosen=chosen,
+            measurements=max(len(self.binaries), self.tried_by_beam),
+            outcome=outcome,
+            variables=self.call.variables,
+            note=note,
+            operations=self.operations,
+            bytes=float(self.bytes),
+            noise_floor=noise,
+            ends=timed_at(self.ends, before_s, after_s),
+            replayed=self.call.replayed,
+        )
 
 
 def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from kcg.errors import ExitCode
+from kcg.judge import whole_model
 from kcg.measure import service
 from kcg.measure.pools import DevicePool
 from kcg.optimize import run as run_module
-from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.finals import Judge
+from kcg.optimize.judging import Judging
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
 from kcg.report.result import read_result
@@ -154,17 +154,17 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The model's child dies, and a child after it finds the device unusable."""
-    judge = Judge.run
+    judge = Judging.run
 
-    def changed(judging: Judge) -> RegionResults:
+    def changed(judging: Judging) -> RegionResults:
         judged = judge(judging)
         rows = tuple(replace(row, outcome="improved") for row in judged.rows)  # else there is nothing to check
         return replace(judged, rows=rows)
 
     monkeypatch.setattr(Estimates, "is_due", lambda estimates, work: True)
     monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
-    monkeypatch.setattr(Judge, "run", changed)
-    monkeypatch.setattr(whole_model, "check_models", partial(whole_model.check_models, module="tests.tiny_models"))
+    monkeypatch.setattr(Judging, "run", changed)
+    monkeypatch.setattr(whole_model, "CHILD", "tests.tiny_models")
 
     assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
     printed = capfd.readouterr().err.splitlines()[-1]

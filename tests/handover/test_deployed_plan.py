@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,18 @@ from kcg.compat.partition import LIVE, USED
 from kcg.handover import programs as remaking
 from kcg.handover.deploy import apply, changed_by, choices, putting_in_place, scheduling
 from kcg.handover.export import export, module_text
+from kcg.judge.step import compare
+from kcg.judge.whole_script import Script
 from kcg.kernel.composed import parts_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
 from kcg.kernel.regions import candidates_of
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import compare
-from kcg.optimize.whole_script import check_scripts
 from kcg.report.counts import share_of
 from kcg.report.result import read_result, write_result
 from kcg.types import Region, Result, Schedule, ScheduleKind, Workload
+from kcg.workloads import script
 from tests.commands import folders_of, printed, python
 from tests.planned_result import SCRIPT, norm_workload, planned_result
 from tests.tiny_models import TINY
@@ -381,8 +380,7 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
 
 
 def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, norm: Region) -> None:
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"])
-    (check,) = check_scripts([result], settings, timeout_s=240.0)
+    (check,) = Script(script.Program(script.Form.SCRIPT, str(SCRIPT))).checks([result], timeout_s=240.0)
     assert check.passed and check.kernels == len(result.regions), check
     assert dict(check.replaced) == {norm.id: 2} and not check.left, "eagerly, and captured"
 
@@ -391,8 +389,9 @@ def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, no
 def test_the_check_of_a_script_in_which_nothing_but_a_region_changed(result: Result, norm: Region) -> None:
     """What comes out of it is compared, though no kernel has another schedule."""
     rows = tuple(r if r.region == norm else replace(r, chosen=r.baseline, outcome="kept") for r in result.regions)
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"])
-    (check,) = check_scripts([replace(result, regions=rows)], settings, timeout_s=240.0)
+    (check,) = Script(script.Program(script.Form.SCRIPT, str(SCRIPT))).checks(
+        [replace(result, regions=rows)], timeout_s=240.0
+    )
     assert check.passed and check.kernels == 1 and "tensor" in check.compared, check
 
 

@@ -11,13 +11,14 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.errors import ResultError
+from kcg.judge.step import perturbed
+from kcg.judge.whole import rounding_of_products
 from kcg.kernel.arithmetic import TF32_BITS
 from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.run import with_what_was_allowed
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import perturbed, rounding_of_products
 from kcg.report.result import from_dict, read_result, to_dict, write_result
 from kcg.types import CacheState, Measurement, Result, Status
 from tests.optimize_run import begun

@@ -17,16 +17,18 @@ from typing import Any
 import pytest
 
 from kcg.errors import ExitCode, VerificationError
+from kcg.judge.finalists import Judge
+from kcg.judge.interface import UNVERIFIED
+from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
-from kcg.optimize import baselines, estimates, finals
+from kcg.optimize import baselines, estimates
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
-from kcg.optimize.estimates import FRESH_CHILD_S, Estimates, Pace
-from kcg.optimize.finals import Judge
-from kcg.optimize.paired import Comparisons
+from kcg.optimize.estimates import Estimates, Pace
+from kcg.optimize.judging import CHECKED, Judging
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
@@ -71,9 +73,7 @@ def test_the_exit_code_is_that_of_the_rest_where_a_kernel_is_unjudged() -> None:
     assert code("improved", "unjudged", "quarantined") == ExitCode.VERIFICATION_FAILED, "that one is proven wrong"
     failing = only(sample, "improved", "quarantined")
     rows = tuple(
-        replace(row, chosen=replace(row.chosen, verification=finals.UNVERIFIED))
-        if row.outcome == "quarantined"
-        else row
+        replace(row, chosen=replace(row.chosen, verification=UNVERIFIED)) if row.outcome == "quarantined" else row
         for row in failing.regions
     )
     assert exit_code_of(replace(failing, regions=rows), interrupted=False) == ExitCode.OK, (
@@ -158,7 +158,7 @@ def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_
         False,
         False,
         1,
-        finals.CHECKED,
+        CHECKED,
     )
     assert row.chosen.source and row.chosen.interval_s[0] <= row.chosen.cold_s <= row.chosen.interval_s[1]
     assert samplers(tmp_path) == ["hand-coded"], "its measurement stands, and nothing is timed again"
@@ -271,7 +271,7 @@ def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leave
     nothing_s, until = expected.judging_s(), [expected.search_until()]
     assert not any(expected.is_due(work) for work in expected.works)
     assert nothing_s == pytest.approx(
-        estimates.FRESH_CHILD_S + max(expected.comparing_s(work) for work in expected.works), rel=0.2
+        FRESH_CHILD_S + max(expected.comparing_s(work) for work in expected.works), rel=0.2
     ), "one that may be found"
     for work in (one, two):
         find(work)
@@ -501,7 +501,7 @@ def test_one_that_is_stopped_while_it_compares_several_is_waited_for_once(
     monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: asked.append(job))
     monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
     monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
-    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: judge._comparisons.compare_jointly(work, sides))
+    monkeypatch.setattr(Judge, "compare_kinds", lambda judge, work: judge._comparisons.compare_jointly(work, sides))
     assert judge.run().rows[0].outcome == "undecided" and not asked
 
 
@@ -563,17 +563,17 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
 
     judge = opened.judge(expected, Candidates(opened.works, searched=True))
     monkeypatch.setattr(Pace, "allows", allows)
-    monkeypatch.setattr(Judge, "_compare_kinds", lambda judge, work: True)
-    monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: bool(rows)))
-    monkeypatch.setattr(Judge, "compare_found", lambda judge, work: judge._as_searched(work))
-    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Judge, "compare_kinds", lambda judge, work: True)
+    monkeypatch.setattr(Judging, "_improved", staticmethod(lambda *rows: bool(rows)))
+    monkeypatch.setattr(Judge, "compare_found", lambda of_one, work: judge._as_searched(work))
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
     judge.run()
     assert opened.works[0].saving_s > opened.works[1].saving_s > 0
     assert asked == [False, False, True], "once before all, then of each"
 
 
 def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estimates) -> None:
-    comparisons, (one, two, three) = Comparisons(expected, opened.device), opened.works[:3]
+    comparisons, (one, two, three) = opened.comparisons(expected), opened.works[:3]
     assert comparisons.first_ready([one, two]) is one, "on a CPU there are none to wait for"
     waiting, there = Future[None](), Future[None]()
     there.set_result(None)
@@ -591,7 +591,7 @@ def test_references_are_waited_for_no_longer_than_there_is_time_to_judge(
     judge = opened.judge(expected)
     never = {(work.id, values): Future[None]() for work in opened.works for values in work.bindings}
     monkeypatch.setattr(judge._comparisons, "_references", never)
-    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
     monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: time.monotonic() - 1)
     results = judge.run()
@@ -608,7 +608,7 @@ def test_what_has_no_reference_is_not_compared(
     failed.set_exception(error)
     judge = opened.judge(expected)
     monkeypatch.setattr(judge._comparisons, "_references", {(work.id, work.bindings[0]): failed})
-    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works: None)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
     monkeypatch.setattr(Comparisons, "compare", lambda *asked: pytest.fail("compared"))
     row = judge.run().rows[0]
     assert row.outcome == "unjudged" and row.chosen == row.baseline and row.note
@@ -622,7 +622,7 @@ def test_stress_has_the_time_that_judging_has(
     find(one), find(two, times=1.1)
     judge = opened.judge(expected)
     judge._kernels = [one, two]
-    monkeypatch.setattr(Judge, "_improved", staticmethod(lambda *rows: True))
+    monkeypatch.setattr(Judging, "_improved", staticmethod(lambda *rows: True))
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
     assert judge._until() == expected.budget.late_at
     judge._done.add(one.id)
@@ -701,16 +701,18 @@ def test_only_regions_that_the_best_plans_have_are_judged(
     def needed(judged: Mapping[str, RegionResult]) -> set[str]:
         return {second} if second not in asked else {second, third}
 
-    def judged_one(judge: Judge, work: RegionWork) -> RegionResult:
+    def judged_one(judge: Judging, work: RegionWork) -> RegionResult:
         asked.append(work.call.region.id)
         return judge._as_searched(work)
 
     judge._needed, judge._judged = needed, dict[str, RegionResult]()
     monkeypatch.setattr(RegionWork, "id", property(lambda work: f"{work.call.region.id} {work.proposed}"))
-    monkeypatch.setattr(Judge, "_judged_one", judged_one)
+    monkeypatch.setattr(Judging, "_judged_one", judged_one)
     monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
     prepared: list[str] = []
-    monkeypatch.setattr(Comparisons, "prepare", lambda seen, works: prepared.extend(w.call.region.id for w in works))
+    monkeypatch.setattr(
+        Comparisons, "prepare", lambda seen, works, sides, **_: prepared.extend(w.call.region.id for w in works)
+    )
     rows = judge.run().rows
     assert sorted(asked) == sorted([first, second, third]), "the kernel, and two of three regions"
     assert asked.index(third) > asked.index(second), "no plan had it before"
@@ -736,18 +738,20 @@ def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
     judge = opened.judge(both, Candidates([*kernels, whole], searched=True))
     judge._needed, asked = lambda judged: {region.id}, list[str]()
 
-    def judged_one(judge: Judge, work: RegionWork) -> RegionResult:
+    def judged_one(judge: Judging, work: RegionWork) -> RegionResult:
         asked.append(work.id)
         return judge._as_searched(work)
 
     def first_ready(seen: Comparisons, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
         return next((work for work in works if not work.proposed), works[0])  # its references take longest
 
-    monkeypatch.setattr(Judge, "_judged_one", judged_one)
+    monkeypatch.setattr(Judging, "_judged_one", judged_one)
     monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
     monkeypatch.setattr(Comparisons, "first_ready", first_ready)
     prepared: list[str] = []
-    monkeypatch.setattr(Comparisons, "prepare", lambda seen, works: prepared.extend(work.id for work in works))
+    monkeypatch.setattr(
+        Comparisons, "prepare", lambda seen, works, sides, **_: prepared.extend(work.id for work in works)
+    )
     judge.run()
     assert prepared[-1] == kernels[0].id, "its references are the last that are made"
     assert set(asked[:2]) == {kernels[1].id, kernels[2].id} and asked[2:] == [whole.id, kernels[0].id]

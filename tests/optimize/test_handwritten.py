@@ -18,8 +18,8 @@ import kcg
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
 from kcg.handover.deploy import apply, choices
 from kcg.handover.export import export
+from kcg.judge.step import compare
 from kcg.kernel.kinds import describe
-from kcg.optimize import whole_model
 from kcg.optimize.settings import Settings
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, read_result, to_dict, write_result
@@ -313,7 +313,7 @@ def test_the_whole_model_is_compared_with_it(result: Result) -> None:
     Tensor.manual_seed(0)
     inputs = {name: Tensor.randn(64, 160).contiguous().realize() for name in "xy"}
     only = replace(result, regions=tuple(r for r in result.regions if r.handwritten))
-    (check,) = whole_model.compare(Step(run=model, inputs=inputs), [only], seed=0, kernels=[KERNELS])
+    (check,) = compare(Step(run=model, inputs=inputs), [only], seed=0, kernels=[KERNELS])
     assert check.passed, check
     assert check.kernels == 1
 

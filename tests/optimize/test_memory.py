@@ -17,10 +17,10 @@ from tinygrad import Tensor
 from kcg.cli import guarded
 from kcg.compat.hardware import allocated_bytes, memory_of
 from kcg.errors import ExitCode, UsageError
+from kcg.judge.step import _Program
 from kcg.optimize.__main__ import main
 from kcg.optimize.run import Memory, check_memory, next_smaller
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import _Program
 from kcg.types import Workload
 from kcg.workloads import registry
 from kcg.workloads.capture import lazy_workload

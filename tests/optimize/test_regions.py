@@ -137,7 +137,7 @@ def improved(norm: Region, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not isinstance(own, str) and not isinstance(other, str)
         seen = comparisons.compare(work, own, other)
         assert seen.outcome is not None and seen.outcome.baseline_verification.passed, seen.reason
-        row = run.judge(estimates).decide(work, seen, [])
+        row = run.judge(estimates).judge.decide(work, seen, [])
         assert row is not None and seen.outcome.finalist_verification is not None
         row = replace(row, chosen=seen.finalist_after(work), outcome="improved")
         path = folder / "RESULT.json"

@@ -13,13 +13,14 @@ from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import BETWEEN
 from kcg.handover.deploy import scheduling
+from kcg.judge.whole_script import Script
 from kcg.kernel.regions import Candidate, Form
 from kcg.optimize.planning import claimed
 from kcg.optimize.region_plans import plans_of, propose
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import check_scripts
 from kcg.report.result import read_result
 from kcg.types import Region, Result, ScheduleKind, Workload
+from kcg.workloads import script
 from tests.captured import captured_script
 from tests.optimize_run import whole_run
 from tests.planned_result import planned_result
@@ -114,6 +115,6 @@ def test_they_are_put_in_where_neither_needs_the_other(
 
 @pytest.mark.slow
 def test_the_check_of_a_script_finds_all_of_them(result: Result, regions: list[Region]) -> None:
-    (check,) = check_scripts([result], Settings(str(SCRIPT), device=os.environ["DEV"]), timeout_s=240.0)
+    (check,) = Script(script.Program(script.Form.SCRIPT, str(SCRIPT))).checks([result], timeout_s=240.0)
     assert check.passed and not check.left, check
     assert dict(check.replaced) == {r.id: 2 * BLOCKS for r in regions}

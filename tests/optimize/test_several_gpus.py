@@ -13,13 +13,13 @@ import pytest
 
 from kcg.compat.device import DeviceChoice, cuda_count
 from kcg.errors import DeviceError, ExitCode, UsageError
+from kcg.judge.kept import Side
 from kcg.measure import spread
 from kcg.measure.spread import CHECK
 from kcg.optimize import device as device_module
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
-from kcg.optimize.kept import Side
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings, check_gpu_count
 from kcg.optimize.work import RegionWork

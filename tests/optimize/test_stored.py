@@ -19,6 +19,7 @@ import pytest
 
 from kcg.cli import counted
 from kcg.errors import DataError, ExitCode
+from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import kind_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.tile.parameters import TileParameters
@@ -26,7 +27,6 @@ from kcg.measure.jobs import CompileOutcome, PairedJob, PairedOutcome
 from kcg.measure.service import MeasureService
 from kcg.optimize import region_search
 from kcg.optimize.budget import Budget
-from kcg.optimize.paired import Comparisons
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS, Settings
 from kcg.optimize.stored import Stored, covered
@@ -231,7 +231,7 @@ def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_no
 
 
 def _results(works: list[RegionWork]) -> Any:
-    from kcg.optimize.finals import as_searched
+    from kcg.optimize.judging import as_searched
 
     return as_searched(works, {}, why="a test")
 

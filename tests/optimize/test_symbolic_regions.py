@@ -16,6 +16,8 @@ from tinygrad import Tensor, TinyJit, UOp, Variable
 from kcg.compat import standalone
 from kcg.handover import programs as remaking
 from kcg.handover.deploy import scheduling
+from kcg.judge import ends
+from kcg.judge.step import compare
 from kcg.kernel.installing import placed_program
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
@@ -30,12 +32,11 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome
-from kcg.optimize import ends, region_search
+from kcg.optimize import region_search
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import best_parts, deployed_plans, key_of, propose
 from kcg.optimize.run import Finished
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import compare
 from kcg.optimize.work import RegionResults
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, read_result, to_dict

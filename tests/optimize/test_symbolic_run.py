@@ -13,19 +13,20 @@ from rich.console import Console
 
 from kcg.compat.tiny import Ops
 from kcg.handover.deploy import choices
+from kcg.judge import ends
+from kcg.judge.kept import Side
 from kcg.kernel.kinds import describe
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize import ends
 from kcg.optimize.console import print_result
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import Side
 from kcg.optimize.search import search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, to_dict
+from kcg.report.words import values_of
 from kcg.search.problem import Observation
 from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Verification
 from tests.optimize_run import Begun, begun
@@ -211,7 +212,7 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
     fast = {s: o if s != other else replace(o, runtime_s=o.time_s / 1000) for s, o in work.known.items()}
     fast.setdefault(other, Observation(other, Status.OK, 1e-9, compiled.binary_hash))
     monkeypatch.setattr(work, "known", fast)
-    result = opened.judge(estimates).compare_found(work)
+    result = opened.judge(estimates).judge.compare_found(work)
     assert result.outcome == "kept" and result.chosen == result.baseline
     assert (
         f"{describe(other)} is wrong: " in result.note and f", with start_pos {dict(wrong)['start_pos']}" in result.note
@@ -242,7 +243,7 @@ def test_a_result_has_one_row_for_each_kernel_with_its_values(
         assert [end.variables for end in row.ends] == [LOW, HIGH]
         assert sum(end.share for end in row.ends) == pytest.approx(1)
         assert all(end.before_s > 0 and end.after_s > 0 for end in row.ends)
-        assert ends.values_of(row) == f"start_pos 1 to {POSITIONS}"
+        assert values_of(row) == f"start_pos 1 to {POSITIONS}"
         assert not row.chosen.verification.wrong
         assert row.chosen.verification.passed or row.chosen == row.baseline, "it had no candidate to be judged beside"
     assert len(choices(result)[0]) == len(opened.works), "one row of BEAM's cache each"

@@ -19,10 +19,10 @@ from kcg.compat.capture import is_hooked, recording
 from kcg.compat.opened import open_default
 from kcg.errors import KcgError, UsageError, VerificationError
 from kcg.handover.deploy import HoldsResult
+from kcg.judge.whole_function import Function, _explained, step_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_function import _explained, check_function, step_of
 from kcg.tuning import Tuned
 from kcg.types import ModelCheck
 from kcg.workloads.function import Call, capture_call
@@ -105,7 +105,7 @@ def test_the_handle_prints_as_a_table_that_fits_a_terminal(real: Tuned) -> None:
 
 
 def test_the_function_is_called_again_and_compared(changed: Tuned) -> None:
-    (check,) = check_function(Call(layer, (X,)), [changed.result], seed=0)
+    (check,) = Function(Call(layer, (X,))).checks([changed.result], timeout_s=600.0)
     assert check.passed is True and check.kernels == len(changed.result.regions)
     assert check.before_s is not None and check.after_s is not None and check.compared
 
@@ -117,13 +117,13 @@ def test_a_check_that_fails_to_call_it_again_says_so_and_raises_nothing(changed:
         asked.append(1)
         raise RuntimeError("not again")
 
-    (check,) = check_function(Call(moody, (X,)), [changed.result], seed=0)
+    (check,) = Function(Call(moody, (X,))).checks([changed.result], timeout_s=600.0)
     assert check.passed is None and "not again" in check.reason and asked
 
 
 def test_a_function_that_does_not_repeat_itself_proves_nothing(changed: Tuned) -> None:
     numbers = iter(range(100))
-    (check,) = check_function(Call(lambda x: layer(x) * (1 + next(numbers)), (X,)), [changed.result], seed=0)
+    (check,) = Function(Call(lambda x: layer(x) * (1 + next(numbers)), (X,))).checks([changed.result], timeout_s=600.0)
     assert check.passed is None and "does not return the same either" in check.reason
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_schedule_fails_the_check(changed: Tuned) -> None:
     result = replace(changed.result, regions=(replace(row, chosen=finalist(space, wrong)),))
     for _ in range(3):
         call.function(x).realize()
-    (check,) = check_function(call, [result], seed=0)
+    (check,) = Function(call).checks([result], timeout_s=600.0)
     assert check.passed is False and "differs" in check.reason
     whole = Tensor([1, 2, 3]).realize()
     explained = _explained(check, step_of(Call(lambda: whole.max(axis=0))), result)

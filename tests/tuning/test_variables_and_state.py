@@ -19,10 +19,10 @@ from kcg.compat.calling import kind_of
 from kcg.compat.capture import is_hooked
 from kcg.compat.opened import open_default
 from kcg.compat.tiny import Context
+from kcg.judge.whole_function import Function
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of, seen_by
-from kcg.optimize.whole_function import check_function
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.function import Call, capture_call
 from tests.sample_result import sample_result
@@ -85,7 +85,7 @@ def result_of(call: Call, other: Callable[[KernelSpace], Schedule] = unlike_base
 
 def checked(function: Any, *args: Any, **kwargs: Any) -> ModelCheck:
     call = Call(function, args, kwargs)
-    (check,) = check_function(call, [result_of(call)], seed=0)
+    (check,) = Function(call).checks([result_of(call)], timeout_s=600.0)
     return check
 
 
@@ -125,7 +125,7 @@ def test_what_it_keeps_is_afterwards_what_one_call_left() -> None:
         if not decoder._lazy:
             expected[17] = decoder.table.numpy()[2] * 0.5
         assert np.array_equal(decoder.keys.numpy(), expected)
-        (check,) = check_function(call, [result], seed=0)
+        (check,) = Function(call).checks([result], timeout_s=600.0)
         assert check.passed is True and "1 tensor that it changes" in check.compared
         assert np.array_equal(decoder.keys.numpy(), expected), "neither another position nor other numbers"
         assert np.allclose(step(TOKEN, N).numpy(), step(TOKEN, N).numpy())
@@ -157,7 +157,7 @@ def test_a_training_step_is_compared_and_trains_once() -> None:
     call = Call(step, (x,))
     result = result_of(call)
     once = layer.weight.numpy()
-    (check,) = check_function(call, [result], seed=0)
+    (check,) = Function(call).checks([result], timeout_s=600.0)
     assert check.passed is True, check.reason
     assert np.array_equal(layer.weight.numpy(), once)
 
@@ -179,7 +179,7 @@ def test_a_wrong_kernel_that_fills_the_cache_fails_the_check() -> None:
     row = RegionResult(
         large.region, 1, finalist(space, space.baseline()), finalist(space, wrong), 1, "improved", large.variables
     )
-    (check,) = check_function(call, [replace(result_of(call), regions=(row,))], seed=0)
+    (check,) = Function(call).checks([replace(result_of(call), regions=(row,))], timeout_s=600.0)
     assert check.passed is False and "differs" in check.reason
 
 

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from kcg.errors import JournalError
+from kcg.judge import kept
+from kcg.judge.interface import Offer
+from kcg.judge.kept import KeptResults, Side
+from kcg.judge.paired import Compared
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
@@ -19,12 +23,9 @@ from kcg.measure.jobs import PairedOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.nouns import noun_to_json
-from kcg.optimize import kept
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import KeptResults, Side
-from kcg.optimize.paired import Compared
 from kcg.optimize.settings import Settings
-from kcg.optimize.work import Measured, Offer, RegionWork
+from kcg.optimize.work import Measured, RegionWork
 from kcg.types import Region, Schedule, Verification
 from tests.dataset.test_journal import forged
 from tests.kernels import empty, kernels_of
@@ -227,7 +228,7 @@ def test_what_is_unjudged_is_held_against_no_schedule(
 ) -> None:
     cannot = Verification(False, ("poisoned outputs",), reason="most outputs are not numbers (seed 1)", unjudged=True)
     seen = Compared(baseline, baseline, replace(judged, baseline_verification=cannot, finalist_verification=cannot))
-    row = opened.judge(anew(opened)).decide(work, seen, [])
+    row = opened.judge(anew(opened)).judge.decide(work, seen, [])
     assert row is not None and (row.outcome, row.note) == ("unjudged", "most outputs are not numbers (seed 1)")
     assert row.chosen.schedule == work.space.baseline() and row.chosen.verification == cannot and not cannot.wrong
 

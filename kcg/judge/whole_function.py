@@ -1,8 +1,7 @@
-"""The last rule of verification for a function: what it returns with the chosen schedules against what it returns as
-tinygrad schedules it.
+"""A whole function, and what it returns.
 
-It is called in the process that asked, with its own arguments, under `TinyJit`, in turns and by the rules of
-`kcg.optimize.whole_model`: the tensors that it is called with are the inputs, those that it returns the outputs. What
+It is called in the process that asked, with its own arguments, under `TinyJit`, in turns (`kcg.judge.step`): the
+tensors that it is called with are the inputs, those that it returns the outputs. What
 it changes of tensors that are there, such as a cache of keys and values, is both: each call begins with a copy of it,
 which is a part of what is timed, on both sides, and the tensors themselves stay as they were. Where no floating tensor
 is among the inputs, those that it reads beside them are, the small ones first. A function that draws random numbers or
@@ -11,21 +10,21 @@ reads values is not checked as a whole, only each kernel. What it does beside te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import UsageError
-from kcg.optimize import whole_model
-from kcg.optimize.whole_model import Stage
+from kcg.judge.step import CHOSEN, OWN, Stage, compare, leave_others, replays_of, run_own
+from kcg.judge.whole import Cost, Runner, rounding_of, unclear, why_nothing
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
     from kcg.compat.tiny import UOp
-    from kcg.optimize.work import Captured
     from kcg.workloads.family import Step
     from kcg.workloads.function import Call
 
@@ -36,46 +35,53 @@ COPIES = 6  # of what it changes: of the inputs three more, and one of each of t
 MORE = 1.5  # times as long as when it was captured takes a call that `TinyJit` captures: its memory is planned anew
 
 
-def why_not_needed(why_once: str, result: Result, *, ended_early: bool) -> str:
-    """Why there is nothing to check, or no way to; empty where the check is due."""
-    if ended_early:
-        return "not run: the run ended before every kernel was verified"
-    if not any(row.outcome == "improved" for row in result.regions):
-        return "not run: no schedule was changed"
-    return f"not run: {why_once}, so a second call could not be compared; each kernel was verified" if why_once else ""
+@dataclass
+class Function(Runner):
+    """Runs a function of this process."""
 
+    call: Call
+    seed: int = 0
+    why_once: str = ""  # why it is not called again, in words; empty where it is
+    recorded_s: float = 0.0  # what recording its kernels took
+    kernels: int = 0  # of it
 
-def expected_cost_s(captured: Captured, *, step_s: float, changed: int, compile_s: float, plans: int) -> float:
-    """About how many seconds the check takes; see `whole_model.expected_cost_s`. 0 where it will not run."""
-    if captured.why_once:
-        return 0.0
-    calls_s = MORE * (3 + plans) * captured.recorded_s
-    steps_s = (2 + plans) * (whole_model.replays_of(step_s) + 2) * step_s
-    return calls_s + steps_s + compile_s * (len(captured.workload.calls) + plans * changed)
+    what = "function"
 
+    def why_not(self, results: Sequence[Result]) -> list[str]:
+        why = f"not run: {self.why_once}, so a second call could not be compared; each kernel was verified"
+        return [why_nothing(result) or (why if self.why_once else "") for result in results]
 
-def check_function(call: Call, results: Sequence[Result], *, seed: int) -> list[ModelCheck]:
-    """A check of each result, of which the first is the best plan. Never raises for what the function does: one that
-    fails with the chosen schedules alone fails the check, anything else gives no result."""
-    from kcg.compat.calling import Begun
+    def announced(self, plans: str) -> str:
+        return f"calling {self.call.name} as tinygrad schedules it and with what was found{plans}, and comparing"
 
-    begun, stages = Begun(), [Stage(whole_model.OWN)]
-    try:
-        step = step_of(call)
-        whole_model.leave_others(step)
-        checks = whole_model.compare(step, results, seed=seed, report=stages.append)
-        if any(check.passed is False for check in checks) and not _repeats(step, results[0], seed=seed):
-            why = "no verdict: called twice as tinygrad schedules it, it does not return the same either"
-            checks = [replace(check, passed=None, reason=why) for check in checks]
-    except Exception as error:
-        line = " ".join(str(error).split())[:300] or type(error).__name__
-        why = f"no verdict: it could not be called again under TinyJit: {line}"
-        failed = stages[-1].name == whole_model.CHOSEN and _runs_alone(step)
-        found = ModelCheck(False, f"it fails with the chosen schedules: {line}") if failed else ModelCheck(None, why)
-        return [replace(found, seed=seed)] * len(results)
-    finally:
-        begun.restore_random()
-    return [_explained(check, step, result) for check, result in zip(checks, results, strict=True)]
+    def expected_s(self, cost: Cost) -> float:
+        if self.why_once:
+            return 0.0
+        calls_s = MORE * (3 + cost.plans) * self.recorded_s
+        steps_s = (2 + cost.plans) * (replays_of(cost.step_s) + 2) * cost.step_s
+        return calls_s + steps_s + cost.compile_s * (self.kernels + cost.plans * cost.changed)
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
+        """In this process, as long as it takes."""
+        from kcg.compat.calling import Begun
+
+        begun, stages = Begun(), [Stage(OWN)]
+        try:
+            step = step_of(self.call)
+            leave_others(step)
+            checks = compare(step, results, seed=self.seed, report=stages.append)
+            if any(check.passed is False for check in checks) and not _repeats(step, results[0], seed=self.seed):
+                why = "no verdict: called twice as tinygrad schedules it, it does not return the same either"
+                checks = [replace(check, passed=None, reason=why) for check in checks]
+        except Exception as error:
+            line = " ".join(str(error).split())[:300] or type(error).__name__
+            found = unclear(f"it could not be called again under TinyJit: {line}")
+            if stages[-1].name == CHOSEN and _runs_alone(step):
+                found = ModelCheck(False, f"it fails with the chosen schedules: {line}")
+            return [replace(found, seed=self.seed)] * len(results)
+        finally:
+            begun.restore_random()
+        return [_explained(check, step, result) for check, result in zip(checks, results, strict=True)]
 
 
 def step_of(call: Call) -> Step:
@@ -176,14 +182,14 @@ def _repeats(step: Step, result: Result, *, seed: int) -> bool:
     """Whether the function returns the same when it is called again as tinygrad schedules it: numbers may come from
     elsewhere than tensors."""
     own = tuple(replace(row, chosen=row.baseline, outcome="kept") for row in result.regions)
-    (check,) = whole_model.compare(step, [replace(result, regions=own, planning=None)], seed=seed)
+    (check,) = compare(step, [replace(result, regions=own, planning=None)], seed=seed)
     return check.passed is not False
 
 
 def _runs_alone(step: Step) -> bool:
     """Whether the function runs under `TinyJit` as tinygrad schedules it."""
     try:
-        whole_model.run_own(step)
+        run_own(step)
     except Exception:
         return False
     return True
@@ -192,8 +198,6 @@ def _runs_alone(step: Step) -> bool:
 def _explained(check: ModelCheck, step: Step, result: Result) -> ModelCheck:
     """A check that says what was compared; no failure where rounding may be why and there is no way to tell."""
     from tinygrad import dtypes
-
-    from kcg.optimize.whole_script import rounding_of
 
     kept = sum(name.startswith(KEPT) for name in step.inputs)
     changed = f" and {counted(kept, 'tensor')} that it changes" if kept else ""

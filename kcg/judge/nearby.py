@@ -6,20 +6,16 @@ stores is read next: calls that are slow because they read from memory what othe
 program of each region of the best plans is compared once more with the best schedules of its calls, both among their
 neighbours: one interval of the clock around all calls, in turns, the cache emptied before the first of them. Neighbours
 are the same on both sides, so the difference is the region's.
-
-What is measured next is what the best plans have by what is known, until they have nothing left to measure.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kcg.cli import counted
 from kcg.errors import DeviceError, JournalError
 from kcg.kernel.composed import joined
 from kcg.kernel.program import Executable, Program
@@ -28,27 +24,24 @@ from kcg.measure.device_info import first_line
 from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval
-from kcg.optimize.region_plans import Interval, next_to_measure
-from kcg.optimize.region_search import alone_s_of, beats_its_parts, measured_savings, plans_by
-from kcg.types import Region
+from kcg.types import Region, RegionResult
 from kcg.types import Sequence as CallSequence
 
 if TYPE_CHECKING:
+    from kcg.judge.interface import Bench, Patience
+    from kcg.judge.kept import KeptResults
     from kcg.kernel.regions import Candidate
     from kcg.kernel.repeats import Blocks
-    from kcg.optimize.device import Device
-    from kcg.optimize.estimates import Estimates
-    from kcg.optimize.log import RunLog
-    from kcg.optimize.region_plans import Proposals
-    from kcg.optimize.region_search import Proposed
-    from kcg.optimize.work import RegionResults
 
 NEAR = 8  # calls between a region and a neighbour, at most: what was made long ago is in no cache
-MOST = 24  # regions that are compared so
 MOST_S = 20.0  # that all of it may take
 SHARE = 0.5  # of the time until the whole is checked: what it leaves is for the steps of more plans
 FIRST_S = 1.0  # expected of the first comparison; of others what the longest before it took
 TIMEOUT_S, RUNS = 60.0, 500  # of one comparison: so many seconds, and so many times what its calls take
+
+
+Interval = tuple[float, float, float]
+"""What one call saves, in seconds: the low end of its 95 % interval, its median, the high end."""
 
 
 @dataclass(frozen=True)
@@ -106,47 +99,6 @@ def _feeds(sequence: CallSequence, makers: Sequence[int], readers: Sequence[int]
     return any(one.overlaps(other) for one in made for other in read)
 
 
-def savings_nearby(
-    results: RegionResults,
-    proposed: Proposed,
-    estimates: Estimates,
-    *,
-    device: Device,
-    log: RunLog,
-    memory_bytes: float = math.inf,
-) -> dict[str, Interval]:
-    """What one call of each region of the best plans saves in its neighbourhood, by the region's id. Nothing is said of
-    what there was no time for, which a warning counts, and of what has no neighbours."""
-    comparing = _Nearby(results, estimates, device)
-    known = comparing.found
-    alone_s = alone_s_of(results)
-
-    def waiting() -> list[Candidate]:
-        """What the best plans have by what is known now, and was not tried: what saves most first."""
-        plans = plans_by(results, proposed, memory_bytes=memory_bytes, nearby=known)
-        savings = measured_savings(results.rows, proposed.proposals, alone_s, known)
-        tried = {key: saved_s for key, saved_s in savings.items() if key[0] in comparing.tried}
-        keys = next_to_measure(plans, savings, tried)
-        return [proposed.proposals.candidates[key] for key in keys[: MOST - len(comparing.tried)]]
-
-    late = 0
-    while not late and any(map(beats_its_parts, results.rows)) and (candidates := waiting()):
-        log.progress.phase(f"timing {counted(len(candidates), 'region')} of several kernels among their neighbours")
-        late = comparing.compare([(c, _sequence_of(c, proposed.proposals)) for c in candidates])
-    if late:
-        what = "it saves" if late == 1 else "they save"
-        many = counted(late, "region")
-        log.warn(f"there was no time to compare {many} among the calls around: what {what} alone counts")
-    log.warn(*(f"region {name[:12]} was not compared among the calls around: {why}" for name, why in comparing.failed))
-    device.check_journal()
-    return known
-
-
-def _sequence_of(candidate: Candidate, proposals: Proposals) -> Blocks:
-    """Where a candidate occurs."""
-    return next(blocks for blocks, candidates in proposals.sequences if candidate in candidates)
-
-
 @dataclass(frozen=True)
 class _Asked:
     """A comparison whose programs are being compiled: those of all calls, and last the region's."""
@@ -156,17 +108,21 @@ class _Asked:
     programs: list[Future[Any]]
 
 
-class _Nearby:
+class Nearby:
     """Compares regions in their neighbourhoods, with the schedules that were chosen for kernels and regions."""
 
-    def __init__(self, results: RegionResults, estimates: Estimates, device: Device) -> None:
-        self._rows = {row.region.id: row for row in results.rows if not row.variables}
-        self._estimates, self._device = estimates, device
+    def __init__(
+        self, rows: Sequence[RegionResult], bench: Bench, patience: Patience, kept: KeptResults, *, until: float | None
+    ) -> None:
+        """`rows` are what was judged; by `until`, by `time.monotonic`, all else of the run is to be over but the check
+        of the whole. None: whenever."""
+        self._rows = {row.region.id: row for row in rows if not row.variables}
+        self._device, self._patience, self._kept = bench, patience, kept
         self.found: dict[str, Interval] = {}
         self.tried: set[str] = set()
         self.failed: list[tuple[str, str]] = []  # regions, and why nothing is known of them
         self._longest_s = FIRST_S
-        now, until = time.monotonic(), estimates.judge_until()
+        now = time.monotonic()
         self._until = now + (MOST_S if until is None else min(MOST_S, SHARE * (until - now)))
 
     def compare(self, candidates: Sequence[tuple[Candidate, Blocks]]) -> int:
@@ -198,7 +154,7 @@ class _Nearby:
         try:
             *calls, program = (one.result().compiled for one in asked.programs)
             sides = asked.neighbourhood.programs(calls, program)
-            region, kept = asked.neighbourhood.region, self._estimates.kept
+            region, kept = asked.neighbourhood.region, self._kept
             if (outcome := kept.find_nearby(region, sides)) is None:
                 if (outcome := self._outcome(region, sides)) is None:
                     return False
@@ -222,7 +178,7 @@ class _Nearby:
         calls_s = sum(self._rows[kernel.id].baseline.cold_s for kernel in region.kernels)
         job = NearbyJob(region, sides, self._device.service.target)
         future = self._device.service.compare_nearby(job, timeout_s=TIMEOUT_S + RUNS * calls_s)
-        _, waiting = wait([future], timeout=self._estimates.budget.patience_s(self._longest_s))
+        _, waiting = wait([future], timeout=self._patience.patience_s(self._longest_s))
         if waiting:
             return None
         outcome = future.result()

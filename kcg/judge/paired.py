@@ -14,9 +14,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kcg.errors import DeviceError, UsageError
+from kcg.judge import ends
+from kcg.judge.kept import Side
 from kcg.kernel.kinds import made_by, needs_stress
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
@@ -25,18 +27,17 @@ from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
 from kcg.measure.verify import FINAL_SEEDS, references_job
-from kcg.optimize import ends
-from kcg.optimize.estimates import FRESH_CHILD_S
-from kcg.optimize.kept import Side
 from kcg.types import Finalist, Region, Schedule, Variables, Verification
 
 if TYPE_CHECKING:
+    from kcg.judge.interface import Bench, Found, Patience, Subject
+    from kcg.judge.kept import KeptResults
     from kcg.kernel.symbolic import End
     from kcg.measure.verify import References
-    from kcg.optimize.device import Device
-    from kcg.optimize.estimates import Estimates
-    from kcg.optimize.work import RegionWork
 
+Work = TypeVar("Work", bound="Found")
+
+FRESH_CHILD_S: Final = 3.0  # a new process that opens the device, canary and all
 TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
 NAN_ROUNDS = 4  # of candidates that are refused for what they make of NaN, until enough are left
@@ -96,13 +97,13 @@ class Compared:
         low, ratio, high = self.speed_up
         return f"{ratio:.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}"
 
-    def finalist_before(self, work: RegionWork) -> Finalist:
+    def finalist_before(self, work: Subject) -> Finalist:
         """The first schedule as a result keeps it."""
         assert self.outcome is not None
         seen = self.outcome
         return _finalist(work, self.before, seen.baseline_cold_s, seen.baseline_warm_s, seen.baseline_verification)
 
-    def finalist_after(self, work: RegionWork) -> Finalist:
+    def finalist_after(self, work: Subject) -> Finalist:
         """The second one."""
         assert self.outcome is not None and self.after is not None
         seen = self.outcome
@@ -111,7 +112,7 @@ class Compared:
 
 
 def _finalist(
-    work: RegionWork, side: Side, cold_s: tuple[float, ...], warm_s: tuple[float, ...], verification: Verification
+    work: Subject, side: Side, cold_s: tuple[float, ...], warm_s: tuple[float, ...], verification: Verification
 ) -> Finalist:
     schedule, compiled = side.schedule, side.compiled
     name, legend = work.named(schedule)
@@ -132,25 +133,27 @@ def _finalist(
 class Comparisons:
     """Makes the comparisons of one run, and knows of which regions some were made or taken over."""
 
-    def __init__(self, estimates: Estimates, device: Device, *, in_new_child: bool = False) -> None:
-        self._estimates, self._device, self._kept = estimates, device, estimates.kept
+    def __init__(self, bench: Bench, patience: Patience, kept: KeptResults, *, in_new_child: bool = False) -> None:
+        """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
+        self._device, self._patience, self._kept = bench, patience, kept
         self._in_new_child = in_new_child
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
         self._seen: dict[tuple[str, Variables, tuple[Schedule, ...]], PairedOutcome] = {}  # in joint comparisons
 
-    def prepare(self, works: Sequence[RegionWork]) -> None:
-        """Have a fresh process, and compile what is to be compared before the first comparison: on a CPU nothing may
-        compile while one runs. On a GPU the compiling children compute the references of these regions meanwhile."""
-        service, expected_s = self._device.service, self._estimates.compiling_s()
+    def prepare(self, works: Sequence[Found], sides: Sequence[tuple[Subject, Schedule]], *, compiling_s: float) -> None:
+        """Have a fresh process, and compile the `sides` before the first comparison, which is expected to take so many
+        seconds: on a CPU nothing may compile while one runs. On a GPU the compiling children compute the references of
+        these regions meanwhile."""
+        service = self._device.service
         if not self._in_new_child:
             service.fresh_child()
-        sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
+        sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in sides]
         self._ask_for_references(works)
-        wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
+        wait(sent, timeout=self._patience.patience_s(compiling_s))
 
-    def _ask_for_references(self, works: Sequence[RegionWork]) -> None:
+    def _ask_for_references(self, works: Sequence[Found]) -> None:
         """Have those computed that were not asked for: not on a CPU, where nothing may disturb a sample."""
         if self._device.is_cpu:
             return
@@ -161,7 +164,7 @@ class Comparisons:
                         references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
                     )
 
-    def first_ready(self, works: Sequence[RegionWork], *, until: float | None = None) -> RegionWork:
+    def first_ready(self, works: Sequence[Work], *, until: float | None = None) -> Work:
         """The first of some regions whose references are there, once those of one are; the first of all where there
         are none of any `until` then, by `time.monotonic`."""
         self._ask_for_references(works)
@@ -176,16 +179,16 @@ class Comparisons:
                 return works[0]
             wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
 
-    def why_unjudged(self, work: RegionWork) -> str:
+    def why_unjudged(self, work: Subject) -> str:
         """Why there are no references of a region that is ready; empty where there are, or its comparison may make
         them."""
         return next(filter(None, (why_no_reference(one.exception()) for one in self._asked(work))), "")
 
-    def _asked(self, work: RegionWork) -> list[Future[Any]]:
+    def _asked(self, work: Subject) -> list[Future[Any]]:
         """The references of a region that other processes compute."""
         return [one for v in work.bindings if (one := self._references.get((work.id, v))) is not None]
 
-    def side(self, work: RegionWork, schedule: Schedule) -> Side | str:
+    def side(self, work: Subject, schedule: Schedule) -> Side | str:
         """A schedule and its program; why there is none where it does not compile: whatever the compiler raised, the
         region is reported, not the run ended."""
         try:
@@ -195,7 +198,7 @@ class Comparisons:
         except Exception as error:
             return first_line(error)
 
-    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> bool:
+    def compare_jointly(self, work: Subject, sides: Sequence[Side]) -> bool:
         """Compare all sides with each other in one: `compare` then finds what was seen of two of them, and of the first
         alone. Where one of them fails it finds nothing, and sees by itself which. Whether there was time for it: else
         there is none to compare two."""
@@ -214,7 +217,7 @@ class Comparisons:
             self._seen[work.id, end.variables, (own,)] = alone
         return True
 
-    def refuse_by_nan(self, work: RegionWork) -> None:
+    def refuse_by_nan(self, work: Found) -> None:
         """Have the candidates of a region refused that make something else of NaN than tinygrad's own schedule, until
         its next best ones are none of them. What is not seen here is seen when a candidate is verified."""
         own, seen = self.side(work, work.space.baseline()), set[Schedule]()
@@ -223,7 +226,7 @@ class Comparisons:
         for turn in range(NAN_ROUNDS):
             found = [*work.other_candidates, *(work.faster[:NAN_AT_ONCE] if turn else work.candidates)]
             asked = [schedule for schedule in dict.fromkeys(found) if schedule not in seen]
-            if seen.issuperset(work.found):
+            if seen.issuperset([*work.other_candidates, *work.candidates]):
                 return
             for schedule in asked:  # all at once
                 self._device.service.compiled(work.call.region, schedule, *work.bindings)
@@ -233,14 +236,14 @@ class Comparisons:
                 if reason:
                     work.refuse(side.schedule, reason)
 
-    def _in_nan(self, work: RegionWork, sides: Sequence[Side]) -> Sequence[str]:
+    def _in_nan(self, work: Subject, sides: Sequence[Side]) -> Sequence[str]:
         """What all but the first make of NaN that this one does not; nothing where it was not seen."""
         service, end = self._device.service, work.ends[0]
         programs = tuple(side.compiled.at(end.variables) for side in sides)
         references = self._reference(work, end.variables)
         job = NanJob(work.call.region, programs, service.target, end.variables, references)
         future = service.compare_nan(job, timeout_s=TIMEOUT_S + len(sides) * work.longest_s)
-        _, waiting = wait([future], timeout=self._estimates.budget.patience_s(FRESH_CHILD_S))
+        _, waiting = wait([future], timeout=self._patience.patience_s(FRESH_CHILD_S))
         try:
             return () if waiting else future.result().differ
         except (DeviceError, ServiceClosed):
@@ -248,9 +251,9 @@ class Comparisons:
         except Exception:  # a crash or a hang: each is verified by itself
             return ()
 
-    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
+    def _joint_at(self, work: Subject, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
         """Of each pair; nothing where something failed, None where there was no time for it."""
-        service, estimates = self._device.service, self._estimates
+        service, patience = self._device.service, self._patience
         job = JointJob(
             work.call.region,
             tuple(side.compiled.at(end.variables) for side in sides),
@@ -260,8 +263,8 @@ class Comparisons:
             references=self._reference(work, end.variables),
         )
         future = service.compare_jointly(job, timeout_s=TIMEOUT_S + 2 * RUNS * work.longest_s)
-        expected_s = FRESH_CHILD_S + estimates.timing_s(work)
-        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        expected_s = FRESH_CHILD_S + patience.timing_s(work)
+        _, waiting = wait([future], timeout=patience.patience_s(expected_s))
         try:
             return None if waiting else future.result().pairs
         except (DeviceError, ServiceClosed):
@@ -269,7 +272,7 @@ class Comparisons:
         except Exception:  # a crash or a hang: which of them it was is seen two by two
             return ()
 
-    def _take_in(self, work: RegionWork, end: End, pair: Sequence[Side], outcome: PairedOutcome) -> None:
+    def _take_in(self, work: Subject, end: End, pair: Sequence[Side], outcome: PairedOutcome) -> None:
         before, after = pair
         job = PairedJob(
             work.call.region,
@@ -282,7 +285,7 @@ class Comparisons:
         self._kept.add(work, pair, outcome, end.variables)
         self._seen[work.id, end.variables, (before.schedule, after.schedule)] = outcome
 
-    def compare(self, work: RegionWork, before: Side, after: Side | None) -> Compared:
+    def compare(self, work: Subject, before: Side, after: Side | None) -> Compared:
         """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
         saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first.
         """
@@ -296,7 +299,7 @@ class Comparisons:
                 break
         return Compared(before, after, ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
 
-    def _compare_at(self, work: RegionWork, end: End, before: Side, after: Side | None) -> Compared:
+    def _compare_at(self, work: Subject, end: End, before: Side, after: Side | None) -> Compared:
         sides = [before] if after is None else [before, after]
         if (known := self._kept.find(work, sides, end.variables)) is not None:
             self.taken_over.add(work.id)
@@ -304,7 +307,7 @@ class Comparisons:
         self.made.add(work.id)
         if (known := self._seen.get((work.id, end.variables, tuple(side.schedule for side in sides)))) is not None:
             return Compared(before, after, known)
-        service, estimates = self._device.service, self._estimates
+        service, patience = self._device.service, self._patience
         job = PairedJob(
             work.call.region,
             before.compiled.at(end.variables),
@@ -315,8 +318,8 @@ class Comparisons:
             references=self._reference(work, end.variables),
         )
         future = service.compare_paired(job, timeout_s=TIMEOUT_S + RUNS * work.longest_s)
-        expected_s = FRESH_CHILD_S + estimates.timing_s(work)
-        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        expected_s = FRESH_CHILD_S + patience.timing_s(work)
+        _, waiting = wait([future], timeout=patience.patience_s(expected_s))
         if waiting:  # nothing is blamed on a kernel whose process was stopped, say
             return Compared(before, after, late=True)
         try:
@@ -329,7 +332,7 @@ class Comparisons:
         self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
         return Compared(before, after, outcome)
 
-    def stress(self, work: RegionWork, schedule: Schedule, *, until: float | None = None) -> str:
+    def stress(self, work: Subject, schedule: Schedule, *, until: float | None = None) -> str:
         """Why a schedule that was verified and timed is out after all: it failed under stress ("rejected: …"), or
         nothing is known of it ("not judged: …"), since there was no time for that before `until`, by `time.monotonic`,
         or it was ended from outside. Empty where it passed, now or before, and where it need not."""
@@ -343,18 +346,18 @@ class Comparisons:
                 return ends.reason_at(work.ends, end, why)
         return ""
 
-    def _stress_at(self, work: RegionWork, end: End, side: Side, until: float | None) -> str:
-        service, estimates = self._device.service, self._estimates
+    def _stress_at(self, work: Subject, end: End, side: Side, until: float | None) -> str:
+        service, patience = self._device.service, self._patience
         compiled = side.compiled.at(end.variables)
         key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
         if stress.has_passed(*key):
             return ""
-        expected_s = estimates.stress_s(work, side.schedule) / len(work.ends)
+        expected_s = patience.stress_s(work, side.schedule) / len(work.ends)
         if until is not None and time.monotonic() + expected_s > until:
             return f"not judged: the budget left no time for {stress.LAUNCHES} launches, about {expected_s:.3g} s"
         job = StressJob(work.call.region, compiled, service.target, end.variables)
         future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
-        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        _, waiting = wait([future], timeout=patience.patience_s(expected_s))
         if waiting:
             return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
         try:
@@ -385,7 +388,7 @@ class Comparisons:
         )
         self._device.record(rows)
 
-    def _reference(self, work: RegionWork, values: Variables) -> References | None:
+    def _reference(self, work: Subject, values: Variables) -> References | None:
         """The references of a region; None where they are computed with the verification, or could not be before it."""
         future = self._references.get((work.id, values))
         if future is None or future.exception() is not None:

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from kcg.cli import pip_install
+from kcg.judge.finalists import Judge
+from kcg.judge.kept import Side
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import Refusal, kind_named
@@ -29,8 +31,7 @@ from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
 from kcg.optimize.estimates import Estimates, Pace
-from kcg.optimize.finals import Judge, as_searched
-from kcg.optimize.kept import Side
+from kcg.optimize.judging import as_searched
 from kcg.optimize.search import HOPELESS, _Search
 from kcg.optimize.settings import Settings, check_search
 from kcg.optimize.work import RegionWork
@@ -242,7 +243,7 @@ def outcome_of(before_s: float, after_s: float | None, *, wrong: str = "") -> Pa
 
 def judged(opened: Begun, work: RegionWork, seconds: dict[Schedule, float], *, wrong: Sequence[Schedule] = ()) -> Judge:
     """A judge that has seen how long each schedule takes, and which are wrong."""
-    judge = opened.judge(opened.estimates(opened.untimed()))
+    judge = opened.judge(opened.estimates(opened.untimed())).judge
     values: Variables = work.ends[0].variables
     for before, after in itertools.permutations(seconds, 2):
         why = "element 0 is NaN" if after in wrong else ""
@@ -270,7 +271,7 @@ def test_where_a_tile_program_wins_the_best_opts_stay(opened: Begun, work: Regio
     found_tile(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 1e-3})
-    row = judge._with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work))
     assert (row.outcome, row.chosen.schedule) == ("improved", PLAIN_TILE)
     assert row.opts is not None and row.opts.schedule == opts and row.opts.verification.passed
     assert row.chosen.name == row.baseline.name, "the kernel's name, not the schedule's"
@@ -281,7 +282,7 @@ def test_a_tile_program_that_is_no_faster_than_the_opts_is_not_chosen(opened: Be
     found_tile(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 2.5e-3})
-    row = judge._with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work))
     assert row.chosen.schedule == opts and row.opts is None and "lost to" in row.note
 
 
@@ -290,7 +291,7 @@ def test_where_fast_functions_are_wrong_the_exact_ones_get_their_turn(opened: Be
     stand_in(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, FAST: 1e-3, PLAIN_TILE: 1.1e-3}, wrong=[FAST])
-    row = judge._with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work))
     assert row.chosen.schedule == PLAIN_TILE and "rejected: wrong: element 0 is NaN" in row.note
 
 
@@ -307,7 +308,7 @@ def test_a_program_in_gluon_is_chosen_where_it_is_clearly_faster_than_the_plain_
     found_tile(opened, work, PLAIN_TILE, share=0.102 if near else 0.11)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, IN_GLUON: 1e-3, PLAIN_TILE: plain_s})
-    row = judge._with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work))
     assert row.chosen.schedule == chosen and row.opts is not None and row.opts.schedule == opts
 
 
@@ -321,7 +322,7 @@ def delicate(opened: Begun, work: RegionWork) -> Callable[[], Any]:
 
     def run() -> Any:
         judge = judged(opened, work, {own: 4e-3, opts: 2e-3, BY_TMA: 1e-3})
-        return judge._with_offers(work, judge.compare_found(work))
+        return judge.with_offers(work, judge.compare_found(work))
 
     return run
 

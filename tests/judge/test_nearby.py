@@ -17,6 +17,9 @@ import pytest
 
 from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
+from kcg.judge import nearby
+from kcg.judge.kept import KeptResults
+from kcg.judge.nearby import neighbourhood_of, neighbours_of
 from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
 from kcg.kernel.kinds import baseline_of, compile_region
 from kcg.kernel.program import Program
@@ -24,15 +27,13 @@ from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import NearbyJob, NearbyOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
-from kcg.optimize import nearby, region_search
+from kcg.optimize import region_search
 from kcg.optimize import run as run_module
 from kcg.optimize.budget import Budget
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.kept import KeptResults
-from kcg.optimize.nearby import neighbourhood_of, neighbours_of, savings_nearby
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
-from kcg.optimize.region_search import Proposed
+from kcg.optimize.region_search import Proposed, savings_nearby
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.report.result import read_result
@@ -137,8 +138,7 @@ def rows_with(judged: Judged, *, alone: Mapping[str, Schedule], program: Mapping
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path_factory.mktemp("nearby") / "out")
     with begun(settings) as run, pytest.MonkeyPatch.context() as patch:
-        for module in (nearby, region_search):
-            patch.setattr(module, "beats_its_parts", lambda row: bool(row.region.args))
+        patch.setattr(region_search, "beats_its_parts", lambda row: bool(row.region.args))
         workload = run.captured.workload
         (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
         norm, estimates = steady.region(*NORM), run.estimates(run.untimed())

@@ -26,8 +26,7 @@ from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import Region, Schedule, Target, Toolchain, Variables
 
 if TYPE_CHECKING:
-    from kcg.optimize.device import Device
-    from kcg.optimize.work import RegionWork
+    from kcg.judge.interface import Bench, Found, Subject
 
 RULES = 4
 """How finalists are judged, and the fields of what is kept. A change of either is a new number: what is kept under
@@ -55,27 +54,27 @@ class Entry:
 class KeptResults:
     """The results that an earlier run left in the journal of a device, and the place for those of this one."""
 
-    def __init__(self, device: Device, *, resumed: bool) -> None:
+    def __init__(self, device: Bench, *, resumed: bool) -> None:
         """Those of an earlier run are read only where this one goes on with it."""
         self._device = device
         self._entries = device.journal.paired_results() if resumed and device.journal is not None else {}
 
-    def holds(self, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
+    def holds(self, work: Subject, schedules: Sequence[Schedule]) -> bool:
         """Whether an earlier run left a result of these schedules, at each end of the kernel's values. It may be of
         other binaries, and then counts for nothing."""
         return bool(self._entries) and all(
             self._identity(work, schedules, values) in self._entries for values in work.bindings
         )
 
-    def holds_first(self, work: RegionWork) -> bool:
+    def holds_first(self, work: Found) -> bool:
         """Whether an earlier run left a result of what is judged first of this region, and nothing else is left."""
         if not self._entries or work.offers:
             return False
         firsts = work.firsts
-        pairs = list(combinations(firsts, 2)) if work.by_kind else [firsts]
+        pairs = list(combinations(firsts, 2)) if work.other_candidates else [firsts]
         return all(self.holds(work, pair) for pair in pairs)
 
-    def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
+    def find(self, work: Subject, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
         """What an earlier run saw of this very comparison with these values of the kernel's variables; None where it
         has to be made.
 
@@ -99,7 +98,7 @@ class KeptResults:
         name = self._device.folder / "journal.sqlite"
         return JournalError(f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew")
 
-    def add(self, work: RegionWork, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
+    def add(self, work: Subject, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
         """Store what a comparison with these values showed, where everything was verified and timed."""
         if self._device.journal is not None and _is_whole(outcome, len(sides)):
             key = self._key(work, [side.schedule for side in sides], values)
@@ -142,12 +141,12 @@ class KeptResults:
         self._device.journal.forget_paired_results()
         return True
 
-    def _identity(self, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> bytes:
+    def _identity(self, work: Subject, schedules: Sequence[Schedule], values: Variables) -> bytes:
         from kcg.dataset.journal import identity_of
 
         return identity_of(self._key(work, schedules, values))
 
-    def _key(self, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
+    def _key(self, work: Subject, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
         return [
             work.call.region.id,
             values,

@@ -21,6 +21,11 @@ from kcg.compat.programs import captured_at_once
 from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import apply, tuned
 from kcg.handover.in_place import compiled_before
+from kcg.judge import step as steps
+from kcg.judge import whole_model
+from kcg.judge.step import REPLAYS, Stage, compare, different
+from kcg.judge.whole import MAX_TOLERANCE, Cost, judge_outputs, relative_error, rounding_of_sums
+from kcg.judge.whole_model import Model
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -28,22 +33,9 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
-from kcg.optimize import whole_model
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import (
-    MAX_TOLERANCE,
-    REPLAYS,
-    Stage,
-    ahead,
-    check_models,
-    compare,
-    expected_cost_s,
-    judge,
-    relative_error,
-    rounding_of_sums,
-    why_not_needed,
-)
+from kcg.optimize.wholes import is_runnable
 from kcg.report.result import read_result, write_result
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.family import Step
@@ -73,6 +65,10 @@ def another(space: KernelSpace) -> Schedule:
             compile_schedule(space.region, action.schedule, space.target)
             return action.schedule
     return space.baseline()
+
+
+def model(**of: Any) -> Model:
+    return Model(Workload("tiny", "", ()), DEV, **{"module": CHILD, **of})
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +113,7 @@ def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: 
     assert good.kernels >= KERNELS - 1 and good.seed == 3 and good.reason == ""
     assert good.error is not None and good.tolerance is not None and good.error <= good.tolerance < MAX_TOLERANCE
     assert good.before_s is not None and good.after_s is not None and 0 < good.after_s < 10
-    assert stages == [Stage(whole_model.CHOSEN), Stage(whole_model.OWN)] * (1 + REPLAYS), "replayed in turns"
+    assert stages == [Stage(steps.CHOSEN), Stage(steps.OWN)] * (1 + REPLAYS), "replayed in turns"
     assert good.clock == "wall clock, median of 5 in turns", "a CPU has no events"
 
     # another seed: the kernel writes nothing, and this process may still hold what the last run wrote there
@@ -143,7 +139,7 @@ def test_what_the_device_reported_in_each_step_is_kept(make: Make, monkeypatch: 
         def readings(self) -> tuple[tuple[str, float], ...]:
             return ("sm_mhz_min", min(self.reported)), ("sm_mhz_max", max(self.reported))
 
-    monkeypatch.setattr(whole_model, "sensors_for", lambda target: Sensors())
+    monkeypatch.setattr(steps, "sensors_for", lambda target: Sensors())
     (check,) = compare(TINY.runnable("float32", 3), [make("float32")], seed=3)  # type: ignore[misc]
     assert check.clocks_after == (("sm_mhz_min", 1971.0), ("sm_mhz_max", 1979.0)), "the first, third, … ninth look"
     assert check.clocks_before == (("sm_mhz_min", 1970.0), ("sm_mhz_max", 1978.0))
@@ -154,11 +150,11 @@ def test_a_long_step_is_replayed_as_often_as_its_outputs_are_read(make: Make) ->
     stages: list[Stage] = []
     result = make("float32")
     row = result.regions[0]
-    chosen = replace(row.chosen, cold_s=2 * whole_model.LONG_STEP_S)
+    chosen = replace(row.chosen, cold_s=2 * steps.LONG_STEP_S)
     slow = replace(result, regions=(replace(row, chosen=chosen), *result.regions[1:]))
     (check,) = compare(TINY.runnable("float32", 3), [slow], seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 3 in turns", check
-    assert stages == [Stage(whole_model.CHOSEN), Stage(whole_model.OWN)] * (1 + whole_model.READ)
+    assert stages == [Stage(steps.CHOSEN), Stage(steps.OWN)] * (1 + steps.READ)
 
 
 def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -> None:
@@ -168,7 +164,7 @@ def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -
     checks = compare(TINY.runnable("float32", 5), plans, seed=5, report=stages.append)  # type: ignore[misc]
     assert [check.passed for check in checks] == [True, False, True], checks
     assert len({check.before_s for check in checks}) == 1 and len({check.after_s for check in checks}) == 3
-    turn = [*(Stage(whole_model.CHOSEN, place) for place in range(3)), Stage(whole_model.OWN)]
+    turn = [*(Stage(steps.CHOSEN, place) for place in range(3)), Stage(steps.OWN)]
     assert stages == turn * (1 + REPLAYS)
 
 
@@ -179,7 +175,7 @@ def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     """Beside the others, and alone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     plan = make("dies-twice-tuned")
-    bad, good = check_models([plan, plan], timeout_s=PATIENCE_S, module=CHILD)
+    bad, good = model().checks([plan, plan], timeout_s=PATIENCE_S)
     assert bad.passed is False and "the model fails with the chosen schedules: " in bad.reason
     assert good.passed and good.after_s is not None, good
 
@@ -188,7 +184,7 @@ def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
 @pytest.mark.usefixtures("children")
 def test_a_plan_that_fails_beside_others_alone_is_not_to_blame(make: Make) -> None:
     """Memory that the others hold may be what it lacks."""
-    first, second = check_models([make("dies-once-tuned")] * 2, timeout_s=PATIENCE_S, module=CHILD)
+    first, second = model().checks([make("dies-once-tuned")] * 2, timeout_s=PATIENCE_S)
     assert first.passed and second.passed, (first, second)
 
 
@@ -199,7 +195,7 @@ def test_where_memory_is_short_one_is_released_before_the_other_begins(
     stages: list[Stage] = []
     (check,) = compare(TINY.runnable("float32", 3), [make("float32")], seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 5", check
-    assert stages == [Stage(whole_model.CHOSEN)] * (1 + REPLAYS) + [Stage(whole_model.OWN)] * (1 + REPLAYS)
+    assert stages == [Stage(steps.CHOSEN)] * (1 + REPLAYS) + [Stage(steps.OWN)] * (1 + REPLAYS)
 
 
 @pytest.mark.slow
@@ -332,7 +328,7 @@ def _output(step: Step, programs: dict[str, Compiled], result: Result) -> tuple[
         run = captured_at_once(step.run)
         run(**step.inputs)
         made = run(**step.inputs).numpy()
-        run(**whole_model.different(step.inputs))
+        run(**different(step.inputs))
         return made, used
 
 
@@ -349,7 +345,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
     results = [make("float32"), make("float32", WRONG)]
     own = {row.region.id: _compiled(row, row.baseline.schedule, results[0]) for row in results[0].regions}
-    good, bad = check_models(results, timeout_s=PATIENCE_S, module=CHILD, programs=own)
+    good, bad = model(programs=lambda: own).checks(results, timeout_s=PATIENCE_S)
     assert good.passed and good.kernels == KERNELS, good
     assert bad.passed is False and bad.kernels == KERNELS, bad
     assert not (tmp_path / "users.db").exists()
@@ -358,7 +354,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
 def test_on_published_weights(make: Make, tmp_path: Path) -> None:
     weights = tmp_path / "zeros"
     weights.write_text("0")
-    (check,) = check_models([make("float32")], timeout_s=PATIENCE_S, module=CHILD, weights=str(weights))
+    (check,) = model(weights=str(weights)).checks([make("float32")], timeout_s=PATIENCE_S)
     assert check.passed is None and "the output is zero with tinygrad's own schedules either" in check.reason, check
     assert check.weights == str(weights)
 
@@ -378,8 +374,8 @@ def test_on_published_weights(make: Make, tmp_path: Path) -> None:
 )
 def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | None, says: str) -> None:
     result = make(preset)
-    module = CHILD if preset != "unknown" else "kcg.optimize.whole_model"  # which knows no tiny model
-    (check,) = check_models([result], timeout_s=PATIENCE_S, module=module)
+    module = CHILD if preset != "unknown" else "kcg.judge.whole_model"  # which knows no tiny model
+    (check,) = model(module=module).checks([result], timeout_s=PATIENCE_S)
     assert check.passed is passed, check
     assert re.match(says, check.reason), check.reason
     assert "\n" not in check.reason
@@ -391,16 +387,15 @@ def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     looks: list[float] = []  # seconds that each took
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks))
     monkeypatch.setattr(whole_model, "time", clock)
-    (check,) = check_models(
-        [make("dies-when-tuned")], timeout_s=PATIENCE_S, module=CHILD, check_device=lambda: looks.append(PATIENCE_S)
-    )
+    looking = model(check_device=lambda: looks.append(PATIENCE_S))
+    (check,) = looking.checks([make("dies-when-tuned")], timeout_s=PATIENCE_S)
     assert check.passed is None and "no time to try others" in check.reason and "SIGABRT" in check.reason
     assert len(looks) == 1, "no other process was started"
 
 
 @pytest.mark.slow
 def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
-    (check,) = check_models([make("hangs")], timeout_s=2.5, module=CHILD)  # it would not end by itself
+    (check,) = model().checks([make("hangs")], timeout_s=2.5)  # it would not end by itself
     assert check.passed is None
     assert re.match(r"no verdict: the whole model's run did not finish in 2\.\d+ s \(", check.reason), check.reason
     assert wait_until(lambda: not children()), "a guardian sees the end of its child a moment later"
@@ -428,7 +423,7 @@ EPS = 2.0**-23
 
 
 def judged(*tuned_outputs: Any, sums: float = 16 * EPS) -> ModelCheck:
-    return judge([[o] for o in tuned_outputs], OWN, SHAKEN, eps=EPS, sums=sums)
+    return judge_outputs([[o] for o in tuned_outputs], OWN, SHAKEN, eps=EPS, sums=sums)
 
 
 def test_the_tolerance_is_measured() -> None:
@@ -460,9 +455,9 @@ def test_zeros_and_other_shapes_fail() -> None:
 
 
 def test_a_model_too_sensitive_gets_no_result() -> None:
-    check = judge([OWN], OWN, [[OWN[0] * 1.2], OWN], eps=EPS, sums=0.0)
+    check = judge_outputs([OWN], OWN, [[OWN[0] * 1.2], OWN], eps=EPS, sums=0.0)
     assert check.passed is None and "moves the output by" in check.reason
-    infinite = judge([OWN], OWN, [[OWN[0] * np.nan], OWN], eps=EPS, sums=0.0)
+    infinite = judge_outputs([OWN], OWN, [[OWN[0] * np.nan], OWN], eps=EPS, sums=0.0)
     assert infinite.passed is None and infinite.tolerance is None
 
 
@@ -474,17 +469,18 @@ def test_longest_sum_counts(make: Make) -> None:
 
 
 def test_when_it_is_not_run(make: Make) -> None:
-    result = replace(make("float32"), workload="flux")
+    result = replace(make("float32"), complete=True)
     unchanged = replace(result, regions=tuple(replace(r, outcome="kept") for r in result.regions))
-    script, flux = Settings("flux.py"), Settings("flux")
-    assert why_not_needed(flux, unchanged, ended_early=False) == "not run: no schedule was changed"
-    assert why_not_needed(flux, result, ended_early=True).startswith("not run: the run ended before")
-    assert why_not_needed(flux, result, ended_early=False) == ""
-    assert why_not_needed(Settings("tiny"), make("float32"), ended_early=False) == "not run: kcg has no runnable tiny"
-    workload = replace(TINY.capture("float32"), name="flux")
-    assert expected_cost_s(script, workload, device="CPU", step_s=1.0, changed=1) == 0
-    few, many = (expected_cost_s(flux, workload, device="CPU", step_s=0.5, changed=n) for n in (1, 9))
+    early, absent = replace(result, complete=False), model(runnable=False)
+    assert model().why_not([unchanged, result]) == ["not run: no schedule was changed", ""]
+    assert model().why_not([early])[0].startswith("not run: the run ended before")
+    assert absent.why_not([result, early]) == ["not run: kcg has no runnable tiny", *model().why_not([early])]
+    assert absent.expected_s(Cost(changed=1, step_s=1.0)) == 0
+    whole = replace(model(), workload=TINY.capture("float32"))
+    few, many = (whole.expected_s(Cost(changed=n, step_s=0.5)) for n in (1, 9))
     assert 0 < few < many < 30
+    assert [is_runnable(Settings(name), "flux") for name in ("flux", "flux.py")] == [True, False]
+    assert not is_runnable(Settings("tiny"), "tiny")
 
 
 def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
@@ -522,14 +518,13 @@ def test_a_model_that_was_planned_is_not_scheduled_again() -> None:
 
 
 def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
-    workload = Workload("flux", "mini", ())
-    assert ahead(Settings("flux"), workload, dev="CPU:X86") is None
-    assert ahead(Settings("script.py"), workload, dev="CUDA") is None
+    assert Model(Workload("flux", "mini", ()), "CPU:X86").ahead() is None
+    assert Model(Workload("script", "", ()), "CUDA", runnable=False).ahead() is None
 
 
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
-        (check,) = check_models([make("float32")], timeout_s=PATIENCE_S, child=child)
+        (check,) = model(child=child).checks([make("float32")], timeout_s=PATIENCE_S)
     assert check.passed is True, check.reason
     waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid

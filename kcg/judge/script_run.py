@@ -1,6 +1,6 @@
-"""One run of a user's script in a process of its own, and what it leaves: the child of `kcg.optimize.whole_script`.
+"""One run of a user's script in a process of its own, and what it leaves: the child of `kcg.judge.whole_script`.
 
-`python -m kcg.optimize.script_run < job.json`. The script runs unchanged, as `python script.py` would run it, with the
+`python -m kcg.judge.script_run < job.json`. The script runs unchanged, as `python script.py` would run it, with the
 seeds of Python, NumPy and tinygrad fixed, standard input empty, and what it prints thrown away. tinygrad is imported by
 the script, after whatever the script sets in its environment. What it leaves is read when it is over and its threads
 have ended, before its exit handlers run, and before tinygrad closes its devices. Replays of its `TinyJit`s are timed
@@ -204,6 +204,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # run as a module of the package, so that what the script imports does not see this one as __main__
-    from kcg.optimize.script_run import main as main_of_the_package
+    from kcg.judge.script_run import main as main_of_the_package
 
     main_of_the_package()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import time
@@ -17,28 +16,31 @@ from rich.console import Console
 from tinygrad import Tensor
 
 from kcg.errors import ExitCode
+from kcg.judge.whole import Parts, Runner, right_part
+from kcg.judge.whole_function import Function
+from kcg.judge.whole_model import Model
+from kcg.judge.whole_script import Script
 from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, compile_region, describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
-from kcg.optimize import whole_model
 from kcg.optimize.console import print_result
-from kcg.optimize.leaving_out import Parts, changed_in, dropped, keeping, right_part
+from kcg.optimize.leaving_out import changed_in, dropped, keeping
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _in_wrong_plans
-from kcg.optimize.whole_script import OwnRuns
 from kcg.optimize.work import Captured
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, to_dict
 from kcg.types import ModelCheck, RegionResult, Result, Workload
 from kcg.workloads.function import Call, capture_call
-from tests.optimize.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
-from tests.optimize.test_whole_script import _digest, result_of
+from kcg.workloads.script import Form, Program
+from tests.judge.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
+from tests.judge.test_whole_script import _digest, result_of
 from tests.planned_result import norm_workload, planned_result
 from tests.sample_result import sample_result
 
@@ -149,9 +151,8 @@ def test_what_was_left_out_is_in_the_result_and_in_no_store() -> None:
 class Run:
     """What leaving out asks of a run."""
 
-    def __init__(self, settings: Settings, captured: Captured, *, left_s: float | None = None) -> None:
-        self.settings, self.warnings, self.phases = settings, list[str](), list[str]()
-        self.own = OwnRuns()
+    def __init__(self, runner: Runner, workload: Workload, *, left_s: float | None = None, **settings: Any) -> None:
+        self.runner, self.warnings, self.phases = runner, list[str](), list[str]()
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         progress = SimpleNamespace(phase=self.phases.append)
@@ -161,19 +162,16 @@ class Run:
         self.estimates: Any = SimpleNamespace(
             budget=budget,
             kept=SimpleNamespace(forget=lambda: 0),
-            works=(),
-            settings=settings,
+            settings=Settings("whole", **settings),
             whole_s=lambda **_: 1.0,
-            captured=captured,
+            captured=Captured(workload),
         )
-        service = SimpleNamespace(check_device=lambda: None)
-        self.device: Any = SimpleNamespace(service=service, own_programs=lambda works: {})
 
     def checked(self, *results: Result) -> tuple[Result, ModelCheck]:
-        run: Any = {"estimates": self.estimates, "device": self.device, "log": self.log, "own": self.own}
-        checks = check_models(results, self.settings, planning=None, **run)
+        results = tuple(replace(result, complete=True) for result in results)
+        checks = check_models(results, self.runner, estimates=self.estimates, log=self.log)
         assert checks[0].passed is False, checks
-        return fastest_step(*leave_out_wrong(results, checks, self.settings, **run))
+        return fastest_step(*leave_out_wrong(results, checks, self.runner, estimates=self.estimates, log=self.log))
 
 
 def names_kept(result: Result) -> list[str]:
@@ -183,12 +181,9 @@ def names_kept(result: Result) -> list[str]:
 @pytest.mark.slow
 def test_a_model_keeps_all_but_the_kernel_that_it_is_wrong_with(
     make: Make,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = make("float32", WRONG)
-    monkeypatch.setattr(whole_model, "check_models", functools.partial(whole_model.check_models, module=CHILD))
-    monkeypatch.setattr(whole_model, "why_not_needed", lambda *args, **options: "")
-    run = Run(Settings("tiny"), Captured(Workload("tiny", "float32", ())))
+    whole, workload = make("float32", WRONG), Workload("tiny", "float32", ())
+    run = Run(Model(workload, DEV, module=CHILD), workload)
     result, check = run.checked(whole)
     wrong = whole.regions[MAXIMUM]
     assert check.passed and exit_code_of(replace(result, model_check=check), interrupted=False) == ExitCode.OK
@@ -219,17 +214,13 @@ def test_a_function_keeps_all_but_the_kernel_that_it_is_wrong_with() -> None:
     rows[place] = replace(rows[place], chosen=finalist(KernelSpace(rows[place].region, target), WRONG))
     sample = replace(sample_result(), target=target, toolchain=toolchain, regions=tuple(rows), expectations=())
     whole = replace(sample, workload=workload.name, preset=workload.preset, recomputes=())
-    run = Run(replace(Settings("function:f"), in_memory=True), Captured(workload, 0.1, call))
+    run = Run(Function(call), workload)
     result, check = run.checked(whole)
     assert check.passed and names_kept(result) == [row.region.id for at, row in enumerate(rows) if at != place]
     assert [one.region for one in result.dropped] == [rows[place].region.id] and len(run.warnings) == 1
-    late = Run(run.settings, Captured(workload, 0.1, call), left_s=0.5)
-    late.estimates.whole_s = lambda **_: 1e-3
+    late = Run(run.runner, workload, left_s=-1.0)
     checks = [ModelCheck(False, "it differs")]
-    late.estimates.budget.over_at = time.monotonic() - 1
-    ((kept,), (seen,)) = leave_out_wrong(
-        [whole], checks, late.settings, estimates=late.estimates, device=late.device, log=late.log, own=OwnRuns()
-    )
+    ((kept,), (seen,)) = leave_out_wrong([whole], checks, late.runner, estimates=late.estimates, log=late.log)
     assert seen.passed is False and kept.regions == whole.regions, "nothing that was not seen to be right"
     assert "there was no time to find the part of it that is right" in late.warnings[-1]
     assert {one.status for one in kept.dropped} == {"unjudged"}
@@ -252,8 +243,8 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
         chosen = replace(row.baseline, schedule=schedule, name=kernel.name, cold_s=1e-6)
         fates = ((kernel.name, "won"),)
         rows[kernel.name] = replace(row, chosen=chosen, opts=row.baseline, outcome="improved", handwritten=fates)
-    settings = Settings(str(script), script_args=("24",), kernels=(file,))
-    run = Run(settings, Captured(Workload(own.workload, "", ()), 1.0))
+    runner = Script(Program(Form.SCRIPT, str(script), ("24",)), kernels=(file,))
+    run = Run(runner, Workload(own.workload, "", ()), kernels=(file,))
     result, check = run.checked(replace(own, regions=tuple(rows.values())))
     assert check.passed, check
     kept = replace(result, model_check=check, warnings=tuple(run.warnings))
@@ -263,7 +254,7 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
     assert (what, status) == ("source:wrong_where_it_is_rare", "wrong")
     fates = {name: fate for row in kept.regions for name, fate in row.handwritten}
     assert fates == {"right": "won", "wrong_where_it_is_rare": "left out: the whole was wrong with it; it won"}
-    assert run.own.apart == {rows["right"].region.id}, "which feeds nothing that differs"
+    assert runner.apart == {rows["right"].region.id}, "which feeds nothing that differs"
     assert len(run.phases) == 2, "so many times the script was compared"
     said = f"source:wrong_where_it_is_rare of {kept.dropped[0].name} is left out: the whole script is wrong with it"
     assert [line for line in run.warnings if line.startswith(said)]

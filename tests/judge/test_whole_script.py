@@ -22,35 +22,34 @@ from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
 from kcg.handover.deploy import check_model_result
+from kcg.judge import whole_script
+from kcg.judge.script_run import Ran
+from kcg.judge.whole import (
+    Cost,
+    Rounding,
+    equal,
+    judge_first,
+    judge_pieces,
+    rounding_of,
+    same_layout,
+)
+from kcg.judge.whole_script import Script
 from kcg.kernel.composed import parts_of, schedule_of_parts
 from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
-from kcg.optimize import whole_script
 from kcg.optimize.console import print_result
 from kcg.optimize.region_plans import _fastest, fastest_step
 from kcg.optimize.run import exit_code_of
-from kcg.optimize.script_run import Ran
-from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import (
-    Rounding,
-    check_scripts,
-    equal,
-    expected_cost_s,
-    judge,
-    judge_first,
-    rounding_of,
-    same_layout,
-    why_not_needed,
-)
 from kcg.report.formats import format_seconds
 from kcg.report.page import render_report, step_of
 from kcg.report.result import from_dict, to_dict
 from kcg.report.words import step_lines
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind
+from kcg.workloads.script import Form, Program
 from tests.captured import captured_script
-from tests.optimize.test_whole_model import WRONG, another, finalist
+from tests.judge.test_whole_model import WRONG, another, finalist
 from tests.planned_result import planned_result
 from tests.sample_result import sample_result
 from tests.waiting import wait_until
@@ -104,8 +103,12 @@ def wrong(right: Result) -> Result:
 
 
 def check(result: Result, *arguments: str, timeout_s: float = TIMEOUT_S, **settings: Any) -> ModelCheck:
-    (seen,) = check_scripts([result], Settings(str(SCRIPT), script_args=arguments, **settings), timeout_s=timeout_s)
+    (seen,) = script_of(SCRIPT, *arguments, **settings).checks([result], timeout_s=timeout_s)
     return seen
+
+
+def script_of(path: Path, *arguments: str, **settings: Any) -> Script:
+    return Script(Program(Form.SCRIPT, str(path), arguments), **settings)
 
 
 # ---- real runs ----
@@ -130,7 +133,7 @@ def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Resu
 def jitted(wrong: Result, right: Result) -> list[ModelCheck]:
     """What three plans came to in a script that is a function, which leaves nothing but what its jitted step returned,
     and replays that once."""
-    return check_scripts([wrong, right, right], Settings(str(SCRIPT), script_args=("jitted",)), timeout_s=TIMEOUT_S)
+    return script_of(SCRIPT, "jitted").checks([wrong, right, right], timeout_s=TIMEOUT_S)
 
 
 def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted: list[ModelCheck]) -> None:
@@ -230,11 +233,10 @@ def test_hand_written_kernels_run_in_it(name: str, passed: bool) -> None:
     own = result_of(OUTER, "24")
     kernels = {kernel.name: kernel for kernel in describe_job(KernelFile(BY_HAND, _digest(BY_HAND)))}
     (summed,) = [row for row in own.regions if match_job(kernels["wrong"], [row.region], own.target)]
-    settings = Settings(str(OUTER), script_args=("24",), kernels=(BY_HAND,))
     schedule = lower_job(kernels[name], summed.region, own.target)
     chosen = replace(summed.chosen, schedule=schedule)
     only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
-    (result,) = check_scripts([only], settings, timeout_s=TIMEOUT_S)
+    (result,) = script_of(OUTER, "24", kernels=(BY_HAND,)).checks([only], timeout_s=TIMEOUT_S)
     assert result.passed is passed and result.kernels == 1, result
 
 
@@ -278,7 +280,7 @@ def test_a_plan_whose_steps_are_slower_loses_by_them(rounds: int, monkeypatch: p
     quick = KernelSpace(Region((product,)), detect(DEV, ACTION_SPACE_VERSION)[0]).baseline().body
     slow = with_step(planned_result(workload, region), product, "[]")
     alone = with_step(planned_result(workload), product, quick)
-    found = check_scripts([slow, alone], Settings(str(script)), timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
+    found = script_of(script).checks([slow, alone], timeout_s=TIMEOUT_S, rounds_s=TIMEOUT_S)
     assert all(one.after_s for one in found), found
     checks = [replace(one, after_s=seconds) for one, seconds in zip(found, (9e-3, 2e-3), strict=True)]
     chosen, seen = fastest_step([slow, alone], checks)
@@ -331,14 +333,13 @@ class Rounds:
 
     def __init__(self, taken_s: dict[int | None, float], *, time_for: int = 100, fails_at: int = 100) -> None:
         self.order: list[int | None] = []
-        self.changed, self.seed, self._taken_s = [set[str]()] * len(taken_s), 0, taken_s
+        self.changed, self._taken_s, self.script = [set[str]()] * len(taken_s), taken_s, script_of(SCRIPT)
         self._time_for, self._fails_at = time_for, fails_at
 
     @property
     def count(self) -> int:
         return len(self.order)
 
-    @property
     def own(self) -> Ran:
         return self.run()
 
@@ -386,7 +387,7 @@ def piece(values: Any, place: str = ALIVE) -> Piece:
 
 
 def judged(ours: Any, own: Any, shaken: Any, rounding: Rounding = ROUNDING, *, values: int = 1) -> ModelCheck:
-    return judge([piece(ours)], [piece(own)], [piece(shaken)], rounding, values=values)
+    return judge_pieces([piece(ours)], [piece(own)], [piece(shaken)], rounding, values=values)
 
 
 def test_what_one_kernel_may_do_passes_at_once() -> None:
@@ -408,7 +409,7 @@ def test_what_a_script_makes_of_rounding_is_tolerated() -> None:
 
 def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
     own, shaken = [piece(VALUES), piece(VALUES)], [piece(-VALUES), piece(VALUES)]
-    result = judge([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
+    result = judge_pieces([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
     assert result.passed is False and result.error == pytest.approx(1, rel=0.5)
 
 
@@ -455,13 +456,16 @@ def test_the_rounding_of_a_result(right: Result) -> None:
 
 
 def test_when_it_is_not_run(right: Result) -> None:
-    script, without = Settings("a.py"), Settings("a.py", script_check=False)
-    unchanged = replace(right, regions=tuple(replace(r, outcome="kept") for r in right.regions))
-    assert why_not_needed(script, right, ended_early=False) == ""
-    assert why_not_needed(without, right, ended_early=False) == "not run: left out by --no-script-check"
-    assert why_not_needed(script, unchanged, ended_early=False) == "not run: no schedule was changed"
-    assert why_not_needed(script, right, ended_early=True).startswith("not run: the run ended before")
-    assert expected_cost_s(script, recorded_s=10.0) == 25.0 and expected_cost_s(without, recorded_s=10.0) == 0
+    script = script_of(Path("a.py"), recorded_s=10.0)
+    without, whole = replace(script, wanted=False), replace(right, complete=True)
+    unchanged = replace(whole, regions=tuple(replace(r, outcome="kept") for r in right.regions))
+    assert script.why_not([whole, whole]) == ["", ""]
+    assert without.why_not([whole]) == ["not run: left out by --no-script-check"]
+    assert script.why_not([unchanged]) == ["not run: no schedule was changed"]
+    assert script.why_not([replace(whole, complete=False)])[0].startswith("not run: the run ended before")
+    three = [replace(whole, steps=0)] * 3
+    assert script.why_not(three) == ["", whole_script.NO_STEPS, ""], "no step of it can be timed"
+    assert script.expected_s(Cost(changed=1)) == 25.0 and without.expected_s(Cost(changed=1)) == 0
 
 
 @pytest.mark.parametrize(

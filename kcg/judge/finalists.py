@@ -1,0 +1,264 @@
+"""The last word on a region: candidates re-timed beside the baseline in a fresh process, and verified.
+
+A candidate is chosen only if it verifies and its paired speed-up over the baseline is above 1 with its whole confidence
+interval; otherwise tinygrad's own schedule is kept, and it is said why. The candidates are what the search found, its
+second best only where the first is wrong, and then what is written by hand, the fastest first: each of these is
+compared with the best of those before it too. Tile programs that a search found are compared in the same turns as the
+best Opts, and those that `needs_stress` run under stress before they are chosen. The best Opts of a region stay in the
+result where one of them wins: tinygrad's BEAM cache can hold nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kcg.judge import ends
+from kcg.judge.interface import UNVERIFIED
+from kcg.judge.kept import Side
+from kcg.judge.paired import Compared, Comparisons
+from kcg.kernel.kinds import describe, needs_stress
+from kcg.measure import stress
+from kcg.measure.protocol import median
+from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
+
+if TYPE_CHECKING:
+    from kcg.judge.interface import Bench, Found, Offer
+
+
+class Judge:
+    """Judges regions, one at a time."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        comparisons: Comparisons,
+        *,
+        without_candidate: Callable[[Any], tuple[str, str]],
+        until: Callable[[RegionResult], float | None],
+    ) -> None:
+        """`without_candidate` gives the outcome of a region for which nothing was found, and why; `until` when stress
+        is to end, by `time.monotonic`, where a region's result is this so far. None: whenever."""
+        self._device, self._comparisons = bench, comparisons
+        self._without_candidate, self._until = without_candidate, until
+        self.seen: dict[tuple[str, Schedule], Compared] = {}  # the last comparison of each, by `Subject.id`
+
+    def compare_kinds(self, work: Found) -> bool:
+        """Compare the best of each kind with the baseline and with each other, all in the same turns: where there are
+        candidates of another kind, it takes a third of the time that comparing them two by two takes. Whether there
+        was time."""
+        if not work.other_candidates:
+            return True
+        sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
+        usable: dict[str, Side] = {}
+        for side in sides:
+            if not isinstance(side, str):
+                usable.setdefault(side.compiled.binary_hash, side)
+        if isinstance(sides[0], str) or len(usable) < 2:
+            return True
+        return self._comparisons.compare_jointly(work, [*usable.values()])
+
+    # ---- what the search found ----
+
+    def compare_found(self, work: Found) -> RegionResult | None:
+        """The result after what the search found was compared with the baseline; the baseline alone where none of it
+        can be. None where there was no time for it."""
+        own = self._comparisons.side(work, work.space.baseline())
+        if isinstance(own, str):
+            return quarantined(work, f"tinygrad's own schedule does not compile: {own}")
+        notes = _refused(work)
+        for schedule in [*work.candidates, None]:
+            found = None if schedule is None else self._comparisons.side(work, schedule)
+            if isinstance(found, str):
+                assert schedule is not None
+                notes.append(f"{describe(schedule)} does not compile: {found}")
+                continue
+            if found is not None and found.compiled.binary_hash == own.compiled.binary_hash:
+                continue  # tinygrad's own choice by another name
+            seen = self._comparisons.compare(work, own, found)
+            if seen.late:
+                return None
+            if schedule is not None:
+                self.seen[work.id, schedule] = seen
+            if seen.outcome is None:
+                if schedule is None:
+                    return quarantined(work, f"tinygrad's own schedule fails: {seen.reason}")
+                notes.append(f"{describe(schedule)}: {seen.reason}")
+                continue
+            if (row := self.decide(work, seen, notes)) is not None:
+                return replace(row, clocks=seen.outcome.clocks, ends=_ends_of(work, seen, row))
+        raise AssertionError("the baseline alone always decides")
+
+    def decide(self, work: Found, seen: Compared, notes: list[str]) -> RegionResult | None:
+        """The result by what a comparison of the baseline showed, or None where the other one is wrong and the next one
+        gets its turn: `notes` say so then."""
+        outcome = seen.outcome
+        assert outcome is not None
+        verified, other = outcome.baseline_verification, outcome.finalist_verification
+        if verified.unjudged:
+            return unjudged(work, verified)
+        if not verified.passed:
+            return quarantined(work, self._who_is_wrong(work, verified.reason), verified)
+        if other is not None and not other.passed:
+            verb = "is unjudged" if other.unjudged else "is wrong"
+            notes.append(f"{describe(seen.after.schedule) if seen.after else ''} {verb}: {other.reason}")
+            return None
+        base, noise = seen.finalist_before(work), seen.noise
+        if seen.after is None:
+            what, why = ("kept", "; ".join(notes)) if notes else self._without_candidate(work)
+            return work.result(base, base, what, why, noise)
+        schedule = seen.after.schedule
+        if outcome.noisy:
+            notes.append(f"{describe(schedule)} cannot be compared: {outcome.noisy}")
+            return work.result(base, base, "kept", "; ".join(notes), noise)
+        text = f"{seen.words}, noise {100 * noise:.1f} %"
+        if seen.is_faster:
+            return work.result(base, seen.finalist_after(work), "improved", "; ".join([text, *notes]), noise)
+        _, ratio, high = seen.speed_up
+        slower = "is slower" if high < 1.0 and ratio < 1.0 - noise else "is a tie"
+        return work.result(base, base, "kept", "; ".join([f"{describe(schedule)} {slower} ({text})", *notes]), noise)
+
+    def _who_is_wrong(self, work: Found, reason: str) -> str:
+        """Whether tinygrad's own schedule of a kernel is wrong or the reference is: the raw kernel tells."""
+        if work.space.baseline() == work.space.start():
+            return f"the kernel does not verify as tinygrad compiles it: {reason}"
+        raw = self._device.measure(work, [work.space.start()], sampler="reference")[0].result()
+        if raw.status == Status.OK:
+            return f"tinygrad's own schedule does not verify, the unoptimised kernel is right on one seed: {reason}"
+        if raw.status == Status.WRONG:
+            return f"the references disagree: tinygrad's own schedule ({reason}) and the unoptimised one ({raw.reason})"
+        return f"tinygrad's own schedule does not verify: {reason}"
+
+    # ---- what is written by hand ----
+
+    def _with_others(self, work: Found, row: RegionResult) -> RegionResult:
+        """The result after what a search found faster of other kinds had its turn; the best Opts stay in it."""
+        if row.outcome in ("undecided", "quarantined", "unjudged"):
+            return row
+        for schedule in self._in_turn(work):
+            won, fate = self._challenge(work, row, schedule)
+            until = self._until(row)
+            if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
+                words = f"{describe(schedule)} {fate}"
+                note = f"{words}; {row.note}" if work.candidates else words
+                return replace(won, chosen=self._stressed(work, won.chosen), opts=row.chosen, note=note)
+            fate = fate if won is row else failed
+            row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
+        return row
+
+    def _in_turn(self, work: Found) -> Iterator[Schedule]:
+        """What has its turn of other kinds, in order: before a second choice the first one that is as fast."""
+        given = set[Schedule]()
+        for schedule in work.other_candidates:
+            plain = work.better_chosen(schedule)
+            if plain is not None and plain not in given:
+                seen = self._compared(work, plain, schedule)
+                if not isinstance(seen, str) and not seen.is_faster:
+                    given.add(plain)
+                    yield plain
+            if schedule not in given:
+                given.add(schedule)
+                yield schedule
+
+    def _stressed(self, work: Found, one: Finalist) -> Finalist:
+        """A finalist of a region that has passed what `Comparisons.stress` asks of it."""
+        if not needs_stress(work.call.region, one.schedule):
+            return one
+        rules = (*one.verification.rules, stress.rule(self._device.service.target))
+        return replace(one, verification=replace(one.verification, rules=rules))
+
+    def with_offers(self, work: Found, row: RegionResult, offers: Sequence[tuple[Offer, str]] = ()) -> RegionResult:
+        """The result after other kinds, and then the hand-written kernels had their turn: these are in order, each
+        with why it is not compared, empty where it is."""
+        row = self._with_others(work, row)
+        if not work.offers:
+            return row
+        if why := {"undecided": "the budget was over"}.get(row.outcome) or (
+            f"the kernel is {row.outcome}" if row.outcome in ("quarantined", "unjudged") else ""
+        ):
+            return replace(row, handwritten=tuple((o.name, f"not judged: {why}") for o in work.offers))
+        best, opts, fates = row.chosen, row.opts or row.chosen, dict[str, str]()
+        for one, refusal in offers:
+            if refusal:
+                fates[one.name] = refusal
+            else:
+                assert one.schedule is not None
+                row, fates[one.name] = self._challenge(work, row, one.schedule)
+        won = row.chosen is not best
+        return replace(
+            row,
+            note=f"{row.chosen.name} {fates[row.chosen.name]}; {row.note}" if won else row.note,
+            opts=opts if won else row.opts,
+            handwritten=tuple((o.name, fates[o.name]) for o in work.offers),
+        )
+
+    def _challenge(self, work: Found, row: RegionResult, schedule: Schedule) -> tuple[RegionResult, str]:
+        """One kernel against the best so far, and then against the baseline: the result, and its fate in words."""
+        fate, own, won = "", row.baseline.schedule, row
+        best = dict.fromkeys((row.chosen.schedule, own))  # once, where nothing beat the baseline so far
+        for before in best:
+            against = "tinygrad's own schedule" if before == own else describe(before)
+            seen = self._compared(work, before, schedule)
+            if isinstance(seen, str):
+                return row, seen
+            if not seen.is_faster:
+                lost = "lost to" if seen.speed_up[2] < 1.0 else "is not clearly faster than"
+                return row, f"{lost} {against}: {seen.words}"
+            fate += f"; against {against}: {seen.words}" if fate else f"won against {against}: {seen.words}"
+            base, chosen = seen.finalist_before(work), seen.finalist_after(work)
+            won = replace(row, baseline=base, chosen=chosen, outcome="improved", noise_floor=seen.noise)
+            won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_ends_of(work, seen, won))
+        return won, fate  # the last is the comparison with tinygrad's own
+
+    def _compared(self, work: Found, before: Schedule, after: Schedule) -> Compared | str:
+        """`after` compared with `before`; why it is out, where it is."""
+        mine, theirs = self._comparisons.side(work, after), self._comparisons.side(work, before)
+        if isinstance(mine, str):
+            return f"rejected: it does not compile: {mine}"
+        if isinstance(theirs, str):
+            return f"not compared: {describe(before)} does not compile again: {theirs}"
+        seen = self._comparisons.compare(work, theirs, mine)
+        if seen.late:
+            return "not judged: the budget was over"
+        self.seen[work.id, after] = seen
+        if seen.outcome is None:
+            return f"rejected: {seen.reason}"
+        if (verified := seen.outcome.finalist_verification) is None:
+            return "rejected: it was not judged"
+        if not verified.passed:
+            return f"rejected: {'unjudged' if verified.unjudged else 'wrong'}: {verified.reason}"
+        if not seen.outcome.baseline_verification.passed:
+            return f"not compared: {describe(before)} did not verify again: {seen.outcome.baseline_verification.reason}"
+        return f"not compared: {seen.outcome.noisy}" if seen.outcome.noisy else seen
+
+
+def _refused(work: Found) -> list[str]:
+    """What is said of candidates that make something else of NaN than tinygrad's own schedule."""
+    if not work.refused:
+        return []
+    schedule, reason = next(iter(work.refused.items()))
+    more = f" (and {len(work.refused) - 1} more)" if len(work.refused) > 1 else ""
+    return [f"{describe(schedule)}{more} is wrong: {reason}"]
+
+
+def _ends_of(work: Found, seen: Compared, row: RegionResult) -> tuple[TimedAt, ...]:
+    """What was timed at each end of what became the result."""
+    if not all(outcome.baseline_cold_s for outcome in seen.at_ends) or row.outcome == "quarantined":
+        return row.ends
+    before_s = [median(outcome.baseline_cold_s) for outcome in seen.at_ends]
+    changed = row.chosen is not row.baseline
+    after_s = [median(outcome.finalist_cold_s) for outcome in seen.at_ends] if changed else before_s
+    return ends.timed_at(work.ends, before_s, after_s)
+
+
+def unjudged(work: Found, seen: Verification) -> RegionResult:
+    """Nothing is claimed of a kernel of which the reference cannot tell what is right: neither that it is wrong."""
+    base = replace(work.as_searched(work.space.baseline()), verification=seen)
+    return work.result(base, base, "unjudged", seen.reason)
+
+
+def quarantined(work: Found, reason: str, verification: Verification = UNVERIFIED) -> RegionResult:
+    """tinygrad's own schedule is wrong, or fails: it is kept, as nothing better is known, and the report says why."""
+    base = replace(work.as_searched(work.space.baseline()), verification=replace(verification, reason=reason))
+    return work.result(base, base, "quarantined", reason)

@@ -1,0 +1,263 @@
+"""A whole model, run in a fresh process that can be killed: `python -m kcg.judge.whole_model < job.json`.
+
+All plans have the same weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same
+random inputs (`kcg.judge.step`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.cli import collect_rarely
+from kcg.judge.step import CHOSEN, compare, replays_of, run_own
+from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
+from kcg.measure import isolated
+from kcg.types import ModelCheck, Result, Workload
+
+if TYPE_CHECKING:
+    from kcg.kernel.program import Compiled
+    from kcg.workloads.family import Step
+    from kcg.workloads.registry import WorkloadSpec
+
+CHILD = "kcg.judge.whole_model"
+
+CPU_START_S, START_S = 8.5, 30.0  # a process, the device, and weights; on a GPU there are more of them
+FURTHER = 0.2  # of these seconds, for capturing the program of another plan
+COMPILE_S = 0.11  # one kernel; those that change twice
+READ_BYTES_S = 5e8  # of published weights, from a disk
+
+
+def is_runnable(workload: str) -> bool:
+    """Whether it is a workload that kcg can run as a whole."""
+    from kcg.workloads.registry import WORKLOADS, spec_of
+
+    return workload in WORKLOADS and spec_of(workload).runnable is not None
+
+
+@dataclass
+class Model(Runner):
+    """Runs a workload of kcg as a whole."""
+
+    workload: Workload
+    dev: str
+    runnable: bool = True
+    seed: int = 0
+    weights: str = ""  # the published ones if not random ones are wanted
+    kernels: Sequence[Path] = ()  # files of the hand-written ones
+    compilers: int = 1
+    programs: Callable[[], Mapping[str, Compiled]] = dict
+    """Gives tinygrad's own schedules that are compiled already, by kernel (`kcg.handover.in_place`)."""
+    check_device: Callable[[], None] = lambda: None
+    """Called after a child that failed; its time may come on top of the timeout."""
+    module: str = field(default_factory=lambda: CHILD)  # what the child runs
+    child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
+
+    what = "model"
+
+    def ahead(self) -> isolated.IsolatedProcess | None:
+        """Its child plans the model: scheduling Flux 1024 takes 33 s of one core. None on a CPU, where it would disturb
+        samples."""
+        if self.dev.startswith("CPU") or not self.runnable:
+            return None
+        about = self.workload.name, self.workload.preset
+        self.child = isolated.IsolatedProcess(self.module, dev=self.dev, label="model", arguments=about)
+        return self.child
+
+    def why_not(self, results: Sequence[Result]) -> list[str]:
+        none = "" if self.runnable else f"not run: kcg has no runnable {results[0].workload}"
+        return [(none if result.complete else "") or why_nothing(result) for result in results]
+
+    def announced(self, plans: str) -> str:
+        return f"comparing the whole model's output{plans} with that of tinygrad's own schedules"
+
+    def expected_s(self, cost: Cost) -> float:
+        if not self.runnable:
+            return 0.0
+        step_s, compile_s = cost.step_s, max(COMPILE_S, cost.compile_s / self.compilers)
+        start_s = CPU_START_S if self.dev.startswith("CPU") else START_S
+        steps_s = (replays_of(step_s) + 2) * step_s
+        read_s = self.workload.memory_bytes / READ_BYTES_S if self.weights else 0.0  # of its values too, to be safe
+        compiling_s = compile_s * (len(self.workload.calls) + cost.changed)
+        further_s = (cost.plans - 1) * (FURTHER * start_s + steps_s)  # their kernels are mostly those of the first
+        return start_s + compiling_s + read_s + 2 * steps_s + further_s
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
+        """All in one child. A crash with the schedules of a result fails it, and the others run again without it."""
+        with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
+            found = _Comparison(self, results, Path(folder), until=time.monotonic() + timeout_s).checks()
+        return [replace(check, seed=self.seed, weights=self.weights) for check in found]
+
+
+class _Comparison:
+    """The run of a model with several results in a child, and in another one where that fails."""
+
+    def __init__(self, model: Model, results: Sequence[Result], folder: Path, *, until: float) -> None:
+        """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
+        from kcg.kernel.program import compiled_values
+
+        self._model, self._until, self._dev = model, until, results[0].target.tinygrad_device
+        self._paths = written(results, folder)
+        self._job: dict[str, Any] = {
+            "workload": results[0].workload,
+            "preset": results[0].preset,
+            "seed": model.seed,
+            "weights": model.weights,
+            "kernels": [str(file) for file in model.kernels],
+            "programs": {name: compiled_values(compiled) for name, compiled in model.programs().items()},
+        }
+        self._left = list(range(len(results)))  # of which nothing is known yet
+        self._checks = [unclear("not run") for _ in results]
+
+    def checks(self) -> list[ModelCheck]:
+        """A check of each result."""
+        while self._left:
+            try:
+                ended = self._compared()
+            except isolated.Overdue as error:
+                self._give_up(f"{error} ({_stage(error.out)[0]})")
+                break
+            if ended.returncode == 0 and ended.out:
+                self._take_in(ended.out[-1], list(self._left))
+            else:
+                self._blame(ended)
+        return self._checks
+
+    def _compared(self) -> isolated.Ended:
+        """How a child ended that compared what is left. Raises Overdue."""
+        ended = self._run(self._left)
+        if ended.returncode == -signal.SIGKILL and self._left_s > 0:
+            # from outside, e.g. where memory ran out: once more before anything is said
+            ended = self._run(self._left)
+        return ended
+
+    def _run(self, places: Sequence[int], *, own_only: bool = False) -> isolated.Ended:
+        """How a child ended that ran the model with the results at these places. Raises Overdue."""
+        model, job = self._model, {**self._job, "results": [str(self._paths[p]) for p in places], "own_only": own_only}
+        child, model.child = model.child, None
+        try:
+            with child or isolated.IsolatedProcess(model.module, dev=self._dev, label="model") as process:
+                ended = process.run(job, timeout_s=self._left_s, name="the whole model's run")
+        except isolated.Overdue:
+            model.check_device()  # before anything is said of the schedules
+            raise
+        if ended.returncode != 0:
+            model.check_device()
+        return ended
+
+    def _blame(self, ended: isolated.Ended) -> None:
+        """A child failed: whose fault is it? What failed beside others runs once more without them, as memory may have
+        been short. What is left of the time is for the model alone, then for other plans."""
+        words, (stage, number) = ended.last_words, _stage(ended.out)
+        if stage != CHOSEN:
+            self._give_up(f"it failed while {stage}: {words}")
+            return
+        failed, late = self._left[number], f"it failed while {stage}, no time to try others: {words}"
+        try:
+            if len(self._left) > 1 and self._left_s > 0:
+                again = self._run([failed])
+                if again.returncode == 0 and again.out:
+                    self._take_in(again.out[-1], [failed])
+                    return
+                if (now := _stage(again.out)[0]) != CHOSEN:
+                    self._set(failed, unclear(f"alone it failed while {now}: {again.last_words}"))
+                    return
+            alone_too = self._run([failed], own_only=True) if self._left_s > 0 else None
+        except isolated.Overdue:
+            alone_too = None
+        if alone_too is None:
+            self._give_up(late)
+        elif alone_too.returncode != 0:
+            self._give_up(f"the model does not run with any schedules: {words}")
+        else:
+            self._set(failed, ModelCheck(False, f"the model fails with the chosen schedules: {words}"))
+            if self._left_s <= 0:
+                self._give_up("another plan failed, and no time was left")
+
+    def _take_in(self, line: str, places: Sequence[int]) -> None:
+        """What a child found of the results at these places."""
+        from kcg.nouns import noun_from_json
+
+        for place, text in zip(places, json.loads(line), strict=True):
+            self._set(place, noun_from_json(ModelCheck, text))
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing will be known of what is left."""
+        for place in list(self._left):
+            self._set(place, unclear(reason))
+
+    def _set(self, place: int, check: ModelCheck) -> None:
+        self._checks[place] = check
+        self._left.remove(place)
+
+    @property
+    def _left_s(self) -> float:
+        return self._until - time.monotonic()
+
+
+def _stage(lines: Sequence[str]) -> tuple[str, int]:
+    """What the child was doing when it printed the last of these lines, and with which of the results."""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            fields = json.loads(line)
+            return fields["stage"], fields["result"]
+    return "getting its weights", 0
+
+
+# ---- in the child
+
+
+def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
+    if job["weights"]:
+        assert spec.published is not None
+        return spec.published.runnable(job["preset"], job["seed"], job["weights"])
+    assert spec.runnable is not None
+    return spec.runnable(job["preset"], job["seed"])
+
+
+def main() -> None:
+    """Read a job, one line of standard input; write the result as the last line of standard output. With a workload
+    and a preset as arguments, plan that program before the job is there."""
+    receive = isolated.listening()
+    from kcg.compat.device import prepare
+
+    prepare(os.environ["DEV"])
+    from kcg.compat.workers import compile_without_collecting
+
+    collect_rarely()
+    compile_without_collecting()
+    from kcg.kernel.program import compiled_from
+    from kcg.nouns import noun_to_json
+    from kcg.report.result import read_result
+    from kcg.workloads.registry import spec_of
+
+    if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
+        plan(sys.argv[2])
+    job = receive()
+    step = _step(spec_of(job["workload"]), job)
+    if job.get("own_only"):
+        run_own(step)
+        return
+    checks = compare(
+        step,
+        [read_result(Path(path)) for path in job["results"]],
+        seed=job["seed"],
+        report=lambda stage: isolated.answer({"stage": stage.name, "result": stage.result}),
+        kernels=[Path(file) for file in job["kernels"]],
+        programs={name: compiled_from(values) for name, values in job["programs"].items()},
+    )
+    isolated.answer([noun_to_json(check) for check in checks])
+
+
+if __name__ == "__main__":
+    main()

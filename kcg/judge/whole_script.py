@@ -1,0 +1,366 @@
+"""A whole script, and what it leaves.
+
+It runs again, in fresh processes that can be killed (`kcg.judge.script_run`): with tinygrad's own
+schedules, then with the chosen ones, those of each of several plans, hand-written kernels included. All have the same
+seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves
+this out.
+
+What is compared is what came out of kernels that have another schedule now: what is alive at the end, what the last
+call of a `TinyJit` returned, and what the script read last. Two runs that leave tensors of other shapes, or another
+number of them, cannot be compared. Where values differ by more than a single kernel may make them differ, two more runs
+tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
+random numbers differs from itself, and one tells what it makes of rounding. Only then
+does a script fail.
+
+Where it replays a `TinyJit`, its replays are timed in each run. Processes differ, so plans that are right run in turns,
+each as often as there is time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.compat.replays import Replayed
+from kcg.handover.deploy import changed_by
+from kcg.judge.script_run import Ran, read_answer
+from kcg.judge.whole import (
+    TIMEOUT_S,
+    Cost,
+    Runner,
+    equal,
+    feeding_what_differs,
+    judge_first,
+    judge_pieces,
+    occurring,
+    rounding_of,
+    same_layout,
+    says_something,
+    unclear,
+    why_nothing,
+    words_of_pieces,
+    written,
+)
+from kcg.measure import isolated
+from kcg.measure.protocol import median
+from kcg.types import ModelCheck, Result
+
+if TYPE_CHECKING:
+    from kcg.workloads.script import Program
+
+CHILD = "kcg.judge.script_run"
+MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
+TIMES = 10.0  # so many times what is expected is waited for then
+
+REPLAYS = 3  # warm ones that a step has at least, or it is not timed
+ROUNDS = 5  # runs of each plan at most: processes differ
+ROUNDS_S = 120.0  # no round after the first one begins that would end later than so many seconds after it
+RESERVED = 2  # rounds for which a budget keeps time, where plans are compared
+
+NO_STEPS = "not run: of a script without steps the best plan and every kernel alone are"
+RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
+NO_REPLAYS = "it replays no TinyJit often enough"
+OTHER_STEPS = "it does not replay the same steps in each run"
+
+
+@dataclass
+class Script(Runner):
+    """Runs a script. What its runs with tinygrad's own schedules leave is kept, so that parts of a plan are compared
+    without more of them."""
+
+    program: Program
+    seed: int = 0
+    kernels: Sequence[Path] = ()  # files of the hand-written ones
+    wanted: bool = True  # whether it runs again
+    recorded_s: float = 0.0  # what recording its kernels took
+    check_device: Callable[[], None] = lambda: None
+    """Called after a run that failed; its time may come on top of the timeout."""
+    known: dict[bool | None, Ran] = field(default_factory=dict)
+    """Runs with tinygrad's own schedules: None the first, False a second one, True one with values changed."""
+    observed: tuple[str, ...] = ()  # the kernels whose results are looked at, by id
+
+    what, most_s = "script", TIMEOUT_S
+
+    def why_not(self, results: Sequence[Result]) -> list[str]:
+        left_out = "" if self.wanted else "not run: left out by --no-script-check"
+        reasons = [left_out or why_nothing(result) for result in results]
+        if not results[0].steps:
+            reasons[1:-1] = [NO_STEPS] * (len(results) - 2)
+        return reasons
+
+    def announced(self, plans: str) -> str:
+        return (
+            f"running {self.program.what} again, with tinygrad's own schedules and with the chosen ones{plans} (its "
+            "side effects repeat; --no-script-check leaves this out)"
+        )
+
+    def expected_s(self, cost: Cost) -> float:
+        """A round is a run with tinygrad's own schedules and one with each plan."""
+        return cost.rounds * (1 + cost.plans) * MORE * self.recorded_s if self.wanted else 0.0
+
+    def timeout_s(self, expected_s: float) -> float:
+        return max(TIMEOUT_S, TIMES * expected_s)
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
+        """Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too. Else one plan
+        that is right is enough."""
+        with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
+            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
+            return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
+
+
+class _Died(Exception):
+    """A run that left no answer, and how it ended."""
+
+
+class _Runs:
+    """Runs the script, one after the other, as long as there is time."""
+
+    def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
+        self.count, self.script = 0, script
+        self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
+        self._end = time.monotonic() + timeout_s
+        self.changed = [changed_by(result, handwritten=bool(script.kernels)) for result in results]
+        pairs = zip(results, self.changed, strict=True)
+        regions = [row.region for result, changed in pairs for row in result.regions if row.region.id in changed]
+        self._paths = written(results, folder)
+        if not script.observed:
+            script.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
+        self._job: dict[str, Any] = {
+            "form": script.program.form,
+            "what": script.program.what,
+            "arguments": list(script.program.arguments),
+            "seed": script.seed,
+            "kernels": [str(file) for file in script.kernels],
+            "observed": list(script.observed),
+        }
+
+    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+        """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
+        leaves is read where it is `compared`. Raises `isolated.Overdue` where it does not end in time, `_Died` where it
+        leaves no answer, DeviceError where the device is gone."""
+        self.count += 1
+        folder, begin = self._folder / str(self.count), time.monotonic()
+        folder.mkdir()
+        job = {**self._job, "folder": str(folder), "shake": shake, "compared": compared}
+        job |= {"result": "" if place is None else str(self._paths[place])}
+        job |= {"changed": [] if place is None else sorted(self.changed[place])}
+        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32), **({"JIT": "2"} if shake else {})}
+        try:
+            with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
+                ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
+        except isolated.Overdue:
+            self._check_device()  # before anything is said of the schedules
+            raise
+        if (ran := read_answer(folder, seconds=time.monotonic() - begin)) is None:
+            self._check_device()
+            raise _Died(ended.last_words)
+        return ran
+
+    def own(self, *, shake: bool | None = None) -> Ran:
+        """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
+        with changed by one rounding unit (`shake`)."""
+        if shake not in self.script.known:
+            self.script.known[shake] = self.run(shake=bool(shake))
+        return self.script.known[shake]
+
+    def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
+        """Whether other runs like these are expected to end in time, and by `until`."""
+        return time.monotonic() + sum(one.seconds for one in some) < min(self._end, until)
+
+
+class _Comparison:
+    """The runs of a script with several plans, beside those with tinygrad's own schedules."""
+
+    def __init__(self, results: Sequence[Result], runs: _Runs, until: float) -> None:
+        """No further round ends after `until`, by `time.monotonic`."""
+        self._results, self._runs, self._until = results, runs, until
+        self._timed: dict[int | None, list[Ran]] = {}  # by the place of the plan; None: tinygrad's own schedules
+        self._untimed = ""  # why no steps are timed
+
+    def checks(self) -> list[ModelCheck]:
+        """A check of each plan."""
+        # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
+        try:
+            own = self._runs.own()
+        except (isolated.Overdue, _Died) as error:
+            why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
+            return [self._with_steps(unclear(why))] * len(self._results)
+        self._untimed = own.untimed or ("" if _steps_of(own) else NO_REPLAYS)
+        self._timed[None] = [own]
+        seen: list[ModelCheck] = []
+        for place in range(len(self._results)):
+            if seen and seen[0].passed is None:  # it does not repeat itself, say: with other plans neither
+                seen.append(seen[0])
+            elif self._untimed and any(check.passed for check in seen):
+                seen.append(ModelCheck(None, RIGHT_BEFORE))
+            elif seen and not self._runs.has_time_for(own):
+                seen.append(ModelCheck(None, "not run: there was no time for so many plans"))
+            else:
+                seen.append(self._compared(place, own))
+        right = [place for place, check in enumerate(seen) if check.passed]
+        if len(right) > 1:
+            self._more_rounds(right, own)
+        return [self._with_steps(check, place) for place, check in enumerate(seen)]
+
+    def _more_rounds(self, right: Sequence[int], own: Ran) -> None:
+        """Time the steps of plans that are right in more runs, in turns, as long as there is time."""
+        sides = [None, *right]
+        last = [self._timed[side][-1] for side in sides if side in self._timed]
+        while not self._untimed and len(self._timed[None]) < ROUNDS:
+            if not self._runs.has_time_for(*last, until=self._until):
+                return
+            try:
+                last = [self._runs.run(side, compared=False) for side in sides]
+            except (isolated.Overdue, _Died):
+                return
+            if any(ran.ended != own.ended or not _same_steps(ran, own) for ran in last):
+                return
+            for side, ran in zip(sides, last, strict=True):
+                self._timed[side].append(ran)
+
+    def _compared(self, place: int, own: Ran) -> ModelCheck:
+        runs, result, changed = self._runs, self._results[place], len(self._runs.changed[place])
+        try:
+            chosen = runs.run(place)
+        except isolated.Overdue as error:
+            return unclear(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
+        except _Died as error:
+            return _whose_fault(runs, own, _of(error))
+        if chosen.refused:
+            return unclear(f"the chosen schedules cannot be used in the script: {chosen.refused}")
+        if chosen.ended != own.ended:
+            return _whose_fault(runs, own, chosen.words or "it ends well")
+        if not self._untimed:
+            self._untimed = chosen.untimed or ("" if _same_steps(chosen, own) else OTHER_STEPS)
+        self._timed[place] = [chosen]
+        check = _of_what_is_left(runs, result, own, chosen)
+        check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
+        when = "the script runs again" + (f" ({chosen.words})" if chosen.ended else "")
+        return occurring(check, served=chosen.kernels, changed=changed, when=when)
+
+    def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
+        """The check with what was seen of its steps, and of how many runs."""
+        if check.reason != RIGHT_BEFORE:
+            check = replace(check, seed=self._runs.script.seed, runs=self._runs.count)
+        if self._untimed or place not in self._timed:
+            return replace(check, untimed=self._untimed)
+        own, chosen = self._timed[None], self._timed[place]
+        replays = min(len(step.seconds) for ran in (*own, *chosen) for step in _steps_of(ran))
+        each = f"{len(own)} runs each, in turns" if len(chosen) > 1 else "one run each"
+        return replace(
+            check,
+            before_s=median([_step_s(ran) for ran in own]),
+            after_s=median([_step_s(ran) for ran in chosen]),
+            spread_s=_spread_s(chosen),
+            clock=f"{own[0].clock}, median of {replays} replays in {each}",
+        )
+
+
+# ---- steps: what a `TinyJit` replays. Of several the most frequent one is the step, the others count as often as they
+# run for it.
+
+
+def _steps_of(ran: Ran) -> list[Replayed]:
+    return [step for step in ran.steps if len(step.seconds) >= REPLAYS]
+
+
+def _same_steps(ran: Ran, other: Ran) -> bool:
+    """Whether two runs replayed the same as often."""
+
+    def replayed(ran: Ran) -> list[Any]:
+        return [(step.given, step.executions, len(step.seconds) >= REPLAYS) for step in ran.steps]
+
+    return replayed(ran) == replayed(other)
+
+
+def _step_s(ran: Ran, of: Callable[[Sequence[float]], float] = median) -> float:
+    """Seconds of one step."""
+    steps = _steps_of(ran)
+    return sum(step.executions * of(step.seconds) for step in steps) / max(step.executions for step in steps)
+
+
+def _spread_s(some: Sequence[Ran]) -> float:
+    """How far a step may be from the median of these runs: to the farthest run; of one run half of the distance between
+    the quartiles of its replays."""
+    if len(some) > 1:
+        each = [_step_s(ran) for ran in some]
+        return max(abs(seconds - median(each)) for seconds in each)
+
+    def half(seconds: Sequence[float]) -> float:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        return (high - low) / 2
+
+    return _step_s(some[0], half)
+
+
+def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
+    """What is said of a script that does not end with the chosen schedules as it does with tinygrad's own."""
+    if not runs.has_time_for(own):
+        return unclear(f"with the chosen schedules {words}, and there was no time to see whether it always does")
+    try:
+        again = runs.own(shake=False)
+    except (isolated.Overdue, _Died) as error:
+        return unclear(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
+    if again.ended != own.ended:
+        return unclear("the script does not end in the same way twice, with tinygrad's own schedules either")
+    if own.ended:
+        return unclear(f"with tinygrad's own schedules {own.words}; with the chosen ones {words}")
+    return ModelCheck(False, f"the script fails with the chosen schedules, and not with tinygrad's own: {words}")
+
+
+def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck:
+    if not own.pieces and not chosen.pieces:
+        where = f" ({own.words})" if own.ended else ""
+        return unclear(f"nothing that the script left or read came out of a kernel with another schedule{where}")
+    if not same_layout(own.pieces, chosen.pieces):
+        reported = f"{words_of_pieces(own.pieces) or 'nothing'} with tinygrad's own schedules"
+        ours = f"{words_of_pieces(chosen.pieces) or 'nothing'} with the chosen ones"
+        if reported.split(" with ")[0] == ours.split(" with ")[0]:
+            ours += ", of other shapes"
+        return unclear(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
+    if not says_something(own.pieces):
+        return unclear("what the script left is zero or not finite with tinygrad's own schedules either")
+    compared = words_of_pieces(own.pieces)
+    if own.left_out:
+        compared += f"; {own.left_out} more left out for their size"
+    rounding = rounding_of(result)
+    check = judge_first(chosen.pieces, own.pieces, rounding)
+    if check is None:
+        check = _with_more_runs(
+            runs,
+            own,
+            chosen,
+            lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
+        )
+        fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
+        changed = changed_by(result, handwritten=bool(runs.script.kernels))
+        runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
+    return replace(check, compared=compared)
+
+
+def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:
+    """The result where the two runs differ by more than a single kernel may make them differ."""
+    try:
+        for shake in (False, True):
+            if not runs.has_time_for(own):
+                return unclear("the two runs differ, and there was no time to see whether the script repeats itself")
+            again = runs.own(shake=shake)
+            if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
+                return unclear("the script does not repeat itself with tinygrad's own schedules either")
+    except (isolated.Overdue, _Died) as error:
+        return unclear(f"the two runs differ, and when it ran again with tinygrad's own schedules {_of(error)}")
+    if not (again.ended == own.ended and same_layout(again.pieces, own.pieces)):
+        return unclear("the two runs differ, and one rounding unit changes what the script does")
+    return result(again)
+
+
+def _of(error: Exception) -> str:
+    text = str(error)
+    return text if text.startswith("it ") else f"it failed: {text}"

@@ -1,0 +1,313 @@
+"""The loop over the regions of a run: which of them is judged next (`kcg.judge.finalists`), while the budget lasts.
+
+A region for which nothing faster was found has no candidate: the time of its baseline stands as the search measured it,
+the same before and after, and it is not called verified. The budget is kept: what it leaves no time to judge keeps
+tinygrad's own schedule too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kcg.judge.finalists import Judge, quarantined, unjudged
+from kcg.judge.paired import Comparisons
+from kcg.kernel.kinds import describe
+from kcg.measure.protocol import median_interval
+from kcg.optimize.estimates import Pace
+from kcg.optimize.search import HOPELESS
+from kcg.optimize.work import RegionResults, searched_of
+from kcg.report.counts import nouns_of, share_of
+from kcg.report.formats import format_seconds
+from kcg.report.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, USED_UP
+from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
+
+if TYPE_CHECKING:
+    from kcg.judge.interface import Offer
+    from kcg.judge.paired import Compared
+    from kcg.optimize.device import Device
+    from kcg.optimize.estimates import Estimates
+    from kcg.optimize.log import RunLog
+    from kcg.optimize.work import Candidates, RegionWork
+
+WORTH = 1 / 2
+"""Of what was found to be saved, the share that is judged before time is left for the check of the whole: of less there
+would be little to check."""
+CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
+
+
+Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
+"""Which regions of several kernels the best plans have, by id, given what was judged so far."""
+
+
+class Judging:
+    """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
+    there, while the budget lasts; what an earlier run kept is taken over. The others are as the search left them, and
+    so are those of several kernels that are not `needed`: where one fails that is, others may be.
+
+    Each result is put into `judged`, by `RegionWork.id`, as soon as it is known: a run that is interrupted has these.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        estimates: Estimates,
+        *,
+        device: Device,
+        log: RunLog,
+        judged: dict[str, RegionResult],
+        needed: Needed | None = None,
+        in_new_child: bool = False,
+    ) -> None:
+        """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
+        self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
+        self._judged, self._needed = judged, needed
+        self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
+        self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
+        self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
+        self.judge = Judge(device, self._comparisons, without_candidate=self.without_candidate, until=self._until)
+        self._pace = Pace(estimates)
+        self._undecided: list[RegionWork] = []
+        self._kernels: list[RegionWork] = []  # that are due
+        self._done: set[str] = set()  # what was judged, by `RegionWork.id`
+
+    @property
+    def seen(self) -> Mapping[tuple[str, Schedule], Compared]:
+        """The last comparison of each schedule, by `RegionWork.id`."""
+        return self.judge.seen
+
+    def run(self) -> RegionResults:
+        """The results of all regions."""
+        works, estimates, judged = self._candidates.works, self._estimates, self._judged
+        order = sorted((w for w in works if estimates.is_due(w)), key=lambda w: (-w.saving_s, -w.before_s))
+        self._kernels = [work for work in order if not work.proposed]
+        for work in works:
+            if work not in order:
+                judged[work.id] = work.stored or self._with_offers(work, self._as_searched(work))
+        left, count = list(order), 0
+        seen: list[RegionWork] = []  # so many of them
+        self._plan(left)
+        self._show(count, self._of_plans(left))
+        if any(self._allows(work) for work in order):
+            sides, compiling_s = estimates.sides(), estimates.compiling_s()
+            self._comparisons.prepare(self._of_plans(order), sides, compiling_s=compiling_s)
+        try:
+            while of_plans := self._of_plans(left):
+                left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
+                count += 1
+                seen.append(work)
+                if self._allows(work):
+                    judged[work.id] = self._judged_one(work)
+                    self._done.add(work.id)
+                    if work.proposed:
+                        self._plan(left)
+                else:  # no other plan could be judged either
+                    judged[work.id] = self._with_offers(work, self._too_late(work))
+                self._show(count, self._of_plans(left))
+            for work in left:
+                judged[work.id] = self._not_needed(work)
+        finally:
+            self._warn_of_unjudged(seen)
+        return RegionResults(tuple(judged[w.id] for w in works), len(self._undecided))
+
+    def _show(self, count: int, left: Sequence[RegionWork]) -> None:
+        """So many are judged, and these are left, which are expected to take what those before them took."""
+        ledger, works = self._estimates.budget.ledger, self._candidates.works
+        alone = [self._judged.get(w.id, w).after_s for w in works if not w.proposed]
+        self._log.show(
+            sum(alone) if alone else None,
+            measurements=ledger.measurements,
+            budget_s=self._log.elapsed_s + self._pace.left_s(left),
+            kernels=(count, count + len(left)),
+            nouns=nouns_of(work.call.region for work in (*works, *left) if work in left or work.id in self._judged),
+            keep=False,
+        )
+
+    def _plan(self, left: Sequence[RegionWork]) -> None:
+        """Find which regions the best plans have, where some of several kernels are not judged."""
+        if self._needed is None or not any(work.proposed for work in left):
+            return
+        works, taken = self._candidates.works, Counter[str]()
+        self._of_best = self._needed(self._judged)
+        for work in works:
+            if work.proposed and work.call.region.id in self._of_best:
+                taken += work.taken
+        self._covered = {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
+
+    def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
+        """Of what is due the kernels, and what the best plans have of regions of several kernels; last the kernels that
+        run only where such a region is not put in."""
+        if self._needed is None:
+            return list(left)
+        wanted = [work for work in left if not work.proposed or work.call.region.id in self._of_best]
+        return sorted(wanted, key=lambda work: work.id in self._covered)
+
+    def _first(self, works: Sequence[RegionWork]) -> Sequence[RegionWork]:
+        """What may be judged next. Where a budget ends, a kernel that regions cover waits until all else is judged,
+        even while the references of that are not there yet."""
+        if self._estimates.budget.limit_s is None:
+            return works
+        return [work for work in works if work.id not in self._covered] or works
+
+    def _judged_one(self, work: RegionWork) -> RegionResult:
+        """The result of a region for which there is time."""
+        if why := self._comparisons.why_unjudged(work):
+            seen = Verification(False, reason=why, unjudged=True)
+            return self._with_offers(work, unjudged(work, seen))
+        with self._pace.judging(work):
+            self._comparisons.refuse_by_nan(work)
+            row = self.judge.compare_found(work) if self.judge.compare_kinds(work) else None
+            return self._with_offers(work, self._too_late(work) if row is None else row)
+
+    def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
+        """The result after what else was found for it had its turn; what is written by hand, the fastest first."""
+        offers = [(one, _refusal(work, one)) for one in sorted(work.offers, key=lambda o: _time_s(work, o))]
+        return self.judge.with_offers(work, row, offers)
+
+    def _allows(self, work: RegionWork) -> bool:
+        return self._pace.allows(work, improved=self._is_worth_checking())
+
+    def _until(self, *rows: RegionResult) -> float | None:
+        """When judging is to end, by `time.monotonic`; None: whenever. `rows` are of what is judged now."""
+        return self._pace.until(improved=self._is_worth_checking(*rows))
+
+    def _is_worth_checking(self, *rows: RegionResult) -> bool:
+        """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
+        found = [work for work in self._kernels if work.id not in self._covered]
+        judged_s = sum(work.saving_s for work in found if work.id in self._done)
+        return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
+
+    @staticmethod
+    def _improved(*rows: RegionResult) -> bool:
+        return any(row.outcome == "improved" for row in rows)
+
+    def _warn_of_unjudged(self, works: Sequence[RegionWork]) -> None:
+        regions = [work.call.region for work in works]
+        if spared := self._comparisons.taken_over - self._comparisons.made:
+            of_these = share_of((work.call.region for work in works if work.id in spared), regions)
+            self._log.warn(f"the verdicts on {of_these} are those of an earlier run: they were not judged again")
+        if self._undecided:
+            late = share_of((work.call.region for work in self._undecided), regions)
+            self._log.warn(f"the budget left no time to judge {late}: they keep tinygrad's own schedule")
+
+    # ---- what is not compared ----
+
+    def without_candidate(self, work: RegionWork) -> tuple[str, str]:
+        """The outcome of a region for which the search found nothing, and why."""
+        candidates = self._candidates
+        if work.nothing:
+            return "kept", work.nothing
+        if self._estimates.settings.measurements == 0 and work.known:
+            return "kept", "the predictor expects nothing faster"
+        if candidates.untimed and not work.is_timed:
+            return "not searched", "the budget was over before it was timed"
+        if work.tried:
+            return "kept", f"nothing faster among {work.tried} others"
+        if work.is_alone:
+            return "not searched", NO_OTHER
+        if all(work is not other for other in searched_of(candidates.works)):
+            return "not searched", ONCE
+        if candidates.settled:
+            return "not searched", "too little to save"
+        return "not searched", USED_UP if candidates.used_up else TIME_OVER
+
+    def _as_searched(self, work: RegionWork) -> RegionResult:
+        """The result of a region that is not judged: nothing was found for it, or nothing can be said of it."""
+        if work.is_unjudged:
+            return _cannot_be_judged(work)
+        if failed := _failing(work):
+            return failed
+        base = self._as_measured(work)
+        return work.result(base, base, *self.without_candidate(work))
+
+    def _too_late(self, work: RegionWork) -> RegionResult:
+        """The result of a region which the budget leaves no time to judge."""
+        self._undecided.append(work)  # what fails as it is too: it was not seen in a fresh process
+        if failed := _failing(work):
+            return failed
+        base = self._as_measured(work)
+        if not (found := [*work.other_candidates[:1], *work.candidates[:1]]):
+            return work.result(base, base, "undecided", "there was no time to judge what is written by hand")
+        claim = "is expected to be faster"
+        if work.baseline_s:
+            claim = f"was {work.baseline_s / work.seconds_of(found[0]):.2f}× as fast in the search"
+        note = f"{describe(found[0])} {claim}, and there was no time to judge it"
+        return work.result(base, base, "undecided", note)
+
+    def _not_needed(self, work: RegionWork) -> RegionResult:
+        """The result of a region of several kernels that is in none of the best plans."""
+        base = self._as_measured(work)
+        return work.result(base, base, NOT_JUDGED, "faster than its parts in the search, and in no plan")
+
+    def _as_measured(self, work: RegionWork) -> Finalist:
+        """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""
+        schedule, row = work.space.baseline(), work.own
+        if row is None or not row.samples_s:
+            return work.as_searched(schedule)
+        known = self._device.service.has_compiled(work.call.region, schedule, work.call.variables)
+        return Finalist(
+            schedule=schedule,
+            cold_s=row.median_s,
+            warm_s=math.nan,
+            interval_s=median_interval(row.samples_s),
+            verification=Verification(False, seeds=int(row.checked), reason=CHECKED),
+            binary_hash=row.binary_hash,
+            name=work.space.name(schedule),
+            legend=work.space.legend(schedule),
+            source=self._device.compiled(work, schedule).source if known else "",
+            launch=row.launch,
+        )
+
+
+def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult], *, why: str) -> RegionResults:
+    """The best so far of a run that ended early: what was judged as it was judged, the rest as the search left it.
+
+    The latter carries search timings and is marked as not verified; `apply` gives such regions tinygrad's own schedule.
+    """
+
+    def row_of(work: RegionWork) -> RegionResult:
+        if work.id in judged:
+            return judged[work.id]
+        if work.is_unjudged:
+            return _cannot_be_judged(work)
+        base = work.as_searched(work.space.baseline())
+        faster = [*work.other_candidates[:1], *work.candidates[:1]] if work.baseline_s else []
+        chosen, *others = [work.as_searched(schedule) for schedule in faster] or [base]
+        outcome = "improved" if faster else "kept" if work.tried else "not searched"
+        row = work.result(base, chosen, outcome, f"{why}: not verified")
+        return replace(row, opts=(others or [base])[0]) if work.by_kind and faster else row
+
+    return RegionResults(tuple(row_of(work) for work in works))
+
+
+def _time_s(work: RegionWork, one: Offer) -> float:
+    seen = work.observed(one.schedule) if one.schedule is not None else None
+    return math.inf if seen is None else seen.time_s
+
+
+def _refusal(work: RegionWork, one: Offer) -> str:
+    """Why a hand-written kernel is not compared, by what is known before; empty where it is."""
+    if one.schedule is None:
+        return f"rejected: {one.reason}"
+    seen = work.observed(one.schedule)
+    if seen is not None and seen.status != Status.OK:
+        return f"rejected: {seen.status}: {seen.reason}"
+    if seen is not None and work.best_s and seen.time_s > HOPELESS * work.best_s:
+        return f"lost: {format_seconds(seen.time_s)} in the search, {format_seconds(work.best_s)} the best"
+    return ""
+
+
+def _cannot_be_judged(work: RegionWork) -> RegionResult:
+    """The result of a region of which the search has seen that the reference cannot tell."""
+    assert work.own is not None
+    return unjudged(work, Verification(False, seeds=int(work.own.checked), reason=work.own.reason, unjudged=True))
+
+
+def _failing(work: RegionWork) -> RegionResult | None:
+    """The result of a region that the search has seen failing as tinygrad schedules it; None where it has not."""
+    if work.own is None or work.own.status == Status.OK:
+        return None
+    return quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")

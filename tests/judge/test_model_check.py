@@ -1,0 +1,106 @@
+"""Which plans a budget has time to compare, and what is said of the others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kcg.judge.whole import Cost, Runner
+from kcg.optimize.model_check import check_models
+from kcg.types import ModelCheck, Result
+from tests.sample_result import sample_result
+
+ONE_S, FURTHER_S = 40.0, 10.0
+
+
+class Whole(Runner):
+    """A whole that takes so long to compare, and is right with what is `passed`; what it was asked to compare."""
+
+    what = "whole"
+
+    def __init__(self, *passed: bool | None, most_s: float = math.inf, nothing: Sequence[int] = ()) -> None:
+        self.most_s, self._passed, self._nothing = most_s, passed, nothing
+        self.compared: list[int] = []
+        self.rounds_s = 0.0
+
+    def why_not(self, results: Sequence[Result]) -> list[str]:
+        return ["not run: no schedule was changed" if result.seed in self._nothing else "" for result in results]
+
+    def announced(self, plans: str) -> str:
+        return plans
+
+    def expected_s(self, cost: Cost) -> float:
+        return ONE_S + (cost.plans - 1) * FURTHER_S
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float) -> list[ModelCheck]:
+        self.compared, self.rounds_s = [result.seed for result in results], rounds_s
+        return [ModelCheck(one, after_s=1.0) for one in self._passed or [True] * len(results)]
+
+
+class Run:
+    """What a check asks of a run: how long it takes, and where its warnings go."""
+
+    def __init__(self, whole: Whole, left_s: float | None = None) -> None:
+        self.whole, self.warnings = whole, list[str]()
+        over_at = None if left_s is None else time.monotonic() + left_s
+        budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
+        progress = SimpleNamespace(phase=lambda words: None)
+        self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, ended_early=False)
+        kept = SimpleNamespace(forget=lambda: True)
+        self.estimates: Any = SimpleNamespace(budget=budget, kept=kept, whole_s=self.whole_s)
+
+    def whole_s(self, **of: int) -> float:
+        return self.whole.expected_s(Cost(**of))
+
+    def checks(self, plans: int) -> list[ModelCheck]:
+        results = [replace(sample_result(), seed=number) for number in range(plans)]
+        return check_models(results, self.whole, estimates=self.estimates, log=self.log)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "asked"),
+    [(None, [0, 1, 2, 3]), (75.0, [0, 1, 2, 3]), (65.0, [0, 1, 3]), (55.0, [0, 3]), (45.0, [3]), (35.0, [])],
+)
+def test_a_budget_compares_the_best_plans_and_the_kernels_alone(left_s: float | None, asked: list[int]) -> None:
+    run = Run(whole := Whole(), left_s)
+    checks = run.checks(4)
+    assert whole.compared == asked and whole.rounds_s <= (left_s or math.inf)
+    assert [place for place, seen in enumerate(checks) if seen.passed] == asked
+    assert all("not run: " in seen.reason for place, seen in enumerate(checks) if place not in asked)
+    assert len(run.warnings) == (not asked), "one line for all of them"
+
+
+@pytest.mark.parametrize(("most_s", "asked"), [(65.0, [0, 1, 3]), (ONE_S, [0, 3])])
+def test_without_a_budget_a_long_one_runs_with_the_best_plan_and_with_every_kernel_alone(
+    most_s: float, asked: list[int]
+) -> None:
+    checks = Run(whole := Whole(most_s=most_s)).checks(4)
+    assert whole.compared == asked
+    assert {seen.reason for seen in checks if not seen.passed} == {"not run: a run of the whole is long"}
+
+
+@pytest.mark.parametrize(
+    ("passed", "said"),
+    [
+        ((True, None), []),
+        ((None, None), ["was not compared"]),
+        ((True, False), ["with schedules that are not chosen: --resume"]),
+        ((False, None), ["with these schedules: --resume", "was not compared"]),
+        ((False, False), ["with these schedules: --resume"]),
+    ],
+)
+def test_what_is_said_is_of_what_may_be_chosen(passed: tuple[bool | None, ...], said: list[str]) -> None:
+    run = Run(Whole(*passed))
+    run.checks(2)
+    assert len(run.warnings) == len(said) and all(one in line for one, line in zip(said, run.warnings, strict=True))
+
+
+def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared() -> None:
+    Run(whole := Whole(nothing=[3]), 55.0).checks(4)
+    assert whole.compared == [0, 1]
