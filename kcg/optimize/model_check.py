@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import DeviceError
-from kcg.handover.deploy import changed_by
+from kcg.handover.choices import changed_by
 from kcg.optimize import leaving_out, whole_function, whole_model, whole_script
 from kcg.optimize.budget import OVERTIME
 from kcg.optimize.whole_script import OwnRuns

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
-    from kcg.handover.deploy import InPlace
+    from kcg.handover.tuned import InPlace
     from kcg.kernel.program import Compiled
     from kcg.workloads.family import Step
     from kcg.workloads.registry import WorkloadSpec
@@ -512,7 +512,7 @@ class _Chosen:
 
     @staticmethod
     def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
-        from kcg.handover.deploy import scheduling
+        from kcg.handover.tuned import scheduling
 
         with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
             program = _Program(step, result.target)

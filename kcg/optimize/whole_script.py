@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
-from kcg.handover.deploy import changed_by
+from kcg.handover.choices import changed_by
 from kcg.measure import isolated
 from kcg.measure.protocol import median
 from kcg.optimize.script_run import Ran, read_answer

@@ -14,9 +14,11 @@ import pytest
 from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import LIVE, USED
-from kcg.handover import tile_programs
-from kcg.handover.deploy import apply, changed_by, choices, putting_in_place, scheduling
+from kcg.handover import remaking
+from kcg.handover.apply import apply
+from kcg.handover.choices import changed_by, choices
 from kcg.handover.export import export, module_text
+from kcg.handover.tuned import putting_in_place, scheduling
 from kcg.kernel.installing import plain_program
 from kcg.kernel.parts import compile_region, parts_of
 from kcg.kernel.program import Program
@@ -319,8 +321,8 @@ def test_a_program_that_cannot_be_exported_is_named(
     """Here one that does not write what its region does."""
     program = compile_region(norm, parts_schedule(result, norm), result.target)
     assert isinstance(program, Program)
-    remade = tile_programs.Remade({norm.id: replace(program, launches=program.launches[:2])}, {})
-    monkeypatch.setattr(tile_programs, "remade", lambda result, to_run: remade)
+    remade = remaking.Remade({norm.id: replace(program, launches=program.launches[:2])}, {})
+    monkeypatch.setattr(remaking, "remade", lambda result, to_run: remade)
     write_result(result, tmp_path / "RESULT.json")
     exported = export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py")
     (note,) = exported.notes
@@ -366,8 +368,8 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
 
     programs = {row.region.id: made(row.region, row.baseline.schedule) for row in (*kernels, *rows)}
     changed = {norm.id, *(row.region.id for row in kernels)}
-    remade = tile_programs.Remade({name: one for name, one in programs.items() if name in changed}, {})
-    monkeypatch.setattr(tile_programs, "remade", lambda result: remade)
+    remade = remaking.Remade({name: one for name, one in programs.items() if name in changed}, {})
+    monkeypatch.setattr(remaking, "remade", lambda result: remade)
     x = given()
     wanted = as_searched(x)
     with scheduling(both) as place:

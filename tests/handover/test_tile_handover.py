@@ -19,9 +19,10 @@ import kcg
 from kcg.compat.assembler import assembler
 from kcg.compat.device import prepare
 from kcg.errors import MismatchError
-from kcg.handover.deploy import apply, choices
+from kcg.handover.apply import apply
+from kcg.handover.choices import choices
 from kcg.handover.export import export
-from kcg.handover.tile_programs import why_not_here
+from kcg.handover.remaking import why_not_here
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import space_of
@@ -53,11 +54,11 @@ triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 REMADE = """
 import json, sys
 from pathlib import Path
-from kcg.optimize import tile_programs
+from kcg.handover import remaking
 from kcg.report.result import read_result
 if sys.argv[2:]:
-    tile_programs.isolated.run_isolated = None
-made = tile_programs.remade(read_result(Path(sys.argv[1])))
+    remaking.isolated.run_isolated = None
+made = remaking.remade(read_result(Path(sys.argv[1])))
 hashes = {region: program.binary_hash for region, program in made.programs.items()}
 print(json.dumps({"made": hashes, "failed": made.failed, "triton": "triton" in sys.modules}))
 """

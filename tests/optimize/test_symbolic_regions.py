@@ -14,8 +14,8 @@ import pytest
 from tinygrad import Tensor, TinyJit, UOp, Variable
 
 from kcg.compat import standalone
-from kcg.handover import tile_programs
-from kcg.handover.deploy import scheduling
+from kcg.handover import remaking
+from kcg.handover.tuned import scheduling
 from kcg.kernel.installing import placed_program
 from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Program
@@ -243,7 +243,7 @@ def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.Monkey
         replace(row, chosen=replace(row.chosen, schedule=tile)) if row.region == region else row
         for row in result.regions
     )
-    monkeypatch.setattr(tile_programs, "remade", lambda result: tile_programs.Remade({region.id: made}, {}))
+    monkeypatch.setattr(remaking, "remade", lambda result: remaking.Remade({region.id: made}, {}))
     return replace(result, regions=rows)
 
 
@@ -363,7 +363,7 @@ def test_the_program_that_was_verified_is_made_again_for_another_process() -> No
     chosen = replace(row.chosen, schedule=schedule, binary_hash=program.at(call.variables).binary_hash)
     timed = tuple(TimedAt(values, 1 / len(bindings), 1e-6, 1e-6) for values in bindings)
     row = replace(row, chosen=chosen, variables=call.variables, ends=timed)
-    made = tile_programs._kept(row, TARGET)
+    made = remaking._kept(row, TARGET)
     assert isinstance(made, Program) and made == program
-    assert not tile_programs._why_another(row, made)
-    assert tile_programs._why_another(replace(row, chosen=replace(chosen, binary_hash="another")), made)
+    assert not remaking._why_another(row, made)
+    assert remaking._why_another(replace(row, chosen=replace(chosen, binary_hash="another")), made)

@@ -21,7 +21,7 @@ from rich.console import Console
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
-from kcg.handover.deploy import check_model_result
+from kcg.handover.checks import check_model_result
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.parts import parts_of, schedule_of_parts

@@ -1,6 +1,6 @@
 """Tile programs of a result for a process that is to run them: from the user's cache, else made again from parameters.
 
-Triton is never loaded there, since it may abort: `python -m kcg.handover.tile_programs < job.json` is a child that has
+Triton is never loaded there, since it may abort: `python -m kcg.handover.remaking < job.json` is a child that has
 a compile pool of its own. What it makes stays in the user's cache (`kcg.kernel.tile.compile`), so that the next start
 compiles nothing and needs no child. Only the very program that was verified is used: the same machine code, on the
 same driver.
@@ -23,7 +23,7 @@ from kcg.kernel.program import Program, program_from, program_values
 from kcg.measure import isolated
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, Target, Variables
 
-CHILD = "kcg.handover.tile_programs"
+CHILD = "kcg.handover.remaking"
 COMPILE_TIMEOUT_S = 120.0  # of one program: a compiler that loops is ended
 CHILD_TIMEOUT_S = 120.0  # of the child beside its programs
 
@@ -188,6 +188,6 @@ def _answer(future: Future[Any]) -> dict[str, Any] | str:
 
 if __name__ == "__main__":
     # run as a module of the package, so that children do not see this one as __main__
-    from kcg.handover.tile_programs import main as main_of_the_package
+    from kcg.handover.remaking import main as main_of_the_package
 
     main_of_the_package()
