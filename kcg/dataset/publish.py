@@ -5,10 +5,8 @@ Every number on it is counted from the export that it describes, and the same ex
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,13 +14,13 @@ from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
-from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST, sha256_of
+from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST
 from kcg.dataset.schema import disk_full
 from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
-from kcg.files import is_disk_full, read_limited, whole
-from kcg.hub import Cargo, cached_folder, pull_folder, push_folder
+from kcg.files import is_disk_full, read_limited, sha256_of, whole
+from kcg.hub.publisher import Publisher, listing
 from kcg.measure import protocol
 from kcg.types import Status
 
@@ -138,7 +136,7 @@ def write_card(folder: Path | str) -> Path:
     try:
         export = _without_card(folder)
         _write(folder / CARD, render_card(export))
-        _write(folder / CHECKSUMS, _listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
+        _write(folder / CHECKSUMS, listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
     except OSError as e:
         if is_disk_full(e):
             raise disk_full(folder) from e
@@ -156,12 +154,8 @@ def _without_card(folder: Path) -> Export:
         if (folder / CARD).is_file() and sha256_of(folder / CARD) == listed[CARD]:
             read_export(folder)  # all of it must be right before anything is changed
         del listed[CARD]
-        _write(folder / CHECKSUMS, _listing(listed))
+        _write(folder / CHECKSUMS, listing(listed))
     return read_export(folder)
-
-
-def _listing(checksums: Mapping[str, str]) -> str:
-    return json.dumps(checksums, sort_keys=True, indent=1) + "\n"
 
 
 def _write(path: Path, text: str) -> None:
@@ -555,36 +549,25 @@ def _plain(text: str) -> str:
     return line.replace("<", "&lt;").replace("`", "'")[:300]
 
 
-# ---- Exports to and from datasets of the Hugging Face Hub: one commit up, one pinned commit down, whole or not at all.
-#
-# Only Parquet, JSON and Markdown travel; see `kcg.hub`. Every export among what is pushed or pulled agrees
-# with its `checksums.json`.
+# ---- Exports on the Hugging Face Hub: only Parquet, JSON and Markdown travel, and every export among what is pushed or
+# pulled agrees with its `checksums.json`.
 
 
-def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
-    """The SHA-256 of each file, once every export among them agrees with its checksums; DataError otherwise."""
+def _check(root: Path, names: Sequence[str]) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for name in names:
-        if (path := PurePosixPath(name)).name == CHECKSUMS:
+    for path in (PurePosixPath(name) for name in names):
+        if path.name == CHECKSUMS:
             checksums = read_export(root / path.parent).checksums
             found |= {str(path.parent / file): digest for file, digest in checksums.items()}
-    for name in names:
-        if name not in found:
-            with (root / name).open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return {name: found[name] for name in names}
+    return found
 
 
-EXPORTS = Cargo(
-    kind="dataset",
+EXPORTS = Publisher(
+    repository="dataset",
     suffixes=(".parquet", ".json", ".md"),
     marker=CHECKSUMS,
     holds="export",
     made_by="write one with python -m kcg.dataset export",
-    digests=_digests,
+    check=_check,
     message="kcg: push a dataset",
 )
-
-push = partial(push_folder, cargo=EXPORTS)
-pull = partial(pull_folder, cargo=EXPORTS)
-cached = partial(cached_folder, cargo=EXPORTS)

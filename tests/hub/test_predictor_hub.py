@@ -14,17 +14,20 @@ from huggingface_hub import constants
 
 from kcg.cli import guarded
 from kcg.errors import DataError, ExitCode, KcgError, UsageError
-from kcg.hub import Limits
+from kcg.hub.client import Limits
 from kcg.predictor import header
 from kcg.predictor.__main__ import main
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.network import Net, NetSettings
-from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTOR, model_card, pull, push
+from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTORS
+from kcg.predictor.publish import PREDICTOR as KIND
 from tests.hub.checks import is_untouched
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 from tests.rules import HEAVY, loaded_by
 
 REPO = "owner/name"
+PREDICTOR = KIND.file
+push, pull, model_card = PREDICTORS.push, PREDICTORS.pull, KIND.card
 ABOUT = About(
     "tiny",
     ({"fingerprint": "f" * 64, "model": "NVIDIA H200", "device": "CUDA", "renderer": "CUDA"},),
