@@ -36,8 +36,7 @@ def show(
 
     from kcg.predictor.choice import SHIPPED
     from kcg.predictor.features import FEATURES_VERSION
-    from kcg.predictor.publish import kind_of
-    from kcg.rl.publish import KINDS
+    from kcg.rl.publish import kind_of
 
     source = checkpoint or SHIPPED
     paths = sorted(source.glob("*.safetensors")) if checkpoint is None or source.is_dir() else [source]
@@ -48,7 +47,7 @@ def show(
         )
     console = table_console()
     for path in paths:
-        kind = kind_of(path, KINDS)
+        kind = kind_of(path)
         found, size = kind.read(path), path.stat().st_size
         if json_mode:
             report = {"path": str(path), "bytes": size, "features_version": FEATURES_VERSION, **asdict(found.about)}

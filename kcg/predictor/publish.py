@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself, for people: a table on the terminal and the model card of a repository; and how it
-is shared. A checkpoint is a predictor or, described in `kcg.rl.publish`, a policy.
+"""What a checkpoint says of itself, for people: a table on the terminal and the model card of a repository.
 
-Its texts may come from anywhere, so nothing in them steers a terminal or a page.
+A checkpoint is a predictor or a policy; `kcg.rl.publish` shares both. Its texts may come from anywhere, so nothing in
+them steers a terminal or a page.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ from __future__ import annotations
 import html
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import DataError, UsageError
-from kcg.files import sha256_of
-from kcg.hub.publisher import Publisher, listing
 from kcg.nouns import plain
 from kcg.predictor.checkpoint import About, Checkpoint, read
 from kcg.predictor.features import FEATURES_VERSION
-from kcg.predictor.header import FORMAT, MOST_BYTES, read_tensors
+from kcg.predictor.header import FORMAT
 
 METRICS = {
     "pairwise": "pairwise accuracy",
@@ -38,7 +34,6 @@ METRICS = {
 if TYPE_CHECKING:
     from rich.table import Table
 
-CARD, CHECKSUMS = "README.md", "checksums.json"
 LICENSE = "mit"  # that of kcg
 SHORT = 12  # hexadecimal digits that are shown of a checksum
 LONGEST = 300  # characters of one text
@@ -53,7 +48,6 @@ _TREES = {None: "", True: ", with changes that were not committed", False: ", no
 class CheckpointKind:
     """What of reading, showing and sharing a checkpoint differs by what it is."""
 
-    noun: str
     format: str  # what the header of its file says
     file: str  # its name in a repository
     task: str  # as the Hub names it
@@ -134,7 +128,7 @@ class CheckpointKind:
         return data.to_yaml().strip()
 
 
-def facts(about: Any, size: int, *, consists_of: str, targets: Iterable[str], own: Facts = []) -> Facts:  # noqa: B006
+def facts(about: Any, size: int, *, consists_of: str, targets: Iterable[str], own: Facts) -> Facts:
     """What any checkpoint is, what it was trained on, and what it reached, with some of its `own`."""
     rows = [("name", about.name), ("features", f"version {FEATURES_VERSION}"), ("size", f"{size:,} bytes")]
     rows += [("consists of", consists_of), *(("target", target) for target in targets)]
@@ -159,64 +153,6 @@ def _markdown(rows: Facts) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {_safe(name)} | {_safe(value)} |" for name, value in rows)])
 
 
-# ---- To and from models of the Hub. A repository holds one checkpoint, so that a later one is a later commit: the
-# file, a card, and their checksums. It is read, and with it refused where this kcg cannot use it, before it is pushed
-# and before a pulled one takes its place.
-
-
-def kind_of(path: Path, kinds: Sequence[CheckpointKind]) -> CheckpointKind:
-    """What a file is by its header; the first kind, whose reader says what is wrong, where it is none of them. Raises
-    DataError where it cannot be read."""
-    header, _ = read_tensors(path, "checkpoint", header_only=True)
-    stated = header.get("format") if isinstance(header, dict) else None
-    return next((kind for kind in kinds if kind.format == stated), kinds[0])
-
-
-def publisher_of(*kinds: CheckpointKind) -> Publisher:
-    """What pushes and pulls checkpoints of any of these kinds."""
-    nouns, files = (" or ".join(getattr(kind, name) for kind in kinds) for name in ("noun", "file"))
-
-    def stage(checkpoint: Path, repo: str, folder: Path) -> str:
-        if checkpoint.is_dir():
-            raise UsageError(f"{checkpoint} is a folder: give the checkpoint itself, a .safetensors file")
-        kind = kind_of(checkpoint, kinds)
-        made = kind.read(checkpoint)  # what is wrong with it is told of the file that was named
-        shutil.copyfile(checkpoint, folder / kind.file)
-        card = kind.card(made, repo, (folder / kind.file).stat().st_size)
-        (folder / CARD).write_text(card, encoding="utf-8")
-        (folder / CHECKSUMS).write_text(listing({name: sha256_of(folder / name) for name in (kind.file, CARD)}))
-        return f"kcg: push {made.about.name}"
-
-    def check(root: Path, names: Sequence[str]) -> Mapping[str, str]:
-        """What is in the checksums must be there, and every checkpoint must be in the checksums."""
-        try:
-            listed = json.loads((root / CHECKSUMS).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{CHECKSUMS} cannot be read ({str(error).splitlines()[0]}): pull it again") from error
-        kind = next((kind for kind in kinds if isinstance(listed, dict) and kind.file in listed), None)
-        if kind is None:
-            raise DataError(f"{CHECKSUMS} names no {files}: is it a {nouns} of kcg?")
-        found = {name: sha256_of(root / name) for name in names}
-        for name in sorted({*listed, *(name for name in names if name.endswith(".safetensors"))}):
-            if name not in found:
-                raise DataError(f"{name} is in {CHECKSUMS} and is missing: push or pull it again")
-            if found[name] != listed.get(name):
-                raise DataError(f"{name} does not agree with {CHECKSUMS}: push or pull it again")
-        kind.read(root / kind.file)
-        return found
-
-    return Publisher(
-        repository="model",
-        suffixes=(".safetensors", ".json", ".md"),
-        marker=CHECKSUMS,
-        holds=nouns,
-        made_by="push a checkpoint with python -m kcg.predictor push",
-        check=check,
-        most_bytes=MOST_BYTES,
-        stage=stage,
-    )
-
-
 def _facts(checkpoint: Checkpoint, size: int) -> Facts:
     about = checkpoint.about
     targets = []
@@ -237,7 +173,6 @@ def _title(about: About) -> str:
 
 
 PREDICTOR = CheckpointKind(
-    noun="predictor",
     format=FORMAT,
     file="predictor.safetensors",
     task="tabular-regression",
@@ -250,4 +185,3 @@ PREDICTOR = CheckpointKind(
     limits="It ranks schedules of one kernel, and is wrong in places: what it picks is to be measured and verified. Of "
     "a kernel with an operation, or a machine, that training never showed, it says that it is unsure.",
 )
-PREDICTORS = publisher_of(PREDICTOR)

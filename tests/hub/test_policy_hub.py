@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 
 from kcg.errors import DataError
 from kcg.predictor.__main__ import main
-from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTORS
 from kcg.rl import policy as policy_module
 from kcg.rl.policy import Policy, save_policy
-from kcg.rl.publish import CHECKPOINTS, POLICY
+from kcg.rl.publish import CARD, CHECKPOINTS, CHECKSUMS, POLICY
 from tests.commands import ended
 from tests.hub.checks import is_untouched, refused
 from tests.hub.server import TOKEN, Hub
@@ -56,9 +55,6 @@ def test_the_commands_push_pull_and_show_a_policy(
 def test_what_is_no_policy_never_takes_its_place(
     hub: Hub, file: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = CHECKPOINTS.push(file, REPO, token=TOKEN, endpoint=hub.endpoint)
-    with pytest.raises(DataError, match=r"names no predictor\.safetensors: is it a predictor"):
-        PREDICTORS.pull(REPO, target, revision=commit, endpoint=hub.endpoint)
     cut, other = file.read_bytes()[:-100], file.with_name("other.safetensors")
     save_file({}, other, {"kcg": json.dumps({"format": "kcg-policy-1", "features_version": 10**6})})
     nameless = file.with_name("nameless.safetensors")

@@ -17,7 +17,8 @@ from kcg.dataset.publish import CARD, EXPORTS, HUB_SPLIT, write_card
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import read
 from kcg.predictor.choice import SHIPPED
-from kcg.predictor.publish import METRICS, PREDICTOR, PREDICTORS
+from kcg.predictor.publish import METRICS, PREDICTOR
+from kcg.rl.publish import CHECKPOINTS
 from tests.hub.checks import refused
 from tests.hub.server import TOKEN, Hub
 
@@ -88,7 +89,7 @@ def test_the_card_of_a_shipped_predictor_has_its_metrics_as_the_hub_reads_them(p
 
 def test_a_pushed_predictor_has_that_card(hub: Hub) -> None:
     path = SHIPPED / "cpu.safetensors"
-    commit = PREDICTORS.push(path, REPO, token=TOKEN, endpoint=hub.endpoint)
+    commit = CHECKPOINTS.push(path, REPO, token=TOKEN, endpoint=hub.endpoint)
     pushed = hub.repos[REPO].commits[commit][CARD].decode()
     assert pushed == model_card(read(path), REPO, path.stat().st_size)
 
