@@ -26,7 +26,7 @@ _check_python(tuple(sys.version_info[:2]), sys.argv)
 if TYPE_CHECKING:
     from kcg import data
     from kcg.autotuning import autotuned
-    from kcg.handover.deploy import tuned
+    from kcg.handover.tuned import tuned
     from kcg.predicting import predict
     from kcg.tuning import load, tune
 
@@ -38,7 +38,7 @@ _MODULES = {
     "load": "kcg.tuning",
     "predict": "kcg.predicting",
     "tune": "kcg.tuning",
-    "tuned": "kcg.handover.deploy",
+    "tuned": "kcg.handover.tuned",
 }
 
 

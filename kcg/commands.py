@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "ui": Command("Show all runs as a local page, live ones too.", "kcg.ui.__main__", by_module="kcg.ui"),
     "list": Command("Show the workloads that kcg knows, and what they need.", "kcg.listing"),
     "dataset": Command("Generate and share schedules' times.", "kcg.dataset.__main__", by_module="kcg.dataset"),
-    "predictor": Command("Look at and share predictors.", "kcg.predictor.__main__", by_module="kcg.predictor"),
+    "predictor": Command("See and share predictors and policies.", "kcg.predictor.__main__", by_module="kcg.predictor"),
     "store": Command("Keep and share verified schedules.", "kcg.store.__main__", by_module="kcg.store"),
     "fleet": Command("Run the hosts and the scheduler of a fleet.", "kcg.fleet.__main__", by_module="kcg.fleet"),
     "doctor": Command("Say what kcg will use here, and what is missing.", "kcg.doctor", by_module="kcg.doctor"),

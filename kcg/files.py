@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
@@ -74,6 +75,12 @@ def read_limited(path: Path, *, most_bytes: int) -> bytes:
     if (data := read_foreign(path, most_bytes=most_bytes)) is None:
         raise ValueError(f"it is larger than {most_bytes >> 20} MiB, or no file")
     return data
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, as lists of checksums hold it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_text(value: str) -> bool:

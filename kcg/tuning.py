@@ -60,7 +60,7 @@ class Installed:
             _installed.remove(self)
 
     def _put_in(self) -> None:
-        from kcg.handover.deploy import tuned as using
+        from kcg.handover.tuned import tuned as using
 
         self._stack.enter_context(using(self._tuned))
 

@@ -142,7 +142,7 @@ LONGEST = (
     "test_programs",
     "test_budget",
     "test_deployed_plan",
-    "test_deploy",
+    "test_apply_and_tuned",
     "test_symbolic_regions",
     "test_whole_model",
     "test_compiling",

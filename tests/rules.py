@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = (
     {"errors", "types"},
     {"commands", "files", "nouns", "provenance", "shell", "unexpected"},
-    {"cli", "hub", "kernels", "pictures", "sharing"},
+    {"cli", "hub", "kernels", "pictures"},
     {"compat"},
     {"kernel"},
     {"workloads", "measure", "store"},

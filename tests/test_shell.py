@@ -21,7 +21,7 @@ from kcg.commands import command_name
 from kcg.errors import UsageError
 from kcg.fleet.__main__ import app as fleet
 from kcg.fleet.scheduler import how_to_join
-from kcg.handover import deploy
+from kcg.handover.apply import Applied, _notes
 from kcg.optimize.console import print_result
 from kcg.report.next_steps import next_steps, resumed, with_option
 from kcg.shell import command, setting, word
@@ -128,7 +128,7 @@ def test_a_run_goes_on_as_it_was_typed(run: Callable[[str], Words]) -> None:
 @pytest.mark.parametrize("own_cache", [True, False])
 def test_what_apply_says(run: Callable[[str], Words], own_cache: bool, tmp_path: Path) -> None:
     cache, clang = tmp_path / ODD / "cache.db", f"/opt/{ODD}/clang"
-    applied = deploy.Applied(cache, (2, 4), 3, 2, 3, 0, "CPU", own_cache=own_cache, clang=clang)
+    applied = Applied(cache, (2, 4), 3, 2, 3, 0, "CPU", own_cache=own_cache, clang=clang)
     lines = dict(line.split(": ", 1) for line in str(applied).splitlines() if line.startswith(("use", "undo")))
     settings = [f"CC={clang}", *([] if own_cache else [f"CACHEDB={cache}"]), "DEV=CPU", "BEAM=2"]
     assert run(lines["use"].strip()) == [*settings, "python", "your_program.py"]
@@ -140,7 +140,7 @@ def test_what_apply_says(run: Callable[[str], Words], own_cache: bool, tmp_path:
 def test_where_plain_tinygrad_finds_clang(run: Callable[[str], Words]) -> None:
     clang = f"/opt/{ODD}/clang"
     result = sample_result()
-    notes = deploy._notes(result, result.toolchain, [], 0, clang)
+    notes = _notes(result, result.toolchain, [], 0, clang)
     (export,) = (line[line.index("export ") :] for line in notes if "export CC=" in line)
     assert run(f"{export}; kcg") == [f"CC={clang}", "kcg"]
 

@@ -37,7 +37,7 @@ def prepare(case: dict[str, Any]) -> Prepared:
         stack.enter_context(Context(BEAM=case["beam"] if how == "beam" else 0, NOOPT=0))
         run: Any = step.run
         if how == "kcg":
-            from kcg.handover.deploy import scheduling
+            from kcg.handover.tuned import scheduling
             from kcg.report.result import read_result
 
             files = [FOLDER / case["kernels"]] if "kernels" in case else []

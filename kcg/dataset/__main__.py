@@ -14,7 +14,7 @@ from kcg import shell
 from kcg.cli import command_group, command_text, counted, examples, goes_on, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import DeviceError, ExitCode, JournalError, UsageError
-from kcg.sharing import Branch, Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
+from kcg.hub.commands import Branch, Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -412,9 +412,9 @@ def push(
     private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints the commit."""
-    from kcg.dataset.publish import push as push_now
+    from kcg.dataset.publish import EXPORTS
 
-    commit = push_now(folder, repo, branch=revision, message=message, private=private)
+    commit = EXPORTS.push(folder, repo, branch=revision, message=message, private=private)
     say_pushed(repo, commit, shell.command(command_name("dataset"), "pull", repo, "FOLDER", "--revision", commit))
 
 
@@ -425,9 +425,9 @@ def pull(
     revision: Commit,
 ) -> None:
     """Download one commit from the Hugging Face Hub. It arrives whole, and its checksums are compared."""
-    from kcg.dataset.publish import pull as pull_now
+    from kcg.dataset.publish import EXPORTS
 
-    say_pulled(folder, pull_now(repo, folder, revision=revision))
+    say_pulled(folder, EXPORTS.pull(repo, folder, revision=revision))
 
 
 def _progress_lines(shown: Progress) -> Callable[[str, float | None], None]:

@@ -41,11 +41,10 @@ from kcg.dataset.reading import (
     OPTIONAL_FILES,
     Export,
     read_export,
-    sha256_of,
 )
 from kcg.dataset.schema import disk_full
 from kcg.errors import MismatchError, UsageError
-from kcg.files import is_disk_full, read_limited, sync
+from kcg.files import is_disk_full, read_limited, sha256_of, sync
 from kcg.kernel.symbolic import seen_by
 from kcg.types import canonical_json
 

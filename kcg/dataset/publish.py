@@ -5,10 +5,9 @@ Every number on it is counted from the export that it describes, and the same ex
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,13 +15,13 @@ from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
-from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST, sha256_of
+from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST
 from kcg.dataset.schema import disk_full
 from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
 from kcg.errors import DataError, UsageError
-from kcg.files import is_disk_full, read_limited, whole
-from kcg.hub import Cargo, cached_folder, pull_folder, push_folder
+from kcg.files import is_disk_full, read_limited, sha256_of, whole
+from kcg.hub.publisher import Publisher, listing
 from kcg.measure import protocol
 from kcg.types import Status
 
@@ -138,7 +137,7 @@ def write_card(folder: Path | str) -> Path:
     try:
         export = _without_card(folder)
         _write(folder / CARD, render_card(export))
-        _write(folder / CHECKSUMS, _listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
+        _write(folder / CHECKSUMS, listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
     except OSError as e:
         if is_disk_full(e):
             raise disk_full(folder) from e
@@ -156,12 +155,8 @@ def _without_card(folder: Path) -> Export:
         if (folder / CARD).is_file() and sha256_of(folder / CARD) == listed[CARD]:
             read_export(folder)  # all of it must be right before anything is changed
         del listed[CARD]
-        _write(folder / CHECKSUMS, _listing(listed))
+        _write(folder / CHECKSUMS, listing(listed))
     return read_export(folder)
-
-
-def _listing(checksums: Mapping[str, str]) -> str:
-    return json.dumps(checksums, sort_keys=True, indent=1) + "\n"
 
 
 def _write(path: Path, text: str) -> None:
@@ -179,7 +174,7 @@ def render_card(export: Export) -> str:
         _outcomes(stats), _trust(stats), _splits(stats), _files(export), _loading(export, stats),
         _limits(stats, export),
     ]  # fmt: skip
-    return _header(export, stats, title) + "\n\n".join("\n".join(section) for section in sections) + "\n"
+    return _header(export, stats, title) + "\n\n".join(itertools.chain(*sections)) + "\n"
 
 
 def _header(export: Export, stats: Stats, title: str) -> str:
@@ -211,16 +206,14 @@ def _header(export: Export, stats: Stats, title: str) -> str:
 
 def _summary(stats: Stats, title: str) -> Iterator[str]:
     yield f"# {title}"
-    yield ""
     yield (
         "Kernels of real programs as [tinygrad](https://github.com/tinygrad/tinygrad) makes them, many schedules of "
         "each (ordered lists of tinygrad's `Opt`s), and how long each took on the device, or how it failed. Measured "
         "and checked by kcg; this card is generated from the data."
     )
-    yield ""
     low, middle, high = stats.schedules_per_kernel
     runtimes = [duration(s) for s in stats.runtime_quartiles]
-    yield from _table(
+    yield _table(
         ("what", "how much"),
         [
             ("distinct schedules with status ok", f"{stats.ok_schedules:,} of {stats.schedules:,}"),
@@ -238,14 +231,12 @@ def _summary(stats: Stats, title: str) -> Iterator[str]:
 
 def _provenance(export: Export, stats: Stats) -> Iterator[str]:
     yield "## Where the kernels come from"
-    yield ""
     yield (
         "Each family is a program written in plain tinygrad for kcg, or a user's script that was run unchanged; its "
         "presets vary sizes, batches and data types. Gain is the hand-coded schedule's time over that of the fastest "
         "schedule found, as a geometric mean over kernels, by search timings."
     )
-    yield ""
-    yield from _table(
+    yield _table(
         ("family", "what it is", "presets", "kernels", "rows", "gain", "most"),
         [
             (
@@ -273,42 +264,43 @@ def _about(family: str) -> str:
 
 def _measuring(export: Export, stats: Stats) -> Iterator[str]:
     yield "## How it was measured"
-    yield ""
+    made_on = []
     for t in export.targets().values():
         watts = f", {t.power_limit_w:g} W" if t.power_limit_w is not None else ""
         clock = f", at most {t.clock_limit_mhz:g} MHz" if t.clock_limit_mhz is not None else ""
-        yield (
+        made_on.append(
             f"- Target `{t.fingerprint[:12]}`: {_plain(t.model)} ({t.tinygrad_device}, {_plain(t.arch)}), {t.cores} "
             f"{'cores' if t.device == 'CPU' else 'processors'}, {t.memory_bytes / 2**30:.0f} GiB, last-level cache "
             f"{t.cache_bytes / 2**20:.0f} MiB{watts}{clock}"
         )
     for c in export.toolchains().values():
         rest = "".join(f", {name} {_plain(v)}" for name, v in (("driver", c.driver), ("Triton", c.triton)) if v)
-        yield (
+        made_on.append(
             f"- Toolchain `{c.fingerprint[:12]}`: tinygrad {_plain(c.tinygrad)}, {_plain(c.compiler)}{rest}; kcg's "
             f"list of actions in version {c.action_space}"
         )
-    yield ""
+    yield "\n".join(made_on)
+    how_often = []
     if protocol.PROTOCOL in stats.protocols:
         words = (protocol.__doc__ or "").strip().partition("\n\n")
         yield words[0].replace("\n", " ")
-        yield ""
         yield words[2].replace("\n", " ")
-        yield ""
         many, few = (
             ", ".join(f"{n} {'otherwise' if limit == float('inf') else duration_class(limit)}" for limit, n in samples)
             for samples in (protocol.MOST_SAMPLES, protocol.SEARCH_SAMPLES)
         )
-        yield f"At most so many samples by the duration of the kernel: {many}. Rows with `early_stop`: {few}."
+        how_often.append(
+            f"At most so many samples by the duration of the kernel: {many}. Rows with `early_stop`: {few}."
+        )
     for version, rows in stats.protocols.items():
         if version != protocol.PROTOCOL:
-            yield f"{rows:,} rows are of timing protocol {version}, which the kcg of that time describes."
+            how_often.append(f"{rows:,} rows are of timing protocol {version}, which the kcg of that time describes.")
+    yield "\n".join(how_often)
 
 
 def _sampling(export: Export, stats: Stats) -> Iterator[str]:
     yield "## Who chose the schedules"
-    yield ""
-    yield from _table(
+    yield _table(
         ("sampler", "what it draws", "rows", "ok"),
         [
             (
@@ -320,20 +312,18 @@ def _sampling(export: Export, stats: Stats) -> Iterator[str]:
             for name, rows in stats.samplers.items()
         ],
     )
-    yield ""
     groups: dict[str, list[Run]] = {}
     for run in export.runs().values():
         facts = {k: v for k, v in run.description.items() if v is not None and k not in BY_RUN}
         groups.setdefault(", ".join(f"{k} {_words(facts[k])}" for k in sorted(facts)), []).append(run)
     yield "Runs of one kind are one line; each run is in `runs.json`."
-    yield ""
     rows = []
     for asked, runs in sorted(groups.items(), key=lambda group: (min(run.started for run in group[1]), group[0])):
         days = sorted(run.started[:10] for run in runs)
         when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
         count = sum(stats.runs.get(run.run_id, 0) for run in runs)
         rows.append((_plain(when), f"{len(runs):,}", f"{count:,}", _plain(asked)))
-    yield from _table(("when", "runs", "rows", "how"), rows)
+    yield _table(("when", "runs", "rows", "how"), rows)
 
 
 def _words(value: Any) -> str:
@@ -345,28 +335,23 @@ def _words(value: Any) -> str:
 
 def _outcomes(stats: Stats) -> Iterator[str]:
     yield "## How they ended"
-    yield ""
     words = {str(status): text for status, text in STATUSES.items()}
-    yield from _table(
+    yield _table(
         ("status", "meaning", "rows", "share"),
         [(f"`{s}`", words.get(s, ""), f"{n:,}", share(n, stats.rows)) for s, n in stats.statuses.items()],
     )
     if stats.doubts:
-        yield ""
         yield (
             f"{stats.doubtful_rows:,} rows that were measured are left out, since their host was not to be trusted "
             f"then (`doubts.json`): {_plain(reasons_of_doubt(stats))}."
         )
     if stats.reasons:
-        yield ""
         yield "The most frequent causes, numbers left out:"
-        yield ""
-        yield from _table(("rows", "status: cause"), [(f"{n:,}", _plain(why)) for why, n in stats.reasons.items()])
+        yield _table(("rows", "status: cause"), [(f"{n:,}", _plain(why)) for why, n in stats.reasons.items()])
 
 
 def _trust(stats: Stats) -> Iterator[str]:
     yield "## Noise and drift"
-    yield ""
     kinds = (
         ("noise: timed in full, twice in one run", stats.noise_floors),
         ("noise: the few samples of a search, twice in one run", stats.search_noise),
@@ -387,20 +372,17 @@ def _trust(stats: Stats) -> Iterator[str]:
         yield "No schedule was timed more than once."
         return
     yield "How far timings of one binary are apart. Differences between schedules below these mean nothing."
-    yield ""
-    yield from _table(("what", "kernels", "compared", "median", "90% below"), rows)
+    yield _table(("what", "kernels", "compared", "median", "90% below"), rows)
 
 
 def _splits(stats: Stats) -> Iterator[str]:
     yield "## Splits"
-    yield ""
     yield (
         "By workload (Flux is test, whole; some families are validation), by kernel, and by twin: kernels that differ "
         "in sizes only are in one part. The columns `split_*` of measurements.parquet and of kernels.parquet say which "
         "part a row's kernel is in: train on `train` of one split, and report on its `test`."
     )
-    yield ""
-    yield from _table(
+    yield _table(
         ("split", "part", "kernels", "rows", "with a twin in training"),
         [
             (name, part, f"{p.kernels:,}", f"{p.rows:,}", "" if part == "train" else f"{p.twins:,}")
@@ -413,10 +395,8 @@ def _splits(stats: Stats) -> Iterator[str]:
 def _files(export: Export) -> Iterator[str]:
     sizes = {name: (export.folder / name).stat().st_size for name in sorted(export.checksums) if name != CARD}
     yield "## Files and columns"
-    yield ""
     yield f"{sum(sizes.values()):,} bytes in all, without this card; `{CHECKSUMS}` has the same SHA-256 sums."
-    yield ""
-    yield from _table(
+    yield _table(
         ("file", "what it holds", "bytes", "SHA-256"),
         [(name, FILES.get(name, ""), f"{n:,}", f"`{export.checksums[name]}`") for name, n in sizes.items()],
     )
@@ -425,10 +405,8 @@ def _files(export: Export) -> Iterator[str]:
         if name not in export.checksums:
             continue
         left_out = same.get(name, {})
-        yield ""
         yield f"{name}:"
-        yield ""
-        yield from _table(
+        yield _table(
             ("column", "meaning"),
             [
                 (", ".join(f"`{c}`" for c in there), words)
@@ -463,17 +441,14 @@ def _same(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             text = value if isinstance(value, str) else json.dumps(value)
             rows.append((name, f"`{column}`", f"`{_plain(text) or ' '}`", words.get(column, "")))
     if rows:
-        yield ""
         yield "The same in every row, so that they are no columns there:"
-        yield ""
-        yield from _table(("file", "what", "value", "meaning"), rows)
+        yield _table(("file", "what", "value", "meaning"), rows)
 
 
 def _loading(export: Export, stats: Stats) -> Iterator[str]:
     version = max(stats.protocols, default=protocol.PROTOCOL)
     yield "## How to load it"
-    yield ""
-    yield from _code(
+    yield _code(
         "import pyarrow.parquet as pq",
         "",
         'rows = pq.read_table("measurements.parquet")  # or pandas.read_parquet: median_s is the time in seconds',
@@ -482,20 +457,18 @@ def _loading(export: Export, stats: Stats) -> Iterator[str]:
         'timings = pq.read_table("timings.parquet").take(rows["timing"])  # all samples, one list for each row',
         'kernels = pq.read_table("kernels.parquet")',
     )
-    yield ""
-    yield (
+    from_hub = [
         f"From the Hub the rows come as one split, `{HUB_SPLIT}`, whatever part they are in: "
         f'`load_dataset("OWNER/NAME", split="{HUB_SPLIT}").filter(lambda row: row["split_workload"] == "train")`.'
-    )
+    ]
     if "replay.parquet" in export.checksums:
-        yield (
+        from_hub.append(
             "The replay tables are the config `replay`: "
             f'`load_dataset("OWNER/NAME", "replay", split="{HUB_SPLIT}")`, or `kcg.search.replay.read_tables`.'
         )
-    yield ""
+    yield "\n".join(from_hub)
     yield "With kcg, which checks sums and ids first:"
-    yield ""
-    yield from _code(
+    yield _code(
         "import kcg",
         "",
         'data = kcg.data.load(".")  # or "OWNER/NAME@REVISION" of the Hub, with all 40 hex digits of the commit',
@@ -509,7 +482,12 @@ def _loading(export: Export, stats: Stats) -> Iterator[str]:
 
 def _limits(stats: Stats, export: Export) -> Iterator[str]:
     yield "## Known limits"
-    yield ""
+    yield "\n".join(_known_limits(stats, export))
+    yield "## Licence"
+    yield f"{LICENSE.upper()}, as kcg itself. What it holds are kernels and times: no weights, no pictures, no texts."
+
+
+def _known_limits(stats: Stats, export: Export) -> Iterator[str]:
     if stats.search_rows:
         few = [n for _, n in protocol.SEARCH_SAMPLES]
         yield (
@@ -530,23 +508,15 @@ def _limits(stats: Stats, export: Export) -> Iterator[str]:
         "condition, spare on top is not taken off."
     )
     yield "- Samples are rounded to float32, readings of the device to three digits, and a binary's hash to 8 bytes."
-    yield ""
-    yield "## Licence"
-    yield ""
-    yield f"{LICENSE.upper()}, as kcg itself. What it holds are kernels and times: no weights, no pictures, no texts."
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = (" | ".join(cell.replace("|", "/") for cell in row) for row in rows)
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {row} |" for row in cells)])
 
 
-def _code(*lines: str) -> Iterator[str]:
-    yield "```python"
-    yield from lines
-    yield "```"
+def _code(*lines: str) -> str:
+    return "\n".join(["```python", *lines, "```"])
 
 
 def _plain(text: str) -> str:
@@ -555,36 +525,25 @@ def _plain(text: str) -> str:
     return line.replace("<", "&lt;").replace("`", "'")[:300]
 
 
-# ---- Exports to and from datasets of the Hugging Face Hub: one commit up, one pinned commit down, whole or not at all.
-#
-# Only Parquet, JSON and Markdown travel; see `kcg.hub`. Every export among what is pushed or pulled agrees
-# with its `checksums.json`.
+# ---- Exports on the Hugging Face Hub: only Parquet, JSON and Markdown travel, and every export among what is pushed or
+# pulled agrees with its `checksums.json`.
 
 
-def _digests(root: Path, names: Sequence[str]) -> dict[str, str]:
-    """The SHA-256 of each file, once every export among them agrees with its checksums; DataError otherwise."""
+def _check(root: Path, names: Sequence[str]) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for name in names:
-        if (path := PurePosixPath(name)).name == CHECKSUMS:
+    for path in (PurePosixPath(name) for name in names):
+        if path.name == CHECKSUMS:
             checksums = read_export(root / path.parent).checksums
             found |= {str(path.parent / file): digest for file, digest in checksums.items()}
-    for name in names:
-        if name not in found:
-            with (root / name).open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return {name: found[name] for name in names}
+    return found
 
 
-EXPORTS = Cargo(
-    kind="dataset",
+EXPORTS = Publisher(
+    repository="dataset",
     suffixes=(".parquet", ".json", ".md"),
     marker=CHECKSUMS,
     holds="export",
     made_by="write one with python -m kcg.dataset export",
-    digests=_digests,
+    check=_check,
     message="kcg: push a dataset",
 )
-
-push = partial(push_folder, cargo=EXPORTS)
-pull = partial(pull_folder, cargo=EXPORTS)
-cached = partial(cached_folder, cargo=EXPORTS)

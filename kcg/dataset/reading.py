@@ -37,7 +37,7 @@ from kcg.dataset.columns import (
 )
 from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, Run, record_from_json, region_from_json, status_and_reason
 from kcg.errors import DataError
-from kcg.files import read_limited
+from kcg.files import read_limited, sha256_of
 from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, Measurement, Region, Target, Toolchain, Workload, WorkloadCall, canonical_json
 
@@ -365,12 +365,6 @@ def read_export(folder: Path | str) -> Export:
         if sha256_of(folder / name) != checksums[name]:
             raise DataError(f"{folder / name} does not agree with {CHECKSUMS}: export or download it again")
     return Export(folder, checksums)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, as `checksums.json` holds it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _in_todays_words(table: Any) -> Any:

@@ -34,9 +34,9 @@ def place_of(source: str | Path) -> Path:
         raise UsageError(f"there is no dataset {source}: give the folder of an export, or a journal")
     repo, at, revision = text.partition("@")
     if at:
-        from kcg.dataset.publish import cached
+        from kcg.dataset.publish import EXPORTS
 
-        return cached(repo, revision=revision)
+        return EXPORTS.cached(repo, revision=revision)
     if text in (named := _named()):
         return named[text]
     if text.count("/") == 1 and not text.startswith((".", "/")):

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
-from kcg.handover import deploy
+from kcg.handover.checks import check_model_result, check_tinygrad
+from kcg.handover.choices import Choice, changed_regions, choices, kept_as_they_are, left_by_hand, schedules_of
 from kcg.nouns import printable
 from kcg.report.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule
@@ -90,20 +91,20 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     if missing := [file for file in kernels if not file.is_file()]:
         raise UsageError(f"there is no file of kernels {missing[0]}")
     result = read_result(result_path)
-    deploy.check_model_result(result)
-    deploy.check_tinygrad(result, metadata.version("tinygrad"))
-    choices, _ = deploy.choices(result)
+    check_model_result(result)
+    check_tinygrad(result, metadata.version("tinygrad"))
+    chosen, _ = choices(result)
     instead, failed = _instead(result)
-    instead |= _by_hand(choices, result, kernels)
+    instead |= _by_hand(chosen, result, kernels)
     notes = _left_out(result, failed)
-    if line := deploy.left_by_hand(result, kernels):
+    if line := left_by_hand(result, kernels):
         notes.append(f"{line}: give the file of kernels with --kernels to use them")
-    if not instead and not any(choice.searched for choice in choices):
+    if not instead and not any(choice.searched for choice in chosen):
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
-    notes += [*deploy.kept_as_they_are(result), *map(str, result.left_out)]
+    notes += [*kept_as_they_are(result), *map(str, result.left_out)]
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
-    write_whole(path, module_text(result, choices, instead))
+    write_whole(path, module_text(result, chosen, instead))
     if is_new:
         notes.append(f"the folder {folder} was not there and was made")
     several = [region for region in instead if len(region.kernels) > 1]
@@ -112,8 +113,8 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         regions=len(several),
         fused=sum(not isinstance(instead[region], list) for region in several),
         programs=len(instead) - len(several),
-        searched=sum(choice.searched and Region((choice.kernel,)) not in instead for choice in choices),
-        kernels=len(choices),
+        searched=sum(choice.searched and Region((choice.kernel,)) not in instead for choice in chosen),
+        kernels=len(chosen),
         needs=_needs(result),
         notes=tuple(notes),
     )
@@ -129,12 +130,12 @@ def _needs(result: Result) -> str:
 def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
     """What runs in the place of regions, as `kcg.tuned` puts it there, and by region's id why it cannot have its
     program."""
-    from kcg.handover.programs import remade
+    from kcg.handover.remaking import remade
     from kcg.kernel.installing import plain_program
 
     made = remade(result, to_run=False)
     found, failed = Instead(), dict(made.failed)
-    for row in deploy.changed_regions(result):
+    for row in changed_regions(result):
         region = row.region
         if region.id in made.programs:
             try:
@@ -142,7 +143,7 @@ def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
             except ScheduleError as error:
                 failed[region.id] = f"tinygrad cannot launch it: {error}"
         elif region.id not in failed:
-            found[region] = deploy.schedules_of(row)
+            found[region] = schedules_of(row)
     return found, failed
 
 
@@ -185,13 +186,13 @@ def _beginning() -> bytes:
     return inspect.getsource(standalone).partition("\n")[0].encode()
 
 
-def _by_hand(choices: Sequence[deploy.Choice], result: Result, files: Sequence[Path]) -> Instead:
+def _by_hand(chosen: Sequence[Choice], result: Result, files: Sequence[Path]) -> Instead:
     """The hand-written kernels as programs, made anew from the user's files."""
     from kcg.kernel.installing import plain_program
     from kcg.kernel.program import Program, ProgramLaunch
     from kcg.measure.source_kernels import rebuilt
 
-    wanted = {Region((c.kernel,)): c.handwritten for c in choices if files and c.handwritten is not None}
+    wanted = {Region((c.kernel,)): c.handwritten for c in chosen if files and c.handwritten is not None}
     made = rebuilt(wanted, files, result.target) if wanted else {}
     return {
         region: plain_program(
@@ -201,7 +202,7 @@ def _by_hand(choices: Sequence[deploy.Choice], result: Result, files: Sequence[P
     }
 
 
-def module_text(result: Result, choices: Sequence[deploy.Choice], instead: Instead) -> str:
+def module_text(result: Result, chosen: Sequence[Choice], instead: Instead) -> str:
     """The module for a result: its code, the data, and the line that installs it."""
     from kcg.compat import standalone
 
@@ -222,7 +223,7 @@ def module_text(result: Result, choices: Sequence[deploy.Choice], instead: Inste
         *(_region_text(region, what, names[region.id]) for region, what in instead.items()),
         "    ),",
         "    opts={",
-        *(f"        {_key(c.kernel)!r}: {_opts(c.schedule)!r},  # {names[c.kernel.id]!a}" for c in choices),
+        *(f"        {_key(c.kernel)!r}: {_opts(c.schedule)!r},  # {names[c.kernel.id]!a}" for c in chosen),
         "    },",
         ")",
         "",

@@ -27,7 +27,7 @@ from kcg.measure import isolated
 from kcg.workloads.script import Form, Program, run_as_main
 
 if TYPE_CHECKING:
-    from kcg.handover.deploy import InPlace
+    from kcg.handover.tuned import InPlace
 
 MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
@@ -183,7 +183,7 @@ class _Run:
     def _prepare(self) -> None:
         if not self.job["result"]:
             return
-        from kcg.handover.deploy import scheduling
+        from kcg.handover.tuned import scheduling
         from kcg.report.result import read_result
 
         try:

@@ -26,7 +26,7 @@ from kcg.types import ModelCheck, Result, Target
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
-    from kcg.handover.deploy import InPlace
+    from kcg.handover.tuned import InPlace
     from kcg.judge.whole import Array
     from kcg.kernel.program import Compiled
     from kcg.workloads.family import Step
@@ -64,8 +64,8 @@ def compare(
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
-    from kcg.handover.deploy import scheduling
     from kcg.handover.in_place import compiled_before
+    from kcg.handover.tuned import scheduling
 
     replays = replays_of(max(result.total_after_s for result in results))
     given = compiled_before(programs, results[0].target) if programs else contextlib.nullcontext()

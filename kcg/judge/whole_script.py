@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.replays import Replayed
-from kcg.handover.deploy import changed_by
+from kcg.handover.choices import changed_by
 from kcg.judge.script_run import Ran, read_answer
 from kcg.judge.whole import (
     TIMEOUT_S,

@@ -352,17 +352,17 @@ def apply(
     cachedb: Annotated[Path | None, typer.Option(metavar="FILE", help="tinygrad's cache; its own by default")] = None,
 ) -> None:
     """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
-    from kcg.handover import deploy
+    from kcg.handover.apply import apply as write
+    from kcg.handover.apply import undo as restore
 
     if undo and result is not None:
         raise UsageError(f"--undo takes back whatever was applied: leave out {result}")
     if undo:
-        restored = deploy.undo(cachedb)
-        typer.echo(str(restored))
+        typer.echo(str(restore(cachedb)))
         return
     if result is None:
         raise UsageError(f"which result? write: {command_name('apply')} RESULT.json --beam 2")
-    typer.echo(str(deploy.apply(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
+    typer.echo(str(write(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
 
 
 @export_app.command(

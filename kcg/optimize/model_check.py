@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import DeviceError
-from kcg.handover.deploy import changed_by
+from kcg.handover.choices import changed_by
 from kcg.judge.whole import TIMEOUT_S, right_part
 from kcg.optimize import leaving_out
 from kcg.optimize.budget import OVERTIME

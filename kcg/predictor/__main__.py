@@ -12,14 +12,14 @@ from kcg import shell
 from kcg.cli import command_group, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import ExitCode, UnknownName, UsageError
-from kcg.sharing import Branch, Commit, Message, ModelRepo, Out, Private, say_pulled, say_pushed
+from kcg.hub.commands import Branch, Commit, Message, ModelRepo, Out, Private, say_pulled, say_pushed
 
 app = command_group("kcg predictor show", "kcg predictor COMMAND --help")
 
 
 @app.callback()
 def commands() -> None:
-    """Trained predictors of runtimes: look at, compare, share."""
+    """Trained predictors of runtimes, and policies: look at, compare, share."""
 
 
 @app.command(epilog=examples("kcg predictor show", "kcg predictor show predictor.safetensors --json"))
@@ -34,10 +34,9 @@ def show(
     import json
     from dataclasses import asdict
 
-    from kcg.predictor.checkpoint import read
     from kcg.predictor.choice import SHIPPED
     from kcg.predictor.features import FEATURES_VERSION
-    from kcg.predictor.publish import table
+    from kcg.rl.publish import kind_of
 
     source = checkpoint or SHIPPED
     paths = sorted(source.glob("*.safetensors")) if checkpoint is None or source.is_dir() else [source]
@@ -48,12 +47,13 @@ def show(
         )
     console = table_console()
     for path in paths:
-        found, size = read(path), path.stat().st_size
+        kind = kind_of(path)
+        found, size = kind.read(path), path.stat().st_size
         if json_mode:
             report = {"path": str(path), "bytes": size, "features_version": FEATURES_VERSION, **asdict(found.about)}
             sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         else:
-            console.print(table(str(path), found, size))
+            console.print(kind.table(str(path), found, size))
 
 
 @app.command(
@@ -98,16 +98,16 @@ def score(
 
 @app.command(epilog=examples("kcg predictor push predictor.safetensors OWNER/NAME --private"))
 def push(
-    checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="a checkpoint, a .safetensors file")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="FILE", help="a predictor or a policy, a .safetensors file")],
     repo: ModelRepo,
     revision: Branch = "main",
     message: Message = "",
     private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit. With a card; the token is HF_TOKEN. Prints the commit."""
-    from kcg.predictor.publish import push as push_now
+    from kcg.rl.publish import CHECKPOINTS
 
-    commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
+    commit = CHECKPOINTS.push(checkpoint, repo, branch=revision, message=message, private=private)
     say_pushed(
         repo, commit, shell.command(command_name("predictor"), "pull", repo, "--revision", commit, "--out", "FOLDER")
     )
@@ -116,9 +116,9 @@ def push(
 @app.command(epilog=examples("kcg predictor pull OWNER/NAME --revision COMMIT --out FOLDER"))
 def pull(repo: ModelRepo, revision: Commit, out: Out) -> None:
     """Download one commit from the Hugging Face Hub. It arrives whole: checksums are compared, and it is read."""
-    from kcg.predictor.publish import pull as pull_now
+    from kcg.rl.publish import CHECKPOINTS
 
-    say_pulled(out, pull_now(repo, out, revision=revision))
+    say_pulled(out, CHECKPOINTS.pull(repo, out, revision=revision))
 
 
 def main() -> ExitCode:

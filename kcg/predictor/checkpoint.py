@@ -91,16 +91,21 @@ def _about(given: dict[str, Any]) -> About:
         given[name] = tuple(given[name])
     given["datasets"] = tuple((name, value) for name, value in given["datasets"])
     about = About(**given)
-    words = [about.name, about.split, about.revision, about.since, *about.operations, *itertools.chain(*about.datasets)]
-    if not all(isinstance(word, str) for word in words + [target["fingerprint"] for target in about.targets]):
-        raise ValueError("a name that is no word")
+    check_about(about, about.since, *about.operations, *(target["fingerprint"] for target in about.targets))
     if not (isinstance(about.spread_scale, int | float) and 0 < about.spread_scale < math.inf):
         raise ValueError(f"errors that are multiplied by {about.spread_scale!r}")
+    return about
+
+
+def check_about(about: Any, *words: object) -> None:
+    """Raises ValueError where what any checkpoint says of itself is not what it has to be, nor further `words`."""
+    words += (about.name, about.split, about.revision, *itertools.chain(*about.datasets))
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("a name that is no word")
     if not (isinstance(about.metrics, dict) and isinstance(about.settings, dict)):
         raise ValueError("metrics or settings without names")
     if not isinstance(about.dirty, bool | None):
         raise ValueError(f"code that is {about.dirty!r}")
-    return about
 
 
 def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from kcg.errors import DataError
 from kcg.kernel.loop_nest import ACTION_FEATURES, AXES_OF_ACTION
-from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS
+from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, check_about
 from kcg.predictor.features import FEATURES_VERSION, side_by_side
 from kcg.predictor.header import as_stored, read_tensors, save_tensors
 from kcg.predictor.learned import one_thread
@@ -191,7 +191,9 @@ def read_policy(path: Path) -> Policy:
         about = header["about"]
         about["targets"] = tuple(about["targets"])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
-        return Policy(net, PolicyAbout(**about))
+        policy = Policy(net, PolicyAbout(**about))
+        check_about(policy.about, *policy.about.targets)
+        return policy
     except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:  # the last by torch's attention
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
 

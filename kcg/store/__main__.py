@@ -12,8 +12,8 @@ from kcg import shell
 from kcg.cli import command_group, counted, examples, guarded, run_app, table_console
 from kcg.commands import command_name
 from kcg.errors import CodecError, DataError, ExitCode, UsageError
+from kcg.hub.commands import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
 from kcg.nouns import plain
-from kcg.sharing import Branch, Commit, DatasetRepo, Message, Out, Private, say_pushed
 
 if TYPE_CHECKING:
     from kcg.store.folder import Found
@@ -142,18 +142,18 @@ def push(
     private: Private = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit. The token is HF_TOKEN. Prints how to use the commit."""
-    from kcg.store.publish import push as push_now
+    from kcg.store.publish import STORES
 
-    commit = push_now(store, repo, branch=revision, message=message, private=private)
+    commit = STORES.push(store, repo, branch=revision, message=message, private=private)
     say_pushed(repo, commit, shell.command(command_name("optimize"), "WORKLOAD", "--store", f"hf://{repo}@{commit}"))
 
 
 @app.command(epilog=examples("kcg store pull OWNER/NAME --revision COMMIT --out FOLDER"))
 def pull(repo: DatasetRepo, revision: Commit, out: Out) -> None:
     """Download one commit from the Hugging Face Hub. It arrives whole, every entry is read, and it can be added to."""
-    from kcg.store.publish import pull as pull_now
+    from kcg.store.publish import STORES
 
-    entries = len(pull_now(repo, out, revision=revision)) - 1  # all files but the marker
+    entries = len(STORES.pull(repo, out, revision=revision)) - 1  # all files but the marker
     typer.echo(f"{out}: {counted(entries, 'entry', 'entries')}")
 
 

@@ -23,9 +23,9 @@ def open_store(location: str, *, new: bool = False) -> Store:
     if not location.startswith(HUB):
         return open_folder(location, new=new)
     repo, revision = _pinned(location)
-    from kcg.store.publish import cached
+    from kcg.store.publish import STORES
 
-    return Store(location, cached(repo, revision=revision), writable=False)
+    return Store(location, STORES.cached(repo, revision=revision), writable=False)
 
 
 def check_store(location: str) -> None:

@@ -14,10 +14,11 @@ from kcg.dataset.check import verify
 from kcg.dataset.export import CHECKSUMS, export, merge, read_export
 from kcg.dataset.journal import Doubt, Journal, Run, unix_now_s
 from kcg.dataset.publish import write_card
-from kcg.dataset.reading import DOUBTS, sha256_of
+from kcg.dataset.reading import DOUBTS
 from kcg.dataset.stats import render, stats, to_json
 from kcg.dataset.stats_page import render_page
 from kcg.errors import DataError, JournalError
+from kcg.files import sha256_of
 from tests.dataset.test_journal import TARGET, TOOLCHAIN, fill, forged, measurement
 
 WHY = "its reference kernels take 1.31 times as long as those of the first host"

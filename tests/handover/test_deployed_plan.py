@@ -13,9 +13,11 @@ import pytest
 from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import LIVE, USED
-from kcg.handover import programs as remaking
-from kcg.handover.deploy import apply, changed_by, choices, putting_in_place, scheduling
+from kcg.handover import remaking
+from kcg.handover.apply import apply
+from kcg.handover.choices import changed_by, choices
 from kcg.handover.export import export, module_text
+from kcg.handover.tuned import putting_in_place, scheduling
 from kcg.judge.step import compare
 from kcg.judge.whole_script import Script
 from kcg.kernel.composed import parts_of

@@ -13,7 +13,7 @@ import pytest
 
 from kcg.compat import standalone
 from kcg.errors import MismatchError, UsageError
-from kcg.handover import deploy
+from kcg.handover.choices import choices
 from kcg.handover.export import PARTS, export, module_text
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
@@ -78,7 +78,7 @@ def test_a_process_without_kcg_takes_the_opts(result: Result, stored: Path, tmp_
 
 def test_a_process_without_kcg_runs_the_machine_code(result: Result, tmp_path: Path) -> None:
     first, *_ = result.regions
-    text = module_text(result, deploy.choices(result)[0], {first.region: compiled(first, result)})
+    text = module_text(result, choices(result)[0], {first.region: compiled(first, result)})
     (tmp_path / "tuned_model.py").write_text(text)
     done = imported(tmp_path / "tuned_model.py")
     assert done.returncode == 0, done.stderr
@@ -154,7 +154,7 @@ print(json.dumps([counts, sorted(set(sys.modules) - before)]))
 
 def test_however_it_is_loaded_it_is_in_place_until_it_is_taken_out(result: Result, tmp_path: Path) -> None:
     first, *_ = result.regions
-    text = module_text(result, deploy.choices(result)[0], {first.region: compiled(first, result)})
+    text = module_text(result, choices(result)[0], {first.region: compiled(first, result)})
     (tmp_path / "tuned_model.py").write_text(text)
     script = LOADED.replace("FOLDER", repr(str(tmp_path))).replace("SCRIPTS", repr(str(SCRIPTS)))
     settings = {"CACHEDB": str(tmp_path / "cache.db"), "PARALLEL": "0", "DEV": "CPU:X86"}
@@ -191,14 +191,14 @@ def test_the_module_reads_as_it_is_written_in_kcg(stored: Path, tmp_path: Path) 
 def test_elsewhere_the_module_is_refused_in_a_line(
     change: Callable[[Result], Result], line: str, result: Result, tmp_path: Path
 ) -> None:
-    (tmp_path / "tuned_model.py").write_text(module_text(change(result), deploy.choices(result)[0], {}))
+    (tmp_path / "tuned_model.py").write_text(module_text(change(result), choices(result)[0], {}))
     done = imported(tmp_path / "tuned_model.py")
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
 
 
 def test_a_damaged_module_and_one_for_another_tinygrad_are_refused_in_a_line(result: Result, tmp_path: Path) -> None:
     first, *_ = result.regions
-    text = module_text(result, deploy.choices(result)[0], {first.region: compiled(first, result)})
+    text = module_text(result, choices(result)[0], {first.region: compiled(first, result)})
     before, packed = re.split(r'Launch\(unpacked\(\n +"', text, maxsplit=1)
     assert packed
     for cut in (packed[3:], "@" + packed[1:]):  # another length, and what is no base 64

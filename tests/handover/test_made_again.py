@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, TinyJit
 
-from kcg.handover.deploy import scheduling
 from kcg.handover.export import export
+from kcg.handover.tuned import scheduling
 from kcg.kernel.regions import Candidate, candidates_of
 from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (

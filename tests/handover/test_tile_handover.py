@@ -19,9 +19,10 @@ import kcg
 from kcg.compat.assembler import assembler
 from kcg.compat.device import prepare
 from kcg.errors import MismatchError
-from kcg.handover.deploy import apply, choices
+from kcg.handover.apply import apply
+from kcg.handover.choices import choices
 from kcg.handover.export import export
-from kcg.handover.programs import why_not_here
+from kcg.handover.remaking import why_not_here
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, space_of
@@ -52,7 +53,7 @@ triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 REMADE = """
 import json, sys
 from pathlib import Path
-from kcg.handover import programs as remaking
+from kcg.handover import remaking
 from kcg.report.result import read_result
 if sys.argv[2:]:
     remaking.isolated.run_isolated = None

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, file_download
 
-from kcg.dataset.publish import pull, push
+from kcg.dataset.publish import EXPORTS
 from kcg.errors import DataError, UsageError
-from kcg.hub import Limits
+from kcg.hub.client import Limits
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 
 REPO = "owner/name"
+push, pull = EXPORTS.push, EXPORTS.pull
 SHORT = Limits(stall_s=0.2, total_s=0.6)
 
 

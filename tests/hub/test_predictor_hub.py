@@ -14,17 +14,20 @@ from huggingface_hub import constants
 
 from kcg.cli import guarded
 from kcg.errors import DataError, ExitCode, KcgError, UsageError
-from kcg.hub import Limits
+from kcg.hub.client import Limits
 from kcg.predictor import header
 from kcg.predictor.__main__ import main
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.network import Net, NetSettings
-from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTOR, model_card, pull, push
+from kcg.predictor.publish import PREDICTOR as KIND
+from kcg.rl.publish import CARD, CHECKPOINTS, CHECKSUMS
 from tests.hub.checks import is_untouched
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 from tests.rules import HEAVY, loaded_by
 
 REPO = "owner/name"
+PREDICTOR = KIND.file
+push, pull, model_card = CHECKPOINTS.push, CHECKPOINTS.pull, KIND.card
 ABOUT = About(
     "tiny",
     ({"fingerprint": "f" * 64, "model": "NVIDIA H200", "device": "CUDA", "renderer": "CUDA"},),
@@ -162,7 +165,7 @@ def test_a_checkpoint_that_cannot_be_read_never_takes_its_place(
         (sealed(b"no tensors at all"), r"predictor\.safetensors cannot be read"),
         (sealed(file.read_bytes()[:-100]), r"predictor\.safetensors cannot be read"),
         ({CHECKSUMS: whole[CHECKSUMS]}, r"predictor\.safetensors is in checksums\.json and is missing"),
-        ({PREDICTOR: whole[PREDICTOR]}, "holds no predictor of kcg"),
+        ({PREDICTOR: whole[PREDICTOR]}, "holds no predictor or policy of kcg"),
         ({**whole, "more.safetensors": b"x"}, r"more\.safetensors does not agree"),
         ({**whole, CHECKSUMS: b"[" * 100_000}, r"checksums\.json cannot be read|names no"),
         ({**whole, CHECKSUMS: b"{}"}, r"names no predictor\.safetensors"),

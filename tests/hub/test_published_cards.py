@@ -13,16 +13,17 @@ from huggingface_hub.repocard import metadata_load
 
 import kcg.data
 from kcg.dataset.export import read_export
-from kcg.dataset.publish import CARD, HUB_SPLIT, push, write_card
+from kcg.dataset.publish import CARD, EXPORTS, HUB_SPLIT, write_card
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import read
 from kcg.predictor.choice import SHIPPED
-from kcg.predictor.publish import METRICS, TASK, model_card
-from kcg.predictor.publish import push as push_predictor
+from kcg.predictor.publish import METRICS, PREDICTOR
+from kcg.rl.publish import CHECKPOINTS
 from tests.hub.checks import refused
 from tests.hub.server import TOKEN, Hub
 
 REPO = "owner/name"
+push, model_card = EXPORTS.push, PREDICTOR.card
 ROOT = Path(__file__).parents[2]
 RECORDED = sorted(path.parent for path in (ROOT / "datasets").glob("*/checksums.json"))
 
@@ -77,7 +78,7 @@ def test_the_card_of_a_shipped_predictor_has_its_metrics_as_the_hub_reads_them(p
     checkpoint = read(path)
     card = ModelCard(model_card(checkpoint, REPO, path.stat().st_size))
     data = card.data
-    assert data.license == "mit" and data.pipeline_tag == TASK and data.pipeline_tag in TASKS
+    assert data.license == "mit" and data.pipeline_tag == PREDICTOR.task and data.pipeline_tag in TASKS
     assert data.model_name == checkpoint.about.name and data.library_name == "kcg"
     assert data.eval_results is not None
     found = {result.metric_type: result.metric_value for result in data.eval_results}
@@ -88,7 +89,7 @@ def test_the_card_of_a_shipped_predictor_has_its_metrics_as_the_hub_reads_them(p
 
 def test_a_pushed_predictor_has_that_card(hub: Hub) -> None:
     path = SHIPPED / "cpu.safetensors"
-    commit = push_predictor(path, REPO, token=TOKEN, endpoint=hub.endpoint)
+    commit = CHECKPOINTS.push(path, REPO, token=TOKEN, endpoint=hub.endpoint)
     pushed = hub.repos[REPO].commits[commit][CARD].decode()
     assert pushed == model_card(read(path), REPO, path.stat().st_size)
 

@@ -15,13 +15,14 @@ from kcg.measure.device_info import detect
 from kcg.store.entry import Entry, entries_of
 from kcg.store.folder import MARKER, Store
 from kcg.store.location import open_store
-from kcg.store.publish import pull, push
+from kcg.store.publish import STORES
 from kcg.types import RegionResult, Verification
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 from tests.small_result import small_result
 
 REPO = "owner/tuned"
+push, pull = STORES.push, STORES.pull
 
 
 @pytest.fixture(scope="module")

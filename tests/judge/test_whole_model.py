@@ -19,8 +19,9 @@ import pytest
 
 from kcg.compat.programs import captured_at_once
 from kcg.errors import ExitCode, VerificationError
-from kcg.handover.deploy import apply, tuned
+from kcg.handover.apply import apply
 from kcg.handover.in_place import compiled_before
+from kcg.handover.tuned import tuned
 from kcg.judge import step as steps
 from kcg.judge import whole_model
 from kcg.judge.step import REPLAYS, Stage, compare, different

@@ -21,7 +21,7 @@ from rich.console import Console
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.compat.replays import Replayed
 from kcg.errors import ExitCode, VerificationError
-from kcg.handover.deploy import check_model_result
+from kcg.handover.checks import check_model_result
 from kcg.judge import whole_script
 from kcg.judge.script_run import Ran
 from kcg.judge.whole import (

@@ -16,7 +16,8 @@ import pytest
 
 import kcg
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
-from kcg.handover.deploy import apply, choices
+from kcg.handover.apply import apply
+from kcg.handover.choices import choices
 from kcg.handover.export import export
 from kcg.judge.step import compare
 from kcg.kernel.kinds import describe

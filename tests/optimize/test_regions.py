@@ -18,7 +18,7 @@ from tinygrad import Tensor, TinyJit
 import kcg
 from kcg.dataset.journal import Journal
 from kcg.errors import ScheduleError
-from kcg.handover.deploy import scheduling
+from kcg.handover.tuned import scheduling
 from kcg.kernel.composed import parts_of
 from kcg.kernel.kinds import space_of
 from kcg.measure.protocol import PROTOCOL

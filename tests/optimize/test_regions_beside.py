@@ -12,7 +12,7 @@ import pytest
 from tinygrad import Tensor, TinyJit
 
 from kcg.compat.partition import BETWEEN
-from kcg.handover.deploy import scheduling
+from kcg.handover.tuned import scheduling
 from kcg.judge.whole_script import Script
 from kcg.kernel.regions import Candidate, Form
 from kcg.optimize.planning import claimed

@@ -14,8 +14,8 @@ import pytest
 from tinygrad import Tensor, TinyJit, UOp, Variable
 
 from kcg.compat import standalone
-from kcg.handover import programs as remaking
-from kcg.handover.deploy import scheduling
+from kcg.handover import remaking
+from kcg.handover.tuned import scheduling
 from kcg.judge import ends
 from kcg.judge.step import compare
 from kcg.kernel.installing import placed_program

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kcg.compat.tiny import Ops
-from kcg.handover.deploy import choices
+from kcg.handover.choices import choices
 from kcg.judge import ends
 from kcg.judge.kept import Side
 from kcg.kernel.kinds import describe

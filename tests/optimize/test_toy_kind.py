@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kcg.handover.deploy import choices
+from kcg.handover.choices import choices
 from kcg.handover.export import export
 from kcg.kernel.kinds import KINDS, Entry, describe
 from kcg.report.page import render_report

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kcg.handover import deploy
 from kcg.report.next_steps import next_steps, resumed, with_option
 from kcg.types import ModelCheck, Result, ScheduleKind
 from kcg.workloads.script import Form, Program, bounded, workload_name
@@ -85,9 +84,9 @@ def test_a_compiler_that_tinygrad_does_not_find_is_named_and_without_any_nothing
 ) -> None:
     sample = sample_result()
     on_cpu = replace(sample, target=replace(sample.target, device="CPU", renderer="CLANG"))
-    monkeypatch.setattr(deploy, "missing_clang", lambda target: "/cache/kcg/a clang")
+    monkeypatch.setattr("kcg.report.next_steps.missing_clang", lambda target: "/cache/kcg/a clang")
     assert commands(on_cpu)[1] == "CC='/cache/kcg/a clang' DEV=CPU:CLANG BEAM=2 python your_program.py"
-    monkeypatch.setattr(deploy, "missing_clang", lambda target: "")
+    monkeypatch.setattr("kcg.report.next_steps.missing_clang", lambda target: "")
     assert [command.split()[1] for command in commands(on_cpu)] == ["run", "export"]
 
 

@@ -18,7 +18,7 @@ from kcg import tuning
 from kcg.compat.capture import is_hooked, recording
 from kcg.compat.opened import open_default
 from kcg.errors import KcgError, UsageError, VerificationError
-from kcg.handover.deploy import HoldsResult
+from kcg.handover.tuned import HoldsResult
 from kcg.judge.whole_function import Function, _explained, step_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace

@@ -61,7 +61,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The user's own cache, and what lets plain tinygrad open its CPU where no clang is found (see test_deploy)."""
+    """The user's own cache, and what lets plain tinygrad open its CPU where no clang is found, see
+    test_apply_and_tuned."""
     stand_in = {}
     if clang_path() is None:
         script = tmp_path / "cc"

@@ -1,7 +1,7 @@
 """Programs of a result that plain tinygrad cannot make, for a process that is to run them: from the user's cache, else
 made again from their schedules.
 
-Their compilers are never loaded there, since one may abort: `python -m kcg.handover.programs < job.json` is a child
+Their compilers are never loaded there, since one may abort: `python -m kcg.handover.remaking < job.json` is a child
 that has a compile pool of its own. What it makes may stay in the user's cache (`kcg.kernel.kinds.KeepsPrograms`), so
 that the next start compiles nothing and needs no child. Only the very program that was verified is used: the
 same machine code, on the same driver.
@@ -25,7 +25,7 @@ from kcg.kernel.program import Program, program_from, program_values
 from kcg.measure import isolated
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, Target, Variables
 
-CHILD = "kcg.handover.programs"
+CHILD = "kcg.handover.remaking"
 COMPILE_TIMEOUT_S = 120.0  # of one program: a compiler that loops is ended
 CHILD_TIMEOUT_S = 120.0  # of the child beside its programs
 
@@ -190,6 +190,6 @@ def _answer(future: Future[Any]) -> dict[str, Any] | str:
 
 if __name__ == "__main__":
     # run as a module of the package, so that children do not see this one as __main__
-    from kcg.handover.programs import main as main_of_the_package
+    from kcg.handover.remaking import main as main_of_the_package
 
     main_of_the_package()

@@ -21,9 +21,10 @@ from kcg.compat.device import has_cuda, prepare
 from kcg.compat.opened import open_default
 from kcg.compat.renderers import planning_renderer
 from kcg.errors import MismatchError, ResultError, UsageError
-from kcg.handover import deploy
+from kcg.handover.apply import apply, undo
 from kcg.handover.cache_rows import undo_path
-from kcg.handover.deploy import apply, choices, undo
+from kcg.handover.choices import choices
+from kcg.handover.tuned import tuned
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
@@ -410,7 +411,7 @@ def test_tuned_opens_the_cpu_without_clang_and_goes_before_beam(
 )
 def test_tuned_refuses_what_was_made_elsewhere(field: str, change: Any, result: Result, tmp_path: Path) -> None:
     write_result(change(result), tmp_path / "RESULT.json")
-    with pytest.raises(MismatchError, match=f"^{field}: "), deploy.tuned(tmp_path / "RESULT.json"):
+    with pytest.raises(MismatchError, match=f"^{field}: "), tuned(tmp_path / "RESULT.json"):
         raise AssertionError("the block must not run")
 
 
@@ -426,7 +427,7 @@ def test_tuned_leaves_another_model_beside_the_default_device_to_tinygrad(
     model = runpy.run_path(str(SCRIPTS / "small_model.py"))
     a, b = (model["table"](*shape).to("CPU:1").realize() for shape in ((32, 48), (48, 64)))
     warned = pytest.warns(UserWarning, match=r"^CPU:1: its kernels are left to tinygrad: model: made for ")
-    with warned as caught, deploy.tuned(stored):
+    with warned as caught, tuned(stored):
         model["normalised"]((a @ b).relu()).realize()
         assert not caught.list
     assert len(caught.list) == 1 and caught[0].filename == __file__
