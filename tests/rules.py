@@ -356,6 +356,19 @@ def imports_of_scripts(source: Source) -> Iterator[str]:
             yield f"{source.module}:{item.line}: the library imports {item.module}"
 
 
+ONLY_TRAINS = {"optuna", "sb3_contrib", "stable_baselines3"}
+"""Packages of the extra `train` that nothing but training needs; W&B keeps finished runs of `optimize` too."""
+
+
+def imports_of_training(source: Source) -> Iterator[str]:
+    """Imports of `kcg.training`, and of what only that needs, by another package of the library."""
+    if package_of(source.module) == "training":
+        return
+    for item in source.imports:
+        if package_imported(item) == "training" or item.module.split(".")[0] in ONLY_TRAINS:
+            yield f"{source.module}:{item.line}: imports {item.module}: only training/ and evaluation/ train"
+
+
 def drawn_tree(text: str) -> dict[str, str]:
     """Class -> parent, from a tree drawn with box characters; the root's parent is empty."""
     parents: dict[str, str] = {}

@@ -20,6 +20,7 @@ from tests.rules import (
     forbidden_calls,
     imports_of_kinds,
     imports_of_scripts,
+    imports_of_training,
     loaded_by,
     own_words,
     private_tinygrad,
@@ -69,6 +70,10 @@ def test_deadlines_and_durations_are_of_a_clock_that_never_steps() -> None:
 
 def test_nothing_imports_scripts() -> None:
     assert [line for source in LIBRARY for line in imports_of_scripts(source)] == []
+
+
+def test_only_scripts_train() -> None:
+    assert [line for source in LIBRARY for line in imports_of_training(source)] == []
 
 
 def test_datasets_is_no_package() -> None:

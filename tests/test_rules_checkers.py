@@ -15,6 +15,7 @@ from tests.rules import (
     forbidden_calls,
     imports_of_kinds,
     imports_of_scripts,
+    imports_of_training,
     loaded_by,
     own_words,
     private_tinygrad,
@@ -168,6 +169,12 @@ def test_an_import_of_a_script_is_found(tmp_path: Path) -> None:
     assert (
         len(list(imports_of_scripts(source(tmp_path, "kcg/b.py", "def f():\n  from training.gnn import train")))) == 1
     )
+
+
+def test_an_import_of_training_is_found(tmp_path: Path) -> None:
+    text = "def f():\n  from kcg import training\n  import kcg.training.fit, torch\nfrom sb3_contrib.common import x"
+    assert len(list(imports_of_training(source(tmp_path, "kcg/fleet/a.py", text)))) == 3
+    assert list(imports_of_training(source(tmp_path, "kcg/training/b.py", text))) == []
 
 
 def test_a_wrong_drawing_is_noticed() -> None:

@@ -38,7 +38,9 @@ def main(
     """Train a policy."""
     from kcg.cli import parse_budget
     from kcg.predictor.tracking import wanted_mode
+    from kcg.training.extra import need
 
+    need("sb3_contrib", "stable_baselines3")
     mode, budget_s = wanted_mode(wandb), parse_budget(budget) if budget is not None else None
     from kcg.measure.device_info import usable_cores
     from kcg.training.policy import PolicyTrainingSettings, train_policy

@@ -32,7 +32,9 @@ def main(
 ) -> None:
     """Try settings until there are so many trials, or the time is over."""
     from kcg.cli import parse_budget
+    from kcg.training.extra import need
 
+    need("optuna")
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.training.predictor import TrainingSettings, devices_of, parsed, with_values
     from kcg.training.tuning import tune

@@ -30,9 +30,8 @@ from kcg.errors import UnknownName
 from kcg.kernel.opts.traits import traits_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.ensemble import averaged, outputs_by
+from kcg.predictor.ensemble import averaged, evaluation_pool, outputs_by
 from kcg.predictor.features import Array
-from kcg.predictor.fit import evaluation_pool
 from kcg.predictor.network import Batch, GraphSet, Net
 from kcg.predictor.training_data import TrainingData, load
 from kcg.search.replay import FILE, read_tables

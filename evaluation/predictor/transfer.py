@@ -30,10 +30,11 @@ from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.fit import Fit, FitSettings, judge, pool_rows, predicted, rows_of_kernels
+from kcg.predictor.ensemble import pool_rows, predicted
 from kcg.predictor.metrics import Floors, floors_of
 from kcg.predictor.network import Net
 from kcg.predictor.training_data import TrainingData, load
+from kcg.training.fit import Fit, FitSettings, judge, rows_of_kernels
 from kcg.training.predictor import devices_of
 
 SHARES = (0.0, 0.01, 0.05, 0.1)

@@ -14,11 +14,10 @@ import numpy as np
 
 from kcg.errors import DataError
 from kcg.predictor.checkpoint import TREES
-from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.features import ACCESS_FEATURES, Array, Graphs
-from kcg.predictor.fit import FitSettings, rows_of_kernels
 from kcg.predictor.header import check_header, read_tensors
 from kcg.predictor.training_data import TrainingData
+from kcg.training.fit import FitSettings, rows_of_kernels, validation_rows
 
 MOST_TEXT_BYTES = 64 << 20  # of an unpacked model: more is no model of ours
 

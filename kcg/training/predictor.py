@@ -30,15 +30,15 @@ from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import read_limited, write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, About, Checkpoint, save
-from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
+from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.features import FEATURES_VERSION, operations_of
-from kcg.predictor.fit import Fit, FitSettings, judge
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.metrics import Floors, floors_of
 from kcg.predictor.network import Net
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
+from kcg.training.fit import Fit, FitSettings, judge, spread_scale, validation_rows
 
 # ---- The settings of a whole training as one dataclass, and their names on a command line and in a file.
 

@@ -19,16 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kcg.cli import pip_install
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.files import write_whole
 from kcg.measure.device_info import usable_cores
-from kcg.predictor.ensemble import validation_rows
-from kcg.predictor.fit import STATE, Fit
 from kcg.predictor.metrics import Floors, floors_of, score_of, scores
 from kcg.predictor.tracking import Tracker
 from kcg.predictor.training_data import TrainingData, load
+from kcg.training.extra import need
+from kcg.training.fit import STATE, Fit, validation_rows
 from kcg.training.predictor import TrainingSettings, dataset_of, names_of, with_values, workers
 from kcg.types import canonical_json, content_id
 
@@ -88,10 +87,9 @@ def tune(
     Raises DataError where the export cannot be read, has no validation part, or `out` holds a study of other settings
     or another dataset, UsageError without optuna or without one trial, and DeviceError where a process died.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise UsageError(f"tuning needs optuna, which is not installed: {pip_install('train')}") from error
+    need("optuna")
+    import optuna
+
     end = time.monotonic() + (math.inf if budget_s is None else budget_s)
     export, rows = read_export(data), load(data, log=log.info)
     floors = floors_of(export)

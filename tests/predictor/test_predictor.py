@@ -23,8 +23,8 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice, header
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
+from kcg.predictor.ensemble import evaluation_pool, predicted
 from kcg.predictor.features import operations_of
-from kcg.predictor.fit import STATE, Fit, FitSettings, evaluation_pool, predicted
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
@@ -32,6 +32,7 @@ from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Wei
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.training_data import TrainingData, load
 from kcg.rl.observation import Observer
+from kcg.training.fit import STATE, Fit, FitSettings
 from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS

@@ -23,7 +23,7 @@ from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
-from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
+from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
@@ -33,6 +33,7 @@ from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
 from kcg.training import predictor as training
 from kcg.training import tuning
+from kcg.training.fit import spread_scale, validation_rows
 from kcg.training.predictor import (
     CHECKPOINT,
     Trained,

@@ -11,10 +11,10 @@ import torch
 from evaluation.predictor.transfer import FRESH, TUNED, table_of, transfer
 from kcg.errors import DataError
 from kcg.predictor.checkpoint import About, Checkpoint
-from kcg.predictor.fit import STATE, Fit, FitSettings
 from kcg.predictor.metrics import Floors
 from kcg.predictor.network import Net, NetSettings
 from kcg.predictor.training_data import TrainingData, load
+from kcg.training.fit import STATE, Fit, FitSettings
 from tests.small_dataset import small_dataset
 
 SHAPE = NetSettings(hidden=8, layers=1)

@@ -23,14 +23,15 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
+from kcg.predictor.ensemble import pool_rows, predicted
 from kcg.predictor.features import Array
-from kcg.predictor.metrics import Floors, auc, calibration, log_error, score_of, scores, summary
+from kcg.predictor.metrics import COVERAGE, Floors, auc, calibration, log_error, score_of, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
-from kcg.predictor.training_data import POOL, TrainingData
+from kcg.predictor.training_data import TrainingData
 
 STATE = "state.safetensors"
+LEAST_ROWS = 20  # from which a scale of spreads is taken
 SCALE_ROWS = 8192  # rows from which the features' means and spreads are taken
-PREDICT_ROWS = 2048
 CLIP = 1.0
 
 Log = Callable[[dict[str, Any]], None]
@@ -66,30 +67,20 @@ class _Progress:
     spent_s: float = 0.0
 
 
-def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
-    """What a network says of some rows: `log_s`, `rank`, `log_sigma`, `failure` (a logit), each (m,) float64.
-
-    With attention between candidates, those of one kernel that stand together are compared with one another.
-    """
-    net.eval()
-    found: dict[str, list[Array]] = {name: [] for name in Output.__dataclass_fields__}
-    with torch.inference_mode():
-        for first in range(0, len(index), PREDICT_ROWS):
-            output = net(graphs.batch(torch.from_numpy(index[first : first + PREDICT_ROWS])))
-            for name, values in found.items():
-                values.append(getattr(output, name).double().cpu().numpy())
-    return {name: np.concatenate(values) if values else np.zeros(0) for name, values in found.items()}
+def validation_rows(data: TrainingData, split: str) -> Array:
+    """(n,) the rows that decide: the pool of the validation part. The test part is never among them."""
+    return pool_rows(data, split, VALIDATION)
 
 
-def evaluation_pool(data: TrainingData) -> Array:
-    """(n,) bool: the rows on which rankings are judged."""
-    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
-    return np.isin(data.sampler, wanted)
-
-
-def pool_rows(data: TrainingData, split: str, part: str) -> Array:
-    """(m,) the rows of a part of a split on which rankings are judged."""
-    return np.flatnonzero(data.part(split, part) & evaluation_pool(data))
+def spread_scale(found: dict[str, Array], log_s: Array) -> float:
+    """By what the expected errors have to be multiplied so that 50, 80 and 95 % of the errors lie within what a normal
+    distribution has there; the geometric mean of the three, which a few wild errors do not move. 1 for few rows."""
+    timed = np.isfinite(log_s)
+    if timed.sum() < LEAST_ROWS:
+        return 1.0
+    z = np.abs(found["rank"] - log_s)[timed] * np.exp(-found["log_sigma"][timed])
+    scales = [max(float(np.quantile(z, share)) / limit, 1e-3) for share, limit in COVERAGE]
+    return math.prod(scales) ** (1 / len(scales))
 
 
 def judge(data: TrainingData, found: dict[str, Array], index: Array, floors: Floors) -> dict[str, float]:
