@@ -211,7 +211,7 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
     monkeypatch.setitem(opened.device.service._kept, (work.call.region.id, other), faulty)
     fast = {s: o if s != other else replace(o, runtime_s=o.time_s / 1000) for s, o in work.known.items()}
     fast.setdefault(other, Observation(other, Status.OK, 1e-9, compiled.binary_hash))
-    monkeypatch.setattr(work, "known", fast)
+    monkeypatch.setattr(work, "seen", {work.kind: fast})
     result = opened.judge(estimates).judge.compare_found(work)
     assert result.outcome == "kept" and result.chosen == result.baseline
     assert (

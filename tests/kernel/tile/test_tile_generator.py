@@ -11,9 +11,10 @@ from pathlib import Path
 from tinygrad import Tensor
 
 from kcg.dataset.journal import Journal
+from kcg.kernel.composed import Part, schedule_of_parts
 from kcg.kernel.generator import GENERATOR_VERSION, TEXTS
+from kcg.kernel.kinds import made_by
 from kcg.kernel.opts.schedule import RAW
-from kcg.kernel.parts import Part, made_by, schedule_of_parts
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
