@@ -579,7 +579,7 @@ class ModelCheck:
 
     passed: bool | None  # None: there is no verdict
     reason: str = ""  # why there is none, or what is wrong
-    error: float | None = None  # relative, as `kcg.judge.whole_model` defines it
+    error: float | None = None  # relative, as `kcg.judge.whole` defines it
     tolerance: float | None = None
     seed: int = 0
     kernels: int = 0  # changed kernels that ran in the model
