@@ -237,9 +237,8 @@ class _Search:
         """The search problem of a region's schedules of another kind, which begins where their space does."""
         from kcg.predictor.cost import guiding
 
-        space, usual = work.others[kind], self.guide.predictor
-        assert usual is not None
-        judge = judge_of(guiding(space, usual), space)
+        space = work.others[kind]
+        judge = judge_of(guiding(space, self.guide.predictor), space)
 
         return Problem(
             space=FromItsStart(space),

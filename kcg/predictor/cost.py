@@ -119,6 +119,7 @@ class Blamed:
             return None
 
 
-def guiding(space: Space, usual: Predictor) -> Predictor:
-    """What judges the schedules of a space: their cost where it has one, else the usual predictor."""
-    return KnownCost() if isinstance(space, HasCost) else usual
+def guiding(space: Space, usual: Predictor | None) -> Predictor:
+    """What judges the schedules of a space: their cost where it has one, or no other is there, else the usual
+    predictor."""
+    return KnownCost() if usual is None or isinstance(space, HasCost) else usual

@@ -327,7 +327,7 @@ def test_a_program_that_cannot_be_exported_is_named(
     exported = export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py")
     (note,) = exported.notes
     (row,) = [row for row in result.regions if row.region == norm]
-    assert note.startswith(f"1 tile program left out, with each kernel alone instead ({row.baseline.name}): tinygrad")
+    assert note.startswith(f"1 program left out, with each kernel alone instead ({row.baseline.name}): tinygrad")
     assert "does not write the outputs" in note and exported.regions == 0
 
 

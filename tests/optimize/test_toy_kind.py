@@ -1,5 +1,6 @@
-"""A further kind is one package and one line: a toy one, elementwise kernels as C, goes all the way on a CPU, and a
-run there loads no kind that has nothing for its device."""
+"""A further kind is one package and one line: a toy one, elementwise kernels as C, goes all the way on a CPU.
+
+Such a run loads no kind that has nothing for its device."""
 
 from __future__ import annotations
 

@@ -98,6 +98,9 @@ class ElementwiseSpace:
     def baseline(self) -> Schedule:
         return baseline_of(self.region, self.target)
 
+    def prior(self) -> list[Schedule]:
+        return [with_lanes(n) for n in reversed(LANES)]
+
     def actions(self, schedule: Schedule) -> list[Action]:
         return [Action(f"lanes({n})", with_lanes(n)) for n in LANES[1:]] if schedule == self.start() else []
 
