@@ -597,6 +597,7 @@ def test_each_target_of_a_fleet_has_rows_of_its_own(mixed: LocalFleet, kernels: 
         assert list(schedules.values()) == [5, 5], "a row of one target does not stand for one of the other"
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_dies_ends_the_driver_which_goes_on_later(
     mixed: LocalFleet, kernels: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ from tests.chains import sequence_of
 from tests.commands import folders_of, printed, python
 from tests.kernels import empty
 from tests.planned_result import finalist, kernel_rows, planned_result, region_row
+from tests.slow import first
 from tests.without_clang import stand_in
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "made_again.py"
@@ -146,7 +147,7 @@ def timed(row: RegionResult) -> RegionResult:
     return replace(row, baseline=base, chosen=chosen, opts=replace(base, cold_s=3e-6))
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=first(1, [1, 2]))
 def result(
     request: pytest.FixtureRequest, workload: Workload, proposals: Proposals, readers: list[Candidate]
 ) -> Result:

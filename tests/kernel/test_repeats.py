@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.repeats import Run, blocks_of, blocks_of_workload, runs_of
@@ -66,6 +67,7 @@ def test_calls_of_one_kernel_that_need_nothing_of_each_other_are_no_blocks() -> 
     assert blocks.key((0, 1)) != blocks.key((2, 3)), "what is decided of one group is not decided of another"
 
 
+@pytest.mark.slow
 def test_the_blocks_of_flux_are_those_of_the_whole_model() -> None:
     workload = captured("flux", "1024")
     (blocks,) = blocks_of_workload(workload)

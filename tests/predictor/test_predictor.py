@@ -84,6 +84,7 @@ def pairwise(data: TrainingData, rank: np.ndarray, index: np.ndarray) -> float:
     return summary(found, data.calls)["pairwise"]
 
 
+@pytest.mark.slow
 def test_a_tiny_model_beats_random_and_the_roofline_on_held_out_kernels(
     folder: Path, data: TrainingData, trained: Fit
 ) -> None:

@@ -26,6 +26,7 @@ from kcg.kernel.symbolic import ends_of, seen_by
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.function import Call, capture_call
 from tests.sample_result import sample_result
+from tests.slow import some
 from tests.small_result import finalist, unlike_baseline
 
 open_default()
@@ -109,7 +110,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(CALLS, {"several", "a TinyJit", "a method that is lazy"}))
 def test_it_is_called_again_and_gets_a_verdict(name: str) -> None:
     function, args, kwargs = CALLS[name]
     check = checked(function, *args, **kwargs)

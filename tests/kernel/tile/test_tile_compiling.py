@@ -238,6 +238,7 @@ def test_on_amd_nothing_is_chosen_that_only_nvidia_has() -> None:
     assert "_tanh" not in generate(regions()["linear_gelu"], target, p).source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 40), marks=pytest.mark.slow)], ids=["one", "many"])
 def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path) -> None:
     target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()

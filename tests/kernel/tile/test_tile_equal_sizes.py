@@ -209,6 +209,7 @@ def test_no_default_has_more_sums_than_registers(size: int) -> None:
     assert bool(refused) == (size == 32)
 
 
+@pytest.mark.slow
 def test_every_default_is_legal_on_every_target() -> None:
     built = [build(*sizes) for build, sizes in PROGRAMS.values()]
     built += [attention(1, 2, queries, 512, size) for queries in (1, 64) for size in (16, 256, 512)]

@@ -118,6 +118,7 @@ def test_lists_of_many_loads_are_read_back_or_no_candidates(
         assert p.to_json() == schedule.body
 
 
+@pytest.mark.slow
 @triton
 @pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_policy_is_another_binary(stages: int) -> None:
