@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from tinygrad.helpers import Context
 
 from evaluation.flux.in_pytorch import build_model
 from evaluation.flux.weights import diffusers_inputs, diffusers_state
@@ -17,7 +18,8 @@ def test_one_state_dict_gives_the_same_output_in_kcg_and_in_diffusers() -> None:
     config = PRESETS["mini"]
     model, inputs = Flux(config), random_inputs(config)
     random_weights(model)
-    ours = model(**inputs).numpy()
+    with Context(NOOPT=1):  # kernels that compile in a third of the time
+        ours = model(**inputs).numpy()
     state = diffusers_state({name: value.numpy() for name, value in model.parameters.items()}, config)
     theirs = build_model(config, "cpu")
     theirs.load_state_dict({name: torch.tensor(value) for name, value in state.items()}, strict=True)
