@@ -130,7 +130,7 @@ class Judge:
             return f"the references disagree: tinygrad's own schedule ({reason}) and the unoptimised one ({raw.reason})"
         return f"tinygrad's own schedule does not verify: {reason}"
 
-    # ---- what is written by hand ----
+    # ---- what is of other kinds, and then what is written by hand ----
 
     def _with_others(self, work: Found, row: RegionResult) -> RegionResult:
         """The result after what a search found faster of other kinds had its turn; the best Opts stay in it."""
@@ -168,7 +168,7 @@ class Judge:
         rules = (*one.verification.rules, stress.rule(self._device.service.target))
         return replace(one, verification=replace(one.verification, rules=rules))
 
-    def with_offers(self, work: Found, row: RegionResult, offers: Sequence[tuple[Offer, str]] = ()) -> RegionResult:
+    def with_offers(self, work: Found, row: RegionResult, offers: Sequence[tuple[Offer, str]]) -> RegionResult:
         """The result after other kinds, and then the hand-written kernels had their turn: these are in order, each
         with why it is not compared, empty where it is."""
         row = self._with_others(work, row)

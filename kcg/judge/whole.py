@@ -176,7 +176,7 @@ def judge_outputs(
 
 
 def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
-    """The error as this module's docstring defines it, the largest of all outputs; infinite where a value is not."""
+    """The error as it is defined above, the largest of all outputs; infinite where a value is not."""
     import numpy as np
 
     worst = 0.0

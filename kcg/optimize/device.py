@@ -283,7 +283,7 @@ class Device:
         )
 
     def notice_missing_kinds(self) -> None:
-        """Say why only Opts are searched on a device that could have programs of another kind."""
+        """Say of each kind that could have programs on this device why none are searched."""
         from kcg.kernel.kinds import tools_for
 
         for noun, tools in tools_for(self.service.target):

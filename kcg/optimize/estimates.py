@@ -249,7 +249,7 @@ class Estimates:
     def comparing_s(self, work: RegionWork) -> float:
         """What judging one kernel is expected to take, in seconds, stress included: beside a candidate, if it has one,
         or if nothing has one yet."""
-        return self.timing_s(work) + sum(self.stress_s(work, schedule) for schedule in work.firsts[1:])
+        return self.timing_s(work) + sum(self.stress_s(work, found[0]) for found in work.by_kind)
 
     def timing_s(self, work: RegionWork) -> float:
         """The same of re-timing and verifying alone, which is worth its time also where none is left for stress."""

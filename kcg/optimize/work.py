@@ -176,8 +176,8 @@ class RegionWork:
     @property
     def searched(self) -> list[dict[Schedule, Observation]]:
         """What was seen of each other kind that is searched: not of what is written by hand."""
-        others = [seen for kind, seen in [*self.seen.items()] if kind != self.kind and seen]
-        return [seen for seen in others if not traits_of(next(iter(seen))).by_hand]
+        others = [(kind, seen) for kind, seen in [*self.seen.items()] if kind != self.kind and seen]
+        return [seen for kind, seen in others if kind in self.others or not traits_of(next(iter(seen.copy()))).by_hand]
 
     def observed(self, schedule: Schedule) -> Observation | None:
         """What was seen of a schedule, if anything."""

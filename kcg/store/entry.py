@@ -185,11 +185,15 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
 # ---- as JSON
 
 
+def schema_of(entry: Entry | Nothing) -> int:
+    """The oldest schema that can say it: an older entry keeps its hash, by which it is named."""
+    return SCHEMA if entry.toolchain.generator else OLDEST
+
+
 def _body(entry: Entry | Nothing) -> dict[str, Any]:
     asts = {kernel.id: kernel.ast_json for kernel in entry.region.kernels}
-    body = {"schema": SCHEMA, **encode(entry), "asts": asts}
-    if not entry.toolchain.generator:  # an older entry keeps its hash, by which it is named
-        body["schema"] = OLDEST
+    body = {"schema": schema_of(entry), **encode(entry), "asts": asts}
+    if not entry.toolchain.generator:
         del body["toolchain"]["generator"]
     return body
 

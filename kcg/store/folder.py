@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kcg.errors import DataError, ScheduleError, UsageError
 from kcg.files import read_foreign, write_whole
@@ -32,6 +32,7 @@ from kcg.store.entry import (
     key_of,
     key_of_nothing,
     nothing_from_json,
+    schema_of,
     to_json,
 )
 from kcg.types import Target, Toolchain, Variables
@@ -174,8 +175,9 @@ class Store:
 
     def _write(self, one: Entry | Nothing, instead_of: Iterable[Path]) -> None:
         """Write its file, and remove those of its key that it takes the place of."""
-        if not (self.folder / MARKER).exists():
-            write_whole(self.folder / MARKER, json.dumps({"kcg store": SCHEMA}) + "\n")
+        marker, schema = self.folder / MARKER, schema_of(one)
+        if not marker.exists() or _schema_at(marker) < schema:
+            write_whole(marker, json.dumps({"kcg store": schema}) + "\n")
         write_whole(self.folder / one.key / file_name(one), to_json(one))
         _remove(instead_of, one.key)
 
@@ -226,13 +228,17 @@ def _is_empty(folder: Path) -> bool:
     return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
+def _schema_at(marker: Path) -> Any:
+    """What a store says of its schema: that of the newest of its entries. Raises DataError where it is no marker."""
+    try:
+        return json.loads(read_foreign(marker, most_bytes=MOST_OF_MARKER) or b"")["kcg store"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{marker} is not that of a store: restore it, or give another store") from None
+
+
 def check_marker(folder: Path) -> None:
     """Raises DataError where a store is of another schema than this kcg's."""
-    try:
-        document = json.loads(read_foreign(folder / MARKER, most_bytes=MOST_OF_MARKER) or b"")
-        schema = document["kcg store"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{folder / MARKER} is not that of a store: restore it, or give another store") from None
+    schema = _schema_at(folder / MARKER)
     if type(schema) is not int or not OLDEST <= schema <= SCHEMA:
         older = type(schema) is int and schema < OLDEST
         advice = "what it holds was verified by older rules: begin another store" if older else "update kcg"

@@ -271,7 +271,7 @@ def test_where_a_tile_program_wins_the_best_opts_stay(opened: Begun, work: Regio
     found_tile(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 1e-3})
-    row = judge.with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work), [])
     assert (row.outcome, row.chosen.schedule) == ("improved", PLAIN_TILE)
     assert row.opts is not None and row.opts.schedule == opts and row.opts.verification.passed
     assert row.chosen.name == row.baseline.name, "the kernel's name, not the schedule's"
@@ -282,7 +282,7 @@ def test_a_tile_program_that_is_no_faster_than_the_opts_is_not_chosen(opened: Be
     found_tile(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 2.5e-3})
-    row = judge.with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work), [])
     assert row.chosen.schedule == opts and row.opts is None and "lost to" in row.note
 
 
@@ -291,7 +291,7 @@ def test_where_fast_functions_are_wrong_the_exact_ones_get_their_turn(opened: Be
     stand_in(opened, work, PLAIN_TILE)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, FAST: 1e-3, PLAIN_TILE: 1.1e-3}, wrong=[FAST])
-    row = judge.with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work), [])
     assert row.chosen.schedule == PLAIN_TILE and "rejected: wrong: element 0 is NaN" in row.note
 
 
@@ -308,7 +308,7 @@ def test_a_program_in_gluon_is_chosen_where_it_is_clearly_faster_than_the_plain_
     found_tile(opened, work, PLAIN_TILE, share=0.102 if near else 0.11)
     own, opts = work.space.baseline(), opts_of(work)
     judge = judged(opened, work, {own: 4e-3, opts: 2e-3, IN_GLUON: 1e-3, PLAIN_TILE: plain_s})
-    row = judge.with_offers(work, judge.compare_found(work))
+    row = judge.with_offers(work, judge.compare_found(work), [])
     assert row.chosen.schedule == chosen and row.opts is not None and row.opts.schedule == opts
 
 
@@ -322,7 +322,7 @@ def delicate(opened: Begun, work: RegionWork) -> Callable[[], Any]:
 
     def run() -> Any:
         judge = judged(opened, work, {own: 4e-3, opts: 2e-3, BY_TMA: 1e-3})
-        return judge.with_offers(work, judge.compare_found(work))
+        return judge.with_offers(work, judge.compare_found(work), [])
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,10 +57,9 @@ class TileKind:
         """Triton and its assembler."""
         if not supported(target):
             return Tools(missing=missing(target), possible=False)
-        if problem := missing(target):
-            return Tools(missing=problem)
-        using = assembler()
-        assert using is not None
+        using, problem = assembler(), missing(target)
+        if problem or using is None:
+            return Tools(missing=problem, assembler="" if using is None else using.name)
         advice = (
             ""
             if using.trusted
@@ -71,11 +71,7 @@ class TileKind:
     def traits(self, schedule: Schedule) -> Traits:
         """Its precision, and whether it is in Gluon: warps by what they do. The fastest in plain Triton is taken where
         it is about as fast."""
-        try:
-            p = TileParameters.from_json(schedule.body)
-        except ScheduleError:  # no program is made of it
-            return Traits(as_program=True, own_assembler=True)
-        return Traits(as_program=True, own_assembler=True, tf32=p.precision == TF32, second_choice=p.form in IN_GLUON)
+        return _traits(schedule.body)
 
     def needs_stress(self, region: Region, schedule: Schedule) -> bool:
         """Whether it is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen of
@@ -122,6 +118,15 @@ class TileKind:
     ) -> Program:
         """See `compile_tile`."""
         return compile_tile(region, schedule, target, variables=variables, also=also)
+
+
+@functools.lru_cache(1 << 14)  # asked of every candidate of a region, with every estimate
+def _traits(body: str) -> Traits:
+    try:
+        p = TileParameters.from_json(body)
+    except ScheduleError:  # no program is made of it
+        return Traits(as_program=True, own_assembler=True)
+    return Traits(as_program=True, own_assembler=True, tf32=p.precision == TF32, second_choice=p.form in IN_GLUON)
 
 
 KIND = TileKind()
