@@ -10,9 +10,9 @@ from tinygrad import Tensor
 from kcg.compat.planning import before_planning
 from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import Ops, UOp
+from kcg.handover.installing import buffers_of_region
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.installing import buffers_of_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch, program_of_parts

@@ -19,7 +19,7 @@ from evaluation.rows import rounded
 from evaluation.tiles.cases import Case
 from kcg.compat.scheduling import simplified
 from kcg.kernel.codec import ast_of
-from kcg.kernel.kinds import Refusal, kind_named, space_of
+from kcg.kernel.kinds import Unsupported, kind_named, space_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_ast
 from kcg.kernel.tile.space import TileSpace
@@ -80,8 +80,8 @@ def part(name: str, calls: int, region: Region, target: Target) -> Part:
     (prediction,) = Roofline().predict(opts, [opts.baseline()])
     try:
         space = kind_named(ScheduleKind.TILE).space(region, target)
-        refused = space.reason if isinstance(space, Refusal) else ""
-        if not isinstance(space, Refusal):
+        refused = space.reason if isinstance(space, Unsupported) else ""
+        if not isinstance(space, Unsupported):
             space.key(space.start())
     except Exception as error:  # any: it was not generated
         refused = f"{type(error).__name__}: {first_line(error)}"[:200]
@@ -121,7 +121,7 @@ def results_of(
 def cost(key: str, number: int, region: Region, target: Target) -> Cost:
     """Generate and compile one program of a kernel, in a child."""
     space = kind_named(ScheduleKind.TILE).space(region, target)
-    if isinstance(space, Refusal):
+    if isinstance(space, Unsupported):
         return Cost(key, number, failure=space.reason)
     assert isinstance(space, TileSpace)
     start, rng = space.start(), random.Random(f"{key}:{number}")

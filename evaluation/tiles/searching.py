@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kcg.kernel.kinds import Refusal, kind_named, space_of
+from kcg.kernel.kinds import Unsupported, kind_named, space_of
 from kcg.kernel.program import Executable
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.search import HOPELESS
@@ -121,7 +121,7 @@ class Searches:
         found = Found(region.id, self.card)
         try:
             kind = kind_named(ScheduleKind.TILE).space(region, self.service.target)
-            if isinstance(kind, Refusal):
+            if isinstance(kind, Unsupported):
                 found.refused = kind.reason
             else:
                 self._tiles(wanted, found, place, until)
@@ -216,7 +216,7 @@ def _of_tiles(search: Strategy) -> Strategy:
     def of_tiles(problem: Problem) -> Iterator[Observation]:
         opts: Any = problem.space
         space = kind_named(ScheduleKind.TILE).space(opts.region, opts.target)
-        if isinstance(space, Refusal):
+        if isinstance(space, Unsupported):
             return iter(())
         judge = judge_of(KnownCost(), space)
         changed = replace(problem, space=FromItsStart(space), predict=judge.predict, correct=judge.correct)

@@ -130,8 +130,8 @@ def _needs(result: Result) -> str:
 def _instead(result: Result) -> tuple[Instead, dict[str, str]]:
     """What runs in the place of regions, as `kcg.tuned` puts it there, and by region's id why it cannot have its
     program."""
+    from kcg.handover.installing import plain_program
     from kcg.handover.remaking import remade
-    from kcg.kernel.installing import plain_program
 
     made = remade(result, to_run=False)
     found, failed = Instead(), dict(made.failed)
@@ -188,7 +188,7 @@ def _beginning() -> bytes:
 
 def _by_hand(chosen: Sequence[Choice], result: Result, files: Sequence[Path]) -> Instead:
     """The hand-written kernels as programs, made anew from the user's files."""
-    from kcg.kernel.installing import plain_program
+    from kcg.handover.installing import plain_program
     from kcg.kernel.program import Program, ProgramLaunch
     from kcg.measure.source_kernels import rebuilt
 

@@ -15,8 +15,8 @@ from kcg.compat.capture import choosing_opts
 from kcg.compat.programs import core_variable, is_aligned, single_device
 from kcg.compat.standalone import program_of_code
 from kcg.compat.tiny import Ops
+from kcg.handover.installing import kernel_id
 from kcg.kernel.compile import to_elf
-from kcg.kernel.installing import kernel_id
 from kcg.kernel.program import Compiled
 from kcg.measure.source_kernels import rebuilt
 from kcg.types import Kernel, Region, Schedule, Target

@@ -122,9 +122,9 @@ def putting_in_place(
     from kcg.compat.programs import single_device
     from kcg.compat.standalone import devices_of, opened_device
     from kcg.handover.in_place import handwritten_programs
+    from kcg.handover.installing import installing
     from kcg.handover.remaking import remade
     from kcg.kernel.codec import kernel_of
-    from kcg.kernel.installing import installing
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     check_target(result.target, opened)
@@ -190,7 +190,7 @@ def _regions_in_place(
     """What runs in the place of their calls, on the devices that it `is_for`. `failed` gets a line for a program that
     does not load."""
     from kcg.compat.replacing import Placed, Replacement
-    from kcg.kernel.installing import placed_kernels, placed_program
+    from kcg.handover.installing import placed_kernels, placed_program
 
     def program(row: RegionResult, device: str) -> Placed | None:
         try:

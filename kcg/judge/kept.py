@@ -20,7 +20,7 @@ from kcg.errors import JournalError, ResultError
 from kcg.kernel.kinds import traits_of
 from kcg.kernel.program import Compiled, Program
 from kcg.measure import verify
-from kcg.measure.jobs import NearbyOutcome, PairedOutcome
+from kcg.measure.jobs import ContextOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import Region, Schedule, Target, Toolchain, Variables
@@ -32,7 +32,7 @@ RULES = 4
 """How finalists are judged, and the fields of what is kept. A change of either is a new number: what is kept under
 another one is not even read, and the region is judged again."""
 
-NEARBY_RULES = 2  # the same of regions that are timed in their neighbourhood
+IN_CONTEXT_RULES = 2  # the same of regions that are timed in their neighbourhood
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class KeptResults:
             key = self._key(work, [side.schedule for side in sides], values)
             self._device.journal.add_paired_result(key, noun_to_json(Entry(_binaries(sides), outcome)))
 
-    def find_nearby(self, region: Region, sides: Sequence[Program]) -> NearbyOutcome | None:
+    def find_in_context(self, region: Region, sides: Sequence[Program]) -> ContextOutcome | None:
         """What an earlier run saw of these two programs of a region and its neighbours; None where it has to be timed.
 
         Raises:
@@ -112,25 +112,25 @@ class KeptResults:
         """
         from kcg.dataset.journal import identity_of
 
-        if not self._entries or (text := self._entries.get(identity_of(self._nearby_key(region, sides)))) is None:
+        if not self._entries or (text := self._entries.get(identity_of(self._context_key(region, sides)))) is None:
             return None
         try:
-            outcome = noun_from_json(NearbyOutcome, text)
+            outcome = noun_from_json(ContextOutcome, text)
             if not _is_timed(outcome):
                 raise ResultError("its samples are not those of a comparison in turns")
         except ResultError as error:
             raise self._distrusted(error) from None
         return outcome
 
-    def add_nearby(self, region: Region, sides: Sequence[Program], outcome: NearbyOutcome) -> None:
+    def add_in_context(self, region: Region, sides: Sequence[Program], outcome: ContextOutcome) -> None:
         """Store what timing a region in its neighbourhood showed, where its samples are to be trusted."""
         if self._device.journal is not None and _is_timed(outcome):
-            self._device.journal.add_paired_result(self._nearby_key(region, sides), noun_to_json(outcome))
+            self._device.journal.add_paired_result(self._context_key(region, sides), noun_to_json(outcome))
 
-    def _nearby_key(self, region: Region, sides: Sequence[Program]) -> list[Any]:
+    def _context_key(self, region: Region, sides: Sequence[Program]) -> list[Any]:
         binaries = [side.binary_hash for side in sides]
         fingerprints = _fingerprints(*self._device.service.facts, own_assembler=True)
-        return ["nearby", region.id, binaries, *fingerprints, PROTOCOL, NEARBY_RULES]
+        return ["nearby", region.id, binaries, *fingerprints, PROTOCOL, IN_CONTEXT_RULES]
 
     def forget(self) -> bool:
         """Drop all, since the whole model failed with the schedules that they let through: a run that goes on would
@@ -172,7 +172,7 @@ def _is_whole(outcome: PairedOutcome, sides: int) -> bool:
     return in_turns and all(samples and all(0 < s < math.inf for s in samples) for samples in [*cold, *warm])
 
 
-def _is_timed(outcome: NearbyOutcome) -> bool:
+def _is_timed(outcome: ContextOutcome) -> bool:
     """Whether both sides were timed in turns, and nothing was wrong."""
     samples = [*outcome.parts_s, *outcome.program_s]
     in_turns = len(outcome.parts_s) == len(outcome.program_s) > 0

@@ -241,7 +241,7 @@ class Space(StepSpace, Protocol):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Unsupported:
     """Why a kind has no space for a region."""
 
     reason: str
@@ -261,7 +261,7 @@ class Kind(Protocol):
     def parse(self, body: str) -> Schedule:
         """The schedule of a body that comes from a file. Raises ScheduleError, in one line, where it is none."""
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> Space | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> Space | Unsupported:
         """The schedules of a region on a target. With `allow_tf32` products may round float32 operands to tf32. Raises
         what tinygrad raises on a foreign kernel."""
 
@@ -478,7 +478,7 @@ def space_of(region: Region, target: Target, kind: str = "", *, allow_tf32: bool
     """The space of a kind, see `Kind.space`, by default of the one that holds the region's baseline. Raises
     ScheduleError where there is none, and what tinygrad raises on a foreign kernel."""
     found = kind_named(kind or own_kind(region)).space(region, target, allow_tf32=allow_tf32)
-    if isinstance(found, Refusal):
+    if isinstance(found, Unsupported):
         raise ScheduleError(found.reason)
     return found
 

@@ -19,7 +19,17 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.composed import Part, checked, joined, parts_of, region_of_part, schedule_of_parts
-from kcg.kernel.kinds import Refusal, Space, Tools, Traits, compile_region, kind_named, kind_of, needs_stress, traits_of
+from kcg.kernel.kinds import (
+    Space,
+    Tools,
+    Traits,
+    Unsupported,
+    compile_region,
+    kind_named,
+    kind_of,
+    needs_stress,
+    traits_of,
+)
 from kcg.kernel.program import Executable, Program
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
@@ -40,10 +50,10 @@ class PartsKind:
                 raise ScheduleError(f"part {number} of a schedule: {error}") from None
         return schedule
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> PartsSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> PartsSpace | Unsupported:
         """The space of a region of several kernels."""
         if len(region.kernels) == 1:
-            return Refusal("a region of one kernel has no parts")
+            return Unsupported("a region of one kernel has no parts")
         return PartsSpace(region, target, allow_tf32=allow_tf32)
 
     def tools(self, target: Target) -> Tools:
@@ -262,7 +272,7 @@ class PartsSpace:
         if (places, kind) not in self._spaces:
             part = region_of_part(self.region, places)[0]
             found = kind_named(kind).space(part, self.target, allow_tf32=self._allow_tf32)
-            if isinstance(found, Refusal):
+            if isinstance(found, Unsupported):
                 raise ScheduleError(f"calls {list(places)} have no schedules of kind {kind}: {found.reason}")
             self._spaces[places, kind] = found
         return self._spaces[places, kind]

@@ -21,12 +21,12 @@ from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
+    ContextJob,
+    ContextOutcome,
     JointJob,
     JointOutcome,
     NanJob,
     NanOutcome,
-    NearbyJob,
-    NearbyOutcome,
     PairedJob,
     PairedOutcome,
     StressJob,
@@ -96,12 +96,12 @@ def compile_job(job: CompileJob) -> CompileOutcome:
     return CompileOutcome(compiled, time.perf_counter() - begin)
 
 
-def refusal_job(region: Region, target: Target) -> str:
+def unsupported_job(region: Region, target: Target) -> str:
     """Why a region has no schedules but those of the kind of its baseline; empty where it has some."""
-    from kcg.kernel.kinds import Refusal, kind_named, other_kinds
+    from kcg.kernel.kinds import Unsupported, kind_named, other_kinds
 
     spaces = [kind_named(name).space(region, target) for name in other_kinds(region, target)]
-    reasons = [space.reason for space in spaces if isinstance(space, Refusal)]
+    reasons = [space.reason for space in spaces if isinstance(space, Unsupported)]
     return "; ".join(reasons) if len(reasons) == len(spaces) else ""
 
 
@@ -453,7 +453,7 @@ def nan_job(job: NanJob) -> NanOutcome:
     return NanOutcome(tuple(differ[1:]), tainted=bench.tainted, spent_s=laps.spent_s)
 
 
-def nearby_job(job: NearbyJob) -> NearbyOutcome:
+def context_job(job: ContextJob) -> ContextOutcome:
     """Time both sides in turns. Their outputs are looked at, as in a paired comparison, and not judged: there is no
     reference of so many calls, and each program was verified by itself."""
     laps = Laps()
@@ -466,12 +466,12 @@ def nearby_job(job: NearbyJob) -> NearbyOutcome:
     laps.lap("time")
     reason = next(filter(None, [*(run.reason for run in runs), bench.left_behind(), noisy]), "")
     if reason:
-        return NearbyOutcome(reason=reason, tainted=bench.tainted, spent_s=laps.spent_s)
-    return NearbyOutcome(parts_s, program_s, tainted=bench.tainted, spent_s=laps.spent_s)
+        return ContextOutcome(reason=reason, tainted=bench.tainted, spent_s=laps.spent_s)
+    return ContextOutcome(parts_s, program_s, tainted=bench.tainted, spent_s=laps.spent_s)
 
 
 def _in_turns(
-    runs: list[Watched], job: PairedJob | JointJob | NearbyJob, *, warm: int
+    runs: list[Watched], job: PairedJob | JointJob | ContextJob, *, warm: int
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """Cold samples of each, and warm ones of the first `warm`: every round another one begins, so that no place in a
     round is anybody's own."""

@@ -143,7 +143,7 @@ class NanOutcome:
 
 
 @dataclass(frozen=True)
-class NearbyJob:
+class ContextJob:
     """Time two programs of a region and its neighbours in turns: all calls one by one, and one program in the place of
     the region's. Each was verified alone before."""
 
@@ -154,7 +154,7 @@ class NearbyJob:
 
 
 @dataclass(frozen=True)
-class NearbyOutcome:
+class ContextOutcome:
     """Seconds of each side, one of each a turn; none where there is a `reason`."""
 
     parts_s: tuple[float, ...] = ()

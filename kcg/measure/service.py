@@ -29,12 +29,12 @@ from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
+    ContextJob,
+    ContextOutcome,
     JointJob,
     JointOutcome,
     NanJob,
     NanOutcome,
-    NearbyJob,
-    NearbyOutcome,
     PairedJob,
     PairedOutcome,
     StressJob,
@@ -713,9 +713,9 @@ class MeasureService:
         """Hold what programs make of NaN against what the first does. The future raises what went wrong."""
         return self._device.submit(child.nan_job, job, timeout_s=timeout_s)
 
-    def compare_nearby(self, job: NearbyJob, *, timeout_s: float) -> Future[NearbyOutcome]:
+    def compare_in_context(self, job: ContextJob, *, timeout_s: float) -> Future[ContextOutcome]:
         """Time a region's calls and its program in turns, among their neighbours. The future raises what went wrong."""
-        return self._device.submit(child.nearby_job, job, timeout_s=timeout_s)
+        return self._device.submit(child.context_job, job, timeout_s=timeout_s)
 
     def stress(self, job: StressJob, *, timeout_s: float) -> Future[StressOutcome]:
         """Launch a program very often. The future raises what went wrong."""

@@ -323,7 +323,7 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.kinds import Refusal, kind_named, other_kinds, space_of
+        from kcg.kernel.kinds import Unsupported, kind_named, other_kinds, space_of
 
         target, allowed = self.service.target, self._settings.allow_tf32
         works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
@@ -331,7 +331,7 @@ class Device:
             for name in other_kinds(work.call.region, target):
                 with looking(f"schedules of kind {name} of a kernel or region"):
                     found = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
-                    if not isinstance(found, Refusal):
+                    if not isinstance(found, Unsupported):
                         work.others[name] = found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)

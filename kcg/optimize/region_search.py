@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import DeviceError
-from kcg.judge.nearby import Interval, Nearby
+from kcg.judge.in_context import InContext, Interval
 from kcg.kernel.kinds import kind_of, own_kind
-from kcg.measure.child import refusal_job
+from kcg.measure.child import unsupported_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.planning import claimed, planned
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
 ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
 MOST = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
-MOST_NEARBY = 24  # regions that are timed among the calls around
+MOST_IN_CONTEXT = 24  # regions that are timed among the calls around
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def has_programs(
     by `time.monotonic`. What they did not come to has none."""
     regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
     asked = {
-        name: service.beside(refusal_job, region, service.target, timeout_s=LOOKING_TIMEOUT_S)
+        name: service.beside(unsupported_job, region, service.target, timeout_s=LOOKING_TIMEOUT_S)
         for name, region in regions.items()
     }
 
@@ -406,7 +406,7 @@ def needed_by_plans(
     return needed
 
 
-def savings_nearby(
+def savings_in_context(
     results: RegionResults,
     proposed: Proposed,
     estimates: Estimates,
@@ -419,17 +419,17 @@ def savings_nearby(
     what there was no time for, which a warning counts, and of what has no neighbours. What is measured next is what the
     best plans have by what is known, until they have nothing left to measure."""
     until = estimates.judge_until()
-    comparing = Nearby(results.rows, device, estimates, estimates.kept, until=until)
+    comparing = InContext(results.rows, device, estimates, estimates.kept, until=until)
     known = comparing.found
     alone_s = alone_s_of(results)
 
     def waiting() -> list[Candidate]:
         """What the best plans have by what is known now, and was not tried: what saves most first."""
-        plans = plans_by(results, proposed, memory_bytes=memory_bytes, nearby=known)
+        plans = plans_by(results, proposed, memory_bytes=memory_bytes, in_context=known)
         savings = measured_savings(results.rows, proposed.proposals, alone_s, known)
         tried = {key: saved_s for key, saved_s in savings.items() if key[0] in comparing.tried}
         keys = next_to_measure(plans, savings, tried)
-        return [proposed.proposals.candidates[key] for key in keys[: MOST_NEARBY - len(comparing.tried)]]
+        return [proposed.proposals.candidates[key] for key in keys[: MOST_IN_CONTEXT - len(comparing.tried)]]
 
     late = 0
     while not late and any(map(beats_its_parts, results.rows)) and (candidates := waiting()):
@@ -454,12 +454,12 @@ def variants(
     proposed: Proposed,
     workload: Workload,
     *,
-    nearby: Mapping[str, Interval] = MappingProxyType({}),
+    in_context: Mapping[str, Interval] = MappingProxyType({}),
     memory_bytes: float = float("inf"),
 ) -> list[RegionResults]:
-    """The results by each of the best plans, the best first, and last by that of every kernel alone. `nearby` is what
-    regions save in their neighbourhood, by id."""
-    plans = plans_by(results, proposed, nearby=nearby, memory_bytes=memory_bytes)
+    """The results by each of the best plans, the best first, and last by that of every kernel alone. `in_context` is
+    what regions save in their neighbourhood, by id."""
+    plans = plans_by(results, proposed, in_context=in_context, memory_bytes=memory_bytes)
     own = {work.call.region.id for work in proposed.works}
     rows = [row for row in results.rows if row.region.id not in own]
     regions = {row.region.id: row for row in results.rows if row.region.id in own}
@@ -467,10 +467,10 @@ def variants(
     for plan in plans:
         found = rows_of(workload, rows, regions, plan.regions)
         planning = Planning(
-            regions=regions_in(plan, found, rows, workload, nearby),
+            regions=regions_in(plan, found, rows, workload, in_context),
             plans=(TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, UNTRIED, chosen=True),),
             why=UNTRIED,
-            passed_over=passed_over(list(regions.values()), proposed, plan, nearby),
+            passed_over=passed_over(list(regions.values()), proposed, plan, in_context),
             inside=inside_of(rows, found),
             unread=unread(plan.regions, rows, workload),
         )
@@ -485,12 +485,12 @@ def plans_by(
     results: RegionResults,
     proposed: Proposed,
     *,
-    nearby: Mapping[str, Interval] = MappingProxyType({}),
+    in_context: Mapping[str, Interval] = MappingProxyType({}),
     memory_bytes: float = float("inf"),
 ) -> list[WorkloadPlan]:
     """The best plans by what was judged, as programs get them."""
     proposals, alone_s = proposed.proposals, alone_s_of(results)
-    savings = measured_savings(results.rows, proposals, alone_s, nearby)
+    savings = measured_savings(results.rows, proposals, alone_s, in_context)
     workspaces = _workspaces(results.rows, proposed)
     return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces)
 
@@ -513,12 +513,12 @@ def measured_savings(
     rows: Sequence[RegionResult],
     proposals: Proposals,
     alone_s: Mapping[str, float],
-    nearby: Mapping[str, Interval] = MappingProxyType({}),
+    in_context: Mapping[str, Interval] = MappingProxyType({}),
 ) -> Mapping[Key, float]:
     """What each region that is faster than the best of its parts saves of one call, both timed in the same turns: in
     its neighbourhood where that is known, else alone; less what its parts take that it computes again."""
     saved_s = {row.region.id: saving_s(row) for row in rows if beats_its_parts(row)}
-    saved_s |= {name: median_s for name, (_, median_s, _) in nearby.items() if name in saved_s}
+    saved_s |= {name: median_s for name, (_, median_s, _) in in_context.items() if name in saved_s}
     return _in_place(proposals, saved_s, alone_s)
 
 
@@ -549,7 +549,7 @@ def regions_in(
     rows: Sequence[RegionResult],
     kernels: Sequence[RegionResult],
     workload: Workload,
-    nearby: Mapping[str, Interval],
+    in_context: Mapping[str, Interval],
 ) -> tuple[RegionInPlan, ...]:
     """What is said of the regions of a plan, by the results of the plan and those of all `kernels`."""
     names = {row.region.id: name_of(row) for row in kernels}
@@ -564,7 +564,7 @@ def regions_in(
             saved_s=saving_s(by_id[region.id]) - again.get(region.id, 0.0),
             saved_bytes=float(candidate.saved_bytes),
             left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
-            nearby_s=nearby.get(region.id),  # which is not known of one that computes calls again
+            nearby_s=in_context.get(region.id),  # which is not known of one that computes calls again
             again=region.again,
         )
         for candidate, _ in plan.programs
@@ -592,7 +592,7 @@ OUT = {
 
 
 def passed_over(
-    rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan, nearby: Mapping[str, Interval]
+    rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan, in_context: Mapping[str, Interval]
 ) -> tuple[tuple[str, int], ...]:
     """Why regions that rules proposed are not in a plan, and how many; `rows` are of those that were searched."""
     reasons = Counter({"no program of them can be made": proposed.impossible})
@@ -600,11 +600,11 @@ def passed_over(
     for row in rows:
         if row.region not in plan.regions:
             slower = OUT.get(row.outcome, "no program is faster than the best schedules of the parts")
-            lost = row.region.id in nearby and nearby[row.region.id][1] <= 0
-            faster = LOST_NEARBY if lost else BEATEN
+            lost = row.region.id in in_context and in_context[row.region.id][1] <= 0
+            faster = LOST_IN_CONTEXT if lost else BEATEN
             reasons[faster if beats_its_parts(row) else slower] += 1
     return tuple((why, count) for why, count in reasons.most_common() if count > 0)
 
 
-LOST_NEARBY = "a program is faster than the parts alone, and not among the calls around it"
+LOST_IN_CONTEXT = "a program is faster than the parts alone, and not among the calls around it"
 BEATEN = "a program is faster than the parts, and the plan is faster without it"

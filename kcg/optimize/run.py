@@ -29,7 +29,7 @@ from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.region_search import needed_by_plans, savings_nearby, search_regions, variants
+from kcg.optimize.region_search import needed_by_plans, savings_in_context, search_regions, variants
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
@@ -148,8 +148,10 @@ def optimize(
             judging = Judging(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
             compared, seen = judging.seen, judging.run()
             if proposed is not None:
-                nearby = savings_nearby(seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes)
-                by_plan = variants(seen, proposed, captured.workload, nearby=nearby, memory_bytes=memory_bytes)
+                in_context = savings_in_context(
+                    seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes
+                )
+                by_plan = variants(seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes)
                 seen = by_plan[-1]  # every kernel alone, until whole steps were compared
             results = seen
             device.check_journal()

@@ -14,7 +14,7 @@ from tests.kernels import kernels_of
 REPLACED = """
 from tinygrad import Tensor, TinyJit
 from kcg.compat.observing import Observer
-from kcg.kernel.installing import install
+from kcg.handover.installing import install
 from tests.compat.test_replacing import ROWS, WIDTH, X86, chain, empty, fused, program_of, region_of, values
 region = region_of(chain(empty(ROWS, WIDTH)))
 program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {3: fused(x)})

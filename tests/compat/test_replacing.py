@@ -21,8 +21,8 @@ from kcg.compat.partition import BETWEEN, LIVE, OVERLAP, USED
 from kcg.compat.sequences import recording_sequences
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
+from kcg.handover.installing import install, installing, placed_kernels
 from kcg.kernel.codec import ast_of
-from kcg.kernel.installing import install, installing, placed_kernels
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.sequences import partition_of, sequences_of_captured

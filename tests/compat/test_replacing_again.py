@@ -16,7 +16,7 @@ from kcg.compat.partition import BETWEEN, REWRITTEN, UNSTORED, USED
 from kcg.compat.sequences import recording_sequences
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
-from kcg.kernel.installing import install, installing, placed_kernels
+from kcg.handover.installing import install, installing, placed_kernels
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.program import Program
 from kcg.kernel.sequences import partition_of, sequences_of_captured

@@ -25,8 +25,8 @@ from kcg.compat.replacing import DEVICES, UNALIGNED
 from kcg.compat.standalone import Found, Opened, install, opened_device, uninstall
 from kcg.compat.tiny import Ops, OptOps, TinyOpt, UOp, to_program_cache
 from kcg.handover.export import PARTS, code
+from kcg.handover.installing import plain_program
 from kcg.kernel.codec import ast_of
-from kcg.kernel.installing import plain_program
 from kcg.kernel.program import Program, ProgramLaunch, program_of_parts
 from kcg.measure.device_info import detect
 from kcg.types import Region, Target

@@ -17,11 +17,11 @@ from kcg.handover import remaking
 from kcg.handover.apply import apply
 from kcg.handover.choices import changed_by, choices
 from kcg.handover.export import export, module_text
+from kcg.handover.installing import plain_program
 from kcg.handover.tuned import putting_in_place, scheduling
 from kcg.judge.step import compare
 from kcg.judge.whole_script import Script
 from kcg.kernel.composed import parts_of
-from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
 from kcg.kernel.regions import candidates_of

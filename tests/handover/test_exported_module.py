@@ -15,9 +15,9 @@ from kcg.compat import standalone
 from kcg.errors import MismatchError, UsageError
 from kcg.handover.choices import choices
 from kcg.handover.export import PARTS, export, module_text
+from kcg.handover.installing import plain_program
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.installing import plain_program
 from kcg.kernel.program import Program, ProgramLaunch
 from kcg.report.result import write_result
 from kcg.types import LeftOut, RegionResult, Result

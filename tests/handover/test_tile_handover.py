@@ -22,9 +22,9 @@ from kcg.errors import MismatchError
 from kcg.handover.apply import apply
 from kcg.handover.choices import choices
 from kcg.handover.export import export
+from kcg.handover.installing import plain_program
 from kcg.handover.remaking import why_not_here
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.installing import plain_program
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, space_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.tile.compile import compile_tile

@@ -23,7 +23,7 @@ from kcg.judge.finalists import Judge
 from kcg.judge.kept import Side
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, TMA, TileParameters
@@ -159,7 +159,7 @@ def test_tile_programs_are_searched_as_named_from_what_they_are_expected_to_gain
     """A matmul of a GPU, of which tinygrad's own schedule took 50 ms; the device that measures is the analytic cost."""
     region = Region((kernel_of(kernels_of(empty(512, 1024, dtype="float16") @ empty(1024, 768, dtype="float16"))[0]),))
     space, tiles = (kind_named(kind).space(region, KNOWN_TARGETS["sm_90"]) for kind in ("opts", "tile"))
-    assert isinstance(tiles, TileSpace) and not isinstance(space, Refusal)
+    assert isinstance(tiles, TileSpace) and not isinstance(space, Unsupported)
     work = RegionWork(replace(opened.works[0].call, region=region, calls=3), space, {"tile": tiles})
     own = seen(space.baseline(), 0.05, "own")
     work.keep(own)

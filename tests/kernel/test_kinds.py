@@ -21,8 +21,8 @@ from kcg.kernel.kinds import (
 )
 from kcg.kernel.kinds import (
     Kind,
-    Refusal,
     Space,
+    Unsupported,
     baseline_of,
     describe,
     kind_named,
@@ -84,7 +84,7 @@ def space(name: str) -> Space:
         pytest.importorskip(NEEDS[name], reason=f"the kind {name} needs {NEEDS[name]}, which is not here")
     region = _norm() if name == "parts" else MATMUL
     found = ABLE.get(name, lambda: kind_named(name))().space(region, TARGETS.get(name, X86))
-    assert not isinstance(found, Refusal), found.reason
+    assert not isinstance(found, Unsupported), found.reason
     return found
 
 
@@ -223,12 +223,12 @@ def test_a_refusal_says_why(name: str) -> None:
     first, second = example_region("softmax.0"), example_region("softmax.1")
     several = Region((*first.kernels, *second.kernels), ((0, 1), (2, 0)), (2,))
     refused = kind_named(name).space(MATMUL if name == "parts" else several, X86)
-    assert isinstance(refused, Refusal) and refused.reason and "\n" not in refused.reason
+    assert isinstance(refused, Unsupported) and refused.reason and "\n" not in refused.reason
 
 
 def test_a_region_that_nobody_wrote_a_kernel_for_is_refused() -> None:
     refused = kind_named("source").space(MATMUL, X86)
-    assert refused == Refusal("no kernel was written by hand for it")
+    assert refused == Unsupported("no kernel was written by hand for it")
 
 
 def test_a_kernel_written_for_another_region_does_not_apply() -> None:

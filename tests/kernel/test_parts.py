@@ -11,7 +11,7 @@ from tinygrad import Tensor
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.composed import Part, checked, hazards, joined, parts_of, region_of_part, schedule_of_parts
-from kcg.kernel.kinds import Refusal, compile_region
+from kcg.kernel.kinds import Unsupported, compile_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
@@ -199,7 +199,7 @@ def test_a_schedule_is_taken_over_by_a_similar_region() -> None:
 
 
 def test_what_cannot_be_reported_is_refused() -> None:
-    assert PARTS.space(example_region("matmul_f32"), X86) == Refusal("a region of one kernel has no parts")
+    assert PARTS.space(example_region("matmul_f32"), X86) == Unsupported("a region of one kernel has no parts")
     space = PARTS.space(norm(), X86)
     with pytest.raises(ScheduleError, match="tile programs are for NVIDIA GPUs"):
         space.name(schedule_of_parts([Part((0, 1, 2), Schedule(ScheduleKind.TILE, "{}"))]))

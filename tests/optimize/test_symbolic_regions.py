@@ -15,10 +15,10 @@ from tinygrad import Tensor, TinyJit, UOp, Variable
 
 from kcg.compat import standalone
 from kcg.handover import remaking
+from kcg.handover.installing import placed_program
 from kcg.handover.tuned import scheduling
 from kcg.judge import ends
 from kcg.judge.step import compare
-from kcg.kernel.installing import placed_program
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
 from kcg.kernel.regions import Form

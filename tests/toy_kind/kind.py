@@ -15,7 +15,7 @@ from kcg.compat.renderers import tiny_target
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.kinds import Cost, Refusal, Tools, Traits, baseline_of
+from kcg.kernel.kinds import Cost, Tools, Traits, Unsupported, baseline_of
 from kcg.kernel.program import Compiled, Program, program_of_parts
 from kcg.types import Action, Region, Schedule, Target, Variables, canonical_json
 
@@ -36,9 +36,9 @@ class ElementwiseKind:
             raise ScheduleError("its body is not in canonical form")
         return schedule
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> ElementwiseSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> ElementwiseSpace | Unsupported:
         if len(region.kernels) != 1 or not is_elementwise(ast_of(region.kernel)):
-            return Refusal("it is no elementwise kernel of float32 sums and products")
+            return Unsupported("it is no elementwise kernel of float32 sums and products")
         return ElementwiseSpace(region, target)
 
     def tools(self, target: Target) -> Tools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kcg.kernel.kinds import Refusal, Tools, Traits
+from kcg.kernel.kinds import Tools, Traits, Unsupported
 from kcg.kernel.opts.schedule import ops_and_arguments, opts_of, parse, schedule_of, shortened
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
@@ -26,10 +26,10 @@ class OptsKind:
         """`[[op, axis, argument], …]`, whether tinygrad has such an Opt or not."""
         return parse(body)
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> KernelSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> KernelSpace | Unsupported:
         """What tinygrad's scheduler can do to one kernel."""
         if len(region.kernels) != 1:
-            return Refusal("Opts are for one kernel, not for several")
+            return Unsupported("Opts are for one kernel, not for several")
         from kcg.kernel.opts.space import KernelSpace
 
         return KernelSpace(region, target)

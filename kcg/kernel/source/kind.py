@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal, Tools, Traits, baseline_of
+from kcg.kernel.kinds import Tools, Traits, Unsupported, baseline_of
 from kcg.kernel.source.body import source_body
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 
@@ -31,10 +31,10 @@ class SourceKind:
         source_body(schedule)
         return schedule
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> SourceSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> SourceSpace | Unsupported:
         """The kernels that were written for the region."""
         if not (schedules := self._kernels.get(region.id, ())):
-            return Refusal("no kernel was written by hand for it")
+            return Unsupported("no kernel was written by hand for it")
         return SourceSpace(region, target, schedules)
 
     def tools(self, target: Target) -> Tools:

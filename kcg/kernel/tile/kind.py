@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal, Tools, Traits
+from kcg.kernel.kinds import Tools, Traits, Unsupported
 from kcg.kernel.tile.compile import compile_tile, kept_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, has_several_products
@@ -42,16 +42,16 @@ class TileKind:
             raise ScheduleError("its body is not in canonical form")
         return Schedule(ScheduleKind.TILE, body)
 
-    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> TileSpace | Refusal:
+    def space(self, region: Region, target: Target, *, allow_tf32: bool = False) -> TileSpace | Unsupported:
         """The tile programs of one kernel, where this machine can compile for the target."""
         from kcg.kernel.tile.space import TileSpace
 
         if problem := missing(target):
-            return Refusal(problem)
+            return Unsupported(problem)
         try:
             return TileSpace(region, target, replace(read_region(region), allows_tf32=allow_tf32))
         except TileRefusal as refusal:
-            return Refusal(str(refusal))
+            return Unsupported(str(refusal))
 
     def tools(self, target: Target) -> Tools:
         """Triton and its assembler."""

@@ -18,7 +18,7 @@ from kcg.compat.assembler import assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
-from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
@@ -220,7 +220,7 @@ def test_programs_compile_for_gfx942(names: list[str], tmp_path: Path, monkeypat
             if name in ("linear_gelu", "int8", "fp8e5m2") and p.form == CONTRACTION:
                 assert dict(program.launches[0].compiled.report)["mfma"], "its matrix cores"
     refused = kind_named("tile").space(all_of_them["linear"], target)
-    assert refused == Refusal("tile programs compile for gfx942, and none was ever run there")
+    assert refused == Unsupported("tile programs compile for gfx942, and none was ever run there")
 
 
 def test_on_amd_nothing_is_chosen_that_only_nvidia_has() -> None:

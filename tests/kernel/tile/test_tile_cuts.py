@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
@@ -284,7 +284,7 @@ def test_persistent_programs_are_candidates_where_some_have_several_tiles() -> N
     for cores, candidates in ((132, (0, 1, 2)), (647, (0, 1, 2)), (648, (0, 1)), (1295, (0, 1)), (1296, (0,))):
         assert legal_values(kernel, replace(TARGET, cores=cores), p, "persistent") == candidates
     space = kind_named("tile").space(region, TARGET)
-    assert not isinstance(space, Refusal)
+    assert not isinstance(space, Unsupported)
     for persistent, words in ((1, ", persistent,"), (2, ", persistent x2,"), (0, ", tma, epilogue")):
         schedule = schedule_of(replace(p, persistent=persistent))
         space.check(schedule)

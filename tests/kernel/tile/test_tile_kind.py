@@ -24,7 +24,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import to_elf
 from kcg.kernel.composed import Part, schedule_of_parts
-from kcg.kernel.kinds import Refusal, describe, kind_named, made_by, needs_stress, parse, steps_of
+from kcg.kernel.kinds import Unsupported, describe, kind_named, made_by, needs_stress, parse, steps_of
 from kcg.kernel.program import Program
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
@@ -163,11 +163,11 @@ def test_where_there_are_no_tile_programs_the_reason_is_said() -> None:
     kind = kind_named("tile")
     for target in (X86, KNOWN_TARGETS["Apple9"], replace(SM_90, arch="sm_75")):
         refused = kind.space(linear(), target)
-        assert isinstance(refused, Refusal) and target.arch in refused.reason
+        assert isinstance(refused, Unsupported) and target.arch in refused.reason
         with pytest.raises(ScheduleError, match="tile programs are for NVIDIA GPUs"):
             compiled(linear(), default_parameters(read_kernel(linear()), SM_90), target=target)
     if not HAS_TRITON:
-        assert kind.space(linear(), SM_90) == Refusal(WITHOUT)
+        assert kind.space(linear(), SM_90) == Unsupported(WITHOUT)
 
 
 # ---- the space

@@ -12,7 +12,7 @@ from tinygrad import Tensor, TinyJit
 
 from kcg.compat.device import prepare
 from kcg.compat.tiny import dtypes
-from kcg.kernel.installing import install
+from kcg.handover.installing import install
 from kcg.kernel.kinds import needs_stress, space_of
 from kcg.kernel.program import Program
 from kcg.kernel.sequences import partition_of

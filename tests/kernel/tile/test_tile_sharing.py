@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
@@ -593,7 +593,9 @@ def test_shared_memory_of_halves_that_groups_of_warps_put_together(
 def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
     """So are query, key and value; both in every layer. Expected is what the parts move more than the region."""
     workload = captured("llama", "mini-f16")
-    found = among(propose(workload), lambda region: not isinstance(kind_named("tile").space(region, TARGET), Refusal))
+    found = among(
+        propose(workload), lambda region: not isinstance(kind_named("tile").space(region, TARGET), Unsupported)
+    )
     regions = {key: read_region(c.region) for key, c in found.candidates.items()}
     several = {
         key: c for key, c in found.candidates.items() if len(regions[key].together) + len(regions[key].others) > 1

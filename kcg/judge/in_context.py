@@ -21,7 +21,7 @@ from kcg.kernel.composed import joined
 from kcg.kernel.program import Executable, Program
 from kcg.kernel.symbolic import ranges_of_region
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import NearbyJob, NearbyOutcome
+from kcg.measure.jobs import ContextJob, ContextOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval
 from kcg.types import Region, RegionResult
@@ -108,7 +108,7 @@ class _Asked:
     programs: list[Future[Any]]
 
 
-class Nearby:
+class InContext:
     """Compares regions in their neighbourhoods, with the schedules that were chosen for kernels and regions."""
 
     def __init__(
@@ -155,10 +155,10 @@ class Nearby:
             *calls, program = (one.result().compiled for one in asked.programs)
             sides = asked.neighbourhood.programs(calls, program)
             region, kept = asked.neighbourhood.region, self._kept
-            if (outcome := kept.find_nearby(region, sides)) is None:
+            if (outcome := kept.find_in_context(region, sides)) is None:
                 if (outcome := self._outcome(region, sides)) is None:
                     return False
-                kept.add_nearby(region, sides, outcome)
+                kept.add_in_context(region, sides, outcome)
         except (DeviceError, ServiceClosed, JournalError):
             raise
         except Exception as error:  # whatever a compiler or a crash says: the region keeps what it saves alone
@@ -170,14 +170,14 @@ class Nearby:
             self.found[asked.region.id] = saving_of(outcome)
         return True
 
-    def _outcome(self, region: Region, sides: tuple[Program, Program]) -> NearbyOutcome | None:
+    def _outcome(self, region: Region, sides: tuple[Program, Program]) -> ContextOutcome | None:
         """What timing both sides in turns showed; None where there was no time for it."""
         begun = time.monotonic()
         if begun + self._longest_s > self._until:
             return None
         calls_s = sum(self._rows[kernel.id].baseline.cold_s for kernel in region.kernels)
-        job = NearbyJob(region, sides, self._device.service.target)
-        future = self._device.service.compare_nearby(job, timeout_s=TIMEOUT_S + RUNS * calls_s)
+        job = ContextJob(region, sides, self._device.service.target)
+        future = self._device.service.compare_in_context(job, timeout_s=TIMEOUT_S + RUNS * calls_s)
         _, waiting = wait([future], timeout=self._patience.patience_s(self._longest_s))
         if waiting:
             return None
@@ -186,7 +186,7 @@ class Nearby:
         return outcome
 
 
-def saving_of(outcome: NearbyOutcome) -> Interval:
+def saving_of(outcome: ContextOutcome) -> Interval:
     """The paired saving: the low end of its 95 % interval, its median, the high end, in seconds of one call."""
     saved = [before - after for before, after in zip(outcome.parts_s, outcome.program_s, strict=True)]
     low, high = median_interval(saved)

@@ -17,14 +17,14 @@ import pytest
 
 from kcg.compat.hazards import Access
 from kcg.errors import ExitCode, JournalError
-from kcg.judge import nearby
+from kcg.judge import in_context
+from kcg.judge.in_context import neighbourhood_of, neighbours_of
 from kcg.judge.kept import KeptResults
-from kcg.judge.nearby import neighbourhood_of, neighbours_of
 from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
 from kcg.kernel.kinds import baseline_of, compile_region
 from kcg.kernel.program import Program
 from kcg.measure.inputs import RECIPE, TIMED_SEED
-from kcg.measure.jobs import NearbyJob, NearbyOutcome
+from kcg.measure.jobs import ContextJob, ContextOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
 from kcg.optimize import region_search
@@ -33,7 +33,7 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, propose
-from kcg.optimize.region_search import Proposed, savings_nearby
+from kcg.optimize.region_search import Proposed, savings_in_context
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, RegionResults
 from kcg.report.result import read_result
@@ -102,7 +102,7 @@ class Judged:
     norm: Region
 
     def savings(self, **changed: Any) -> dict[str, Any]:
-        return savings_nearby(
+        return savings_in_context(
             changed.pop("results", self.results),
             self.proposed,
             replace(self.estimates, **changed),
@@ -136,7 +136,7 @@ def rows_with(judged: Judged, *, alone: Mapping[str, Schedule], program: Mapping
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path_factory.mktemp("nearby") / "out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path_factory.mktemp("in_context") / "out")
     with begun(settings) as run, pytest.MonkeyPatch.context() as patch:
         patch.setattr(region_search, "beats_its_parts", lambda row: bool(row.region.args))
         workload = run.captured.workload
@@ -148,7 +148,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
         made = Judged(run, estimates, proposed, RegionResults(()), norm)
         made.results = rows_with(made, alone=baselines(made), program=raw(made))
         patch.setattr(region_search, "_workspaces", lambda rows, proposed: {})
-        patch.setattr(nearby, "MOST_S", 600.0)  # however busy this machine is
+        patch.setattr(in_context, "MOST_S", 600.0)  # however busy this machine is
         yield made
 
 
@@ -187,12 +187,12 @@ def test_a_region_counts_what_it_saves_among_its_neighbours(judged: Judged) -> N
     assert low <= middle <= high and middle < 0
     cold, _ = region_search.variants(judged.results, judged.proposed, workload)
     assert cold.planning is not None and [one.nearby_s for one in cold.planning.regions] == [None]
-    (alone,) = region_search.variants(judged.results, judged.proposed, workload, nearby=lost)
+    (alone,) = region_search.variants(judged.results, judged.proposed, workload, in_context=lost)
     assert alone.planning is not None and not alone.planning.regions
-    assert (region_search.LOST_NEARBY, 1) in alone.planning.passed_over
+    assert (region_search.LOST_IN_CONTEXT, 1) in alone.planning.passed_over
     other_way = rows_with(judged, alone=raw(judged), program=baselines(judged))
     won = judged.savings(results=other_way)
-    best, _ = region_search.variants(other_way, judged.proposed, workload, nearby=won)
+    best, _ = region_search.variants(other_way, judged.proposed, workload, in_context=won)
     assert best.planning is not None
     (one,) = best.planning.regions
     assert one.nearby_s == won[judged.norm.id] and one.counted_s == one.nearby_s[1] > 0
@@ -202,10 +202,12 @@ def test_a_region_counts_what_it_saves_among_its_neighbours(judged: Judged) -> N
 def test_a_run_that_goes_on_does_not_time_it_again(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     first = judged.savings()
     kept = KeptResults(judged.run.device, resumed=True)
-    asked: list[NearbyJob] = []
-    answer: Future[NearbyOutcome] = Future()
-    answer.set_result(NearbyOutcome((2.0,), (1.0,)))
-    monkeypatch.setattr(MeasureService, "compare_nearby", lambda service, job, timeout_s: asked.append(job) or answer)
+    asked: list[ContextJob] = []
+    answer: Future[ContextOutcome] = Future()
+    answer.set_result(ContextOutcome((2.0,), (1.0,)))
+    monkeypatch.setattr(
+        MeasureService, "compare_in_context", lambda service, job, timeout_s: asked.append(job) or answer
+    )
     assert judged.savings(kept=kept) == first and not asked
     other = rows_with(judged, alone=baselines(judged), program=baselines(judged))
     assert judged.savings(kept=kept, results=other) == {judged.norm.id: (1.0, 1.0, 1.0)}, "of other binaries"
@@ -237,10 +239,10 @@ def test_what_a_program_writes_beside_its_outputs_is_seen(judged: Judged) -> Non
     *first, last = program.launches
     over = replace(last, args=tuple(judged.norm.args[0][1] if n == judged.norm.outputs[0] else n for n in last.args))
     wrong = replace(program, launches=(*first, over))
-    job = NearbyJob(judged.norm, (program, wrong), service.target, samples=3)
-    outcome = service.compare_nearby(job, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
+    job = ContextJob(judged.norm, (program, wrong), service.target, samples=3)
+    outcome = service.compare_in_context(job, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
     assert "left something else in buffer" in outcome.reason and not outcome.parts_s and not outcome.program_s
-    right = service.compare_nearby(replace(job, sides=(program, program)), timeout_s=PATIENCE_S).result(
+    right = service.compare_in_context(replace(job, sides=(program, program)), timeout_s=PATIENCE_S).result(
         timeout=PATIENCE_S
     )
     assert not right.reason and len(right.parts_s) == len(right.program_s) == 3 and min(right.program_s) > 0
@@ -248,9 +250,9 @@ def test_what_a_program_writes_beside_its_outputs_is_seen(judged: Judged) -> Non
 
 def test_samples_that_are_not_to_be_trusted_count_for_nothing(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a program of which the second run leaves something else than the first one."""
-    answer: Future[NearbyOutcome] = Future()
-    answer.set_result(NearbyOutcome(reason="timed run 2 left something else"))
-    monkeypatch.setattr(MeasureService, "compare_nearby", lambda service, job, timeout_s: answer)
+    answer: Future[ContextOutcome] = Future()
+    answer.set_result(ContextOutcome(reason="timed run 2 left something else"))
+    monkeypatch.setattr(MeasureService, "compare_in_context", lambda service, job, timeout_s: answer)
     kept = judged.run.journal.paired_results()
     assert judged.savings() == {} and judged.run.journal.paired_results() == kept
     assert "timed run 2 left something else" in judged.run.log.warnings[-1]
@@ -268,7 +270,7 @@ def test_an_interrupt_meanwhile_leaves_every_kernel_alone(tmp_path: Path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(region_search, "has_programs", lambda proposals, service, until: lambda region: True)
-    monkeypatch.setattr(run_module, "savings_nearby", interrupted)
+    monkeypatch.setattr(run_module, "savings_in_context", interrupted)
     folder = tmp_path / "out"
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=folder, regions=True)
     finished = whole_run(settings)
