@@ -23,6 +23,7 @@ from kcg.types import Region, Target
 from tests.captured import captured
 from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
+from tests.slow import some
 
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
 MORE = ("layernorm.0", "pad", "nested_reduce.1", "scatter", "conv_transpose", "bf16_norm.0")
@@ -86,7 +87,7 @@ def test_a_walk_with_tensor_cores(target: str) -> None:
     assert compare(matmul(), TARGETS[target], steps=4, core=True) > 1
 
 
-@pytest.mark.parametrize("workload", ["flux", "gpt2", "rope", "norms"])
+@pytest.mark.parametrize("workload", some(["flux", "gpt2", "rope", "norms"], {"rope", "gpt2"}))
 def test_walks_on_real_models(workload: str) -> None:
     regions = list({c.region.id: c.region for c in captured(workload, "mini").calls}.values())
     some = [r for r in random.Random(0).sample(regions, min(6, len(regions))) if plan_of(r, X86) is not None]

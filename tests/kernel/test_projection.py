@@ -312,6 +312,7 @@ def test_bad_data() -> None:
         expected(projection, {1: np.ones(48 * 96, np.float32), 2: np.ones(10, np.float32)}, v)
 
 
+@pytest.mark.slow
 def test_most_of_flux_has_a_projection() -> None:
     """All its contractions but those with a nonlinear epilogue (gelu, silu), and sums of squares."""
     spec, preset = find("flux", "mini", "CPU")

@@ -14,6 +14,7 @@ from kcg.measure.outcomes import MOSTLY, Mostly, Outcome, booleans, place_of, re
 from kcg.measure.verify import FINAL_SEEDS, JUDGED, RARER, RefereeWithoutDevice, Reference, rarer_truth
 from kcg.types import Region
 from tests.kernels import empty, kernels_of
+from tests.slow import every
 
 ROWS = 64
 
@@ -72,7 +73,7 @@ TRUTHS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRUTHS)
+@pytest.mark.parametrize("name", every(2, TRUTHS))
 def test_both_outcomes_are_common_however_much_is_reduced(name: str) -> None:
     """Among all outputs of the first seed where there are many; of a single one, among the seeds."""
     _, found = references(TRUTHS[name]())
@@ -101,7 +102,7 @@ OVERFLOWING: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", OVERFLOWING)
+@pytest.mark.parametrize("name", every(2, OVERFLOWING))
 def test_what_overflows_on_ordinary_data_is_judged_on_smaller_numbers(name: str) -> None:
     """The maximum of a row is another kernel's, so that 100 x - m is as large as it may be."""
     built = OVERFLOWING[name]()

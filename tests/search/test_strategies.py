@@ -21,6 +21,7 @@ from tests.replay_table import (
     synthetic_table,
     tree_table,
 )
+from tests.slow import first
 from tests.table_search import EXHAUSTING, best_s, predicted_within_budget, run
 
 UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded"]
@@ -74,7 +75,7 @@ def test_full_beam_of_a_recorded_kernel_ends_by_itself_where_it_did_before(width
 # What they find
 
 
-@pytest.mark.parametrize("name", ["epsilon-greedy", "evolution", "predicted-beam"])
+@pytest.mark.parametrize("name", first(1, ["epsilon-greedy", "evolution", "predicted-beam"]))
 @pytest.mark.parametrize("make", [constant_predict, inverted_predict])
 def test_a_useless_predictor_is_overcome_on_recorded_kernels(name: str, make: Callable[..., Predict]) -> None:
     """With 96 measurements three kernels are twice as fast as hand-coded in the geometric mean, and each is faster."""

@@ -445,6 +445,7 @@ def test_a_split_is_a_step_of_the_space_and_costs_less_for_decoding() -> None:
     assert legal_values(few, target, replace(parameters(region_of(plain("float16"))), reduce_tile=128), "split") == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("build", first(1, [alone, decoded, cached]))
 def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> None:

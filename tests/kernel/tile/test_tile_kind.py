@@ -50,7 +50,7 @@ from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rot
 from tests.kernel.tile.test_tile_sharing import gated, projections
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
-from tests.slow import some
+from tests.slow import every, some
 from tests.waiting import PATIENCE_S
 
 SM_90, SM_80 = KNOWN_TARGETS["sm_90"], KNOWN_TARGETS["sm_80"]
@@ -647,7 +647,7 @@ def test_symbolic_sizes_follow_the_workspace_of_descriptors() -> None:
 
 
 @triton
-@pytest.mark.parametrize(("warps", "rows"), [(8, 128), (16, 128), (8, 64), (16, 256)])
+@pytest.mark.parametrize(("warps", "rows"), every(2, [(8, 128), (16, 128), (8, 64), (16, 256)]))
 def test_shared_memory_is_known_before(warps: int, rows: int) -> None:
     """Also where groups of four warps share the columns of a tile that is stored in halves."""
     of = space(linear(4096, 4096, 1024))

@@ -549,6 +549,7 @@ def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule
     return region, [schedule_of(one) for one in found if is_legal(kernel, target, one)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize(
     "name",

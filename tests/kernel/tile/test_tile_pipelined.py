@@ -26,7 +26,7 @@ from tests.kernel.tile.test_tile_on_gpu import matrix, product
 from tests.kernel.tile.test_tile_regions import joined, projection
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
-from tests.slow import some
+from tests.slow import every, some
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=2)
 """Of a handful of tiles each multiprocessor has several."""
@@ -162,7 +162,7 @@ def whole(name: str) -> Case:
     return case
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", every(2, BROKEN))
 def test_a_broken_protocol_is_seen(what: str) -> None:
     name, text, by = BROKEN[what]
     case = whole(name)

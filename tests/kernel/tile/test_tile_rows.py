@@ -107,6 +107,7 @@ def test_rotations_move_16_bytes_at_once_and_nothing_between_threads(rows: tuple
         assert row["loads"] == ["ld.global.v4.b32"] and row["stores"] == ["st.global.v4.b32"], name
 
 
+@pytest.mark.slow
 @interpreted
 def test_programs_of_rotations_spill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

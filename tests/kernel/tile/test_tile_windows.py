@@ -28,7 +28,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
-from tests.slow import every
+from tests.slow import every, first
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=132)
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -186,7 +186,7 @@ def loops_of(source: str, program: int, **variables: int) -> tuple[int, list[Loo
 
 
 @pytest.mark.parametrize("name", SPANS)
-@pytest.mark.parametrize("height", [16, 64])
+@pytest.mark.parametrize("height", first(1, [64, 16]))
 def test_blocks_are_visited_that_hold_a_key_of_some_query(name: str, height: int) -> None:
     """Each of them once, and no other one; of 64 queries without a mask those of which each query has each key."""
     rows, keys, allowed = SPANS[name]
@@ -313,7 +313,7 @@ def blocks_of(source: str, program: int, group: int | None) -> tuple[int, list[t
 
 
 @pytest.mark.parametrize("name", SPECIALIZED_SPANS)
-@pytest.mark.parametrize(("height", "step"), [(128, 128), (128, 64), (192, 64)])
+@pytest.mark.parametrize(("height", "step"), every(3, [(192, 64), (128, 128), (128, 64)]))
 def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str, height: int, step: int) -> None:
     """Groups visit what is loaded, and what is left of it for them, from the last block on; there is at least one."""
     rows, keys, allowed = SPECIALIZED_SPANS[name]
@@ -339,6 +339,7 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
                 assert is_masked == (key == visited[0][0] or not own[:, key : key + step].all()), (first, key)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("size", "heads"), every(3, [(256, 4), (64, 8), (128, 8)]))
