@@ -569,7 +569,7 @@ ODD = (0.0, 5e-324, 1e-45, 1e308, math.inf, math.nan)
 
 @pytest.mark.parametrize("number", ODD)
 @pytest.mark.parametrize(
-    "part", first(1, ["all", "regions", "progress", "expectations", "clocks", "phases", "model_check"])
+    "part", some(["all", "regions", "progress", "expectations", "clocks", "phases", "model_check"], {"all"})
 )
 def test_no_number_breaks_the_page_or_the_table(part: str, number: float) -> None:
     sample = sample_result()
