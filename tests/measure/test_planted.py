@@ -122,9 +122,9 @@ def test_a_maximum_of_few_rows_that_starts_from_a_number_is_refused(start: float
 
 def test_long_rows_and_other_layouts() -> None:
     assert judged(region(empty(1, 32_000).max(1)), largest((1, 32_000))).passed
-    for first in (0, 64, 8000, 17_984, 31_936):
-        left_out = tuple(range(first, first + 64))
-        assert not judged(region(empty(1, 32_000).max(1)), largest((1, 32_000), without=left_out)).passed, first
+    for begin in (0, 64, 8000, 17_984, 31_936):
+        left_out = tuple(range(begin, begin + 64))
+        assert not judged(region(empty(1, 32_000).max(1)), largest((1, 32_000), without=left_out)).passed, begin
     assert not judged(region(empty(500, 3).max(0)), largest((500, 3), axis=0, without=(123,))).passed
 
 

@@ -30,6 +30,7 @@ from kcg.report.words import end_of, put_in
 from kcg.types import Kernel, ModelCheck, Region, RegionInPlan, RegionResult, Result, Schedule, Status, Target
 from tests.html_page import Page
 from tests.sample_result import sample_plan, sample_result
+from tests.slow import some
 from tests.waiting import PATIENCE_S
 
 
