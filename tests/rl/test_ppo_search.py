@@ -123,6 +123,7 @@ def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
     assert shipped_policy("AMD").about == shipped().about
 
 
+@pytest.mark.slow
 def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
     program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
     limits = ["--budget", "3000s", "--measurements", "12", "--no-script-check"]
