@@ -243,13 +243,14 @@ def check_names(settings: Settings, device: str) -> None:
 
 
 def check_search(search: str) -> str:
-    """What `--search` says, in one way of the several that say the same: where one name stands for all, that name.
+    """What `--search` says, in one way of the several that say the same: where one name stands for all, that name, else
+    what is not the default, whatever kinds there are.
 
     Raises UnknownName or UsageError for a search that does not exist.
     """
     chosen = _searches(search)
     as_one = next((name for name in chosen.values() if _searches(name) == chosen), None)
-    return as_one or ",".join(f"{kind}={name}" for kind, name in chosen.items())
+    return as_one or ",".join(f"{kind}={name}" for kind, name in chosen.items() if name != DEFAULT_SEARCH)
 
 
 def search_of(search: str, kind: str) -> str:
