@@ -421,6 +421,17 @@ def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
     assert estimates.stress_s(work, BY_TMA) == 0.0
 
 
+def test_no_seconds_of_stress_are_reserved_for_what_runs_none(
+    opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the parts of a region: what is of the baseline's kind is only compared, whatever is in it."""
+    estimates = opened.estimates(opened.untimed())
+    assert work.candidates and not work.by_kind
+    expected_s = estimates.comparing_s(work)
+    monkeypatch.setattr("kcg.optimize.estimates.needs_stress", lambda region, schedule: True)
+    assert estimates.stress_s(work, work.candidates[0]) > 0 and estimates.comparing_s(work) == expected_s
+
+
 def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that could have tile programs; elsewhere there is nothing to get."""
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=1, folder=tmp_path / "out")
