@@ -46,12 +46,24 @@ def _lost(data: bytes) -> int:
     step, salts = FRAME_HEADER_BYTES + (1 << 16 if size == 1 else size), data[16:24]
     frames = [data[at : at + step] for at in range(HEADER_BYTES, len(data) - step + 1, step)]
     for place, frame in enumerate(frames):
-        state = _summed(frame[:8] + frame[FRAME_HEADER_BYTES:], state, words)
+        before, state = state, _summed(frame[:8] + frame[FRAME_HEADER_BYTES:], state, words)
         if frame[8:16] != salts or frame[16:FRAME_HEADER_BYTES] != _stored(state):
             # frames of an earlier WAL have other salts; the last one of a transaction says how large the file is
-            ends = [other for other in frames[place:] if other[8:16] == salts and any(other[4:8])]
-            return max(0, len(ends) - 1)
+            ends = [other for other in frames if other[8:16] == salts and any(other[4:8])]
+            later = sum(other[8:16] == salts and any(other[4:8]) for other in frames[place + 1 :])
+            return later - 1 + _ended(frame, {other[4:8] for other in ends}, before, words) if later else 0
     return 0
+
+
+def _ended(frame: bytes, sizes: set[bytes], state: tuple[int, int], words: str) -> bool:
+    """Whether a frame that does not agree with its checksum is the last of a transaction: as it says, unless it agrees
+    once it says otherwise, as others do."""
+
+    def agrees(size: bytes) -> bool:
+        summed = _summed(frame[:4] + size + frame[FRAME_HEADER_BYTES:], state, words)
+        return frame[16:FRAME_HEADER_BYTES] == _stored(summed)
+
+    return not agrees(bytes(4)) and (any(frame[4:8]) or any(map(agrees, sizes)))
 
 
 def _stored(state: tuple[int, int]) -> bytes:
