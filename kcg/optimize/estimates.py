@@ -46,7 +46,7 @@ REGIONS_TOO: Final = 2.0
 JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
 regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged itself: then what that took does."""
-FEW: Final = 4  # measurements that a search must have time for, or it is not begun
+FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
 FINAL_RUNS: Final = 16  # launches that verify one finalist
