@@ -313,10 +313,11 @@ def not_verified(result: Result) -> str:
 
 def nothing_faster(result: Result) -> str:
     """What is said where a search found nothing, in one line."""
-    from kcg.report.result import TIME_OVER, USED_UP
+    from kcg.report.result import TIME_OVER, UNTIMED, USED_UP
 
     notes = [region.note for region in result.regions if region.outcome == "not searched"]
-    advice = {USED_UP: "give it more with --measurements", TIME_OVER: "give it more time with --budget"}
+    more_time = "give it more time with --budget"
+    advice = {USED_UP: "give it more with --measurements", TIME_OVER: more_time, UNTIMED: more_time}
     what_to_do = next((advice[note] for note in notes if note in advice), "try --effort thorough")
     return f"nothing was faster than tinygrad's own schedules, which are kept{_not_searched(result)}; {what_to_do}"
 

@@ -1,4 +1,4 @@
-"""tinygrad's own schedule of every region, timed: all else is compared with it."""
+"""tinygrad's own schedules, timed: all else is compared with them. Those first that are expected to take longest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Final
 
 from kcg.cli import counted
+from kcg.measure.protocol import median
 from kcg.optimize.work import Measured, RegionWork, noun_for, total_s
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from kcg.search.problem import Observation
 
 AT_ONCE = 8  # baselines that are compiled before the first of them is timed, for each compiler, on a CPU
+AHEAD: Final = 2  # of a budget on a GPU, baselines that are on their way for each compiler: none waits for the device
+ENOUGH: Final = 0.95  # of the expected time of all kernels: once so much is timed, a search has what matters
+HEAD: Final = 1 / 4  # of what is left of a budget, in which those are timed that make so much of the time
+TAIL: Final = 1 / 10  # in which the others are, too
 PREPARING: Final = ("inputs and reference", "load", "check")  # of the phases of a measurement; with "check: …"
 
 
@@ -29,57 +34,117 @@ def measure_baselines(
     meanwhile: Callable[[], object] = lambda: None,
     until: float | None = None,
 ) -> Measured:
-    """Time the hand-coded schedule of every region that has no time yet.
+    """Time the hand-coded schedule of the regions that have no time yet, those first that are expected to take longest.
 
-    On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Where the
-    budget is over, it ends with what is timed by then, one kernel at least: a search has no time any more. With `until`
-    it ends then, by `time.monotonic`, whatever is timed.
+    On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Of a
+    budget it ends before all are, see `_Turns`. With `until` it ends then, by `time.monotonic`, whatever is
+    timed, and the order is that of `works`.
     """
     if device.is_cpu:
         meanwhile()
-    waiting, begun = [w for w in works if not w.is_timed], time.monotonic()
+    waiting = [work for work in works if not work.is_timed]
+    if until is None:
+        waiting.sort(key=lambda work: -work.expected_s)
+    turns, count, nouns = _Turns(works, device, budget, until), len(waiting), f"{noun_for(waiting)}s"
     if waiting:
         many = counted(len({w.call.region.id for w in waiting}), noun_for(waiting))
         log.progress.phase(f"timing {many} as tinygrad schedules them")
-    # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
-    size = AT_ONCE * device.service.compile_workers if device.is_cpu else 1
     sent: dict[Future[Observation], RegionWork] = {}
+    flying: set[Future[Observation]] = set()
 
-    def take() -> None:
-        """Wait for what was sent as it comes, or until the budget is over."""
-        left = {future for future, work in sent.items() if not work.is_timed}
-        while left:
-            some = any(work.is_timed for work in sent.values())
-            end = until if until is not None else budget.late_at if some else None
-            late_s = None if end is None else max(end - time.monotonic(), 0.0)
-            done, left = wait(left, timeout=late_s, return_when=FIRST_COMPLETED)
-            if not done:
-                break
-            for future in done:
-                sent[future].keep(future.result())
-                device.check_journal()
-                count = sum(work.is_timed for work in sent.values())
-                log.show(
-                    total_s(works),
-                    measurements=budget.ledger.measurements,
-                    budget_s=budget.limit_s,
-                    kernels=(count, len(waiting)),
-                    nouns=f"{noun_for(waiting)}s",
-                )
+    def send() -> None:
+        """Send as many as it is the turn of."""
+        if batch := waiting[: turns.next(waiting, flying=len(flying))]:
+            del waiting[: len(batch)]
+            futures = device.measure_baselines(batch)
+            sent.update(zip(futures, batch, strict=True))
+            flying.update(futures)
 
-    for batch in (waiting[begin : begin + size] for begin in range(0, len(waiting), size)):
-        if (sent and budget.is_over) or (until is not None and time.monotonic() >= until):
-            break
-        sent.update(zip(device.measure_baselines(batch), batch, strict=True))
-        if device.is_cpu:
-            take()
+    send()
     if not device.is_cpu:
         meanwhile()
-    take()
-    untimed, now = sum(not work.is_timed for work in waiting), time.monotonic()
-    if not (timed := len(waiting) - untimed):
-        return Measured(works, now, untimed)
-    return Measured(works, now, untimed, (now - begun) / timed, preparing_s(device.spread.spent_s) / timed)
+    while flying:
+        some = any(work.is_timed for work in sent.values())
+        end = until if until is not None else budget.late_at if some else None
+        late_s = None if end is None else max(end - time.monotonic(), 0.0)
+        done, _ = wait(flying, timeout=late_s, return_when=FIRST_COMPLETED)
+        if not done:
+            break
+        flying -= done
+        for future in done:
+            sent[future].keep(future.result())
+            device.check_journal()
+            log.show(
+                total_s(works),
+                measurements=budget.ledger.measurements,
+                budget_s=budget.limit_s,
+                kernels=(sum(work.is_timed for work in sent.values()), count),
+                nouns=nouns,
+            )
+        if not (device.is_cpu and flying):
+            send()
+    timed, now = sum(work.is_timed for work in sent.values()), time.monotonic()
+    untimed, share = count - timed, untimed_share(works)
+    if not timed:
+        return Measured(works, now, untimed, untimed_share=share)
+    each_s, each_preparing_s = (now - turns.begun) / timed, preparing_s(device.spread.spent_s) / timed
+    return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share)
+
+
+class _Turns:
+    """How many baselines are sent next.
+
+    Of a budget no more than a part is for them: the search has what makes most of the time, and what makes little of it
+    is timed where that takes little. One is timed in any case, on a CPU as many as there are compilers.
+    """
+
+    def __init__(self, works: Sequence[RegionWork], device: Device, budget: Budget, until: float | None) -> None:
+        self._works, self._device, self._until = works, device, until
+        self._over_at = budget.over_at if until is None else None
+        self._before = sum(work.is_timed for work in works)
+        self.begun = time.monotonic()
+
+    def next(self, waiting: Sequence[RegionWork], *, flying: int) -> int:
+        """How many of those that wait, where so many are with the device."""
+        now, workers, is_cpu = time.monotonic(), self._device.service.compile_workers, self._device.is_cpu
+        # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
+        most = AT_ONCE * workers if is_cpu else len(waiting)
+        if self._over_at is None:
+            return most if self._until is None or now < self._until else 0
+        ahead = max(AHEAD * workers - flying, 0)
+        if not (timed := sum(work.is_timed for work in self._works)):
+            return workers if is_cpu else ahead
+        missing = untimed_share(self._works) - (1 - ENOUGH)
+        left_s = self.begun + (HEAD if missing > 0 else TAIL) * (self._over_at - self.begun) - now
+        if left_s <= 0:
+            return 0
+        if not is_cpu:
+            return ahead
+        here = timed - self._before
+        fitting = int(left_s / ((now - self.begun) / here)) if here else workers
+        return min(fitting, most, _until_enough(waiting, missing) if missing > 0 else most)
+
+
+def untimed_share(works: Sequence[RegionWork]) -> float:
+    """The share of the time of all regions that those are expected to take that are not timed: as many times what is
+    expected of them as the others took, in the median."""
+    timed = [work for work in works if work.before_s]
+    rest_s = sum(work.expected_s for work in works if not work.is_timed)
+    if not timed:
+        return float(rest_s > 0)
+    rest_s *= median([work.before_s / work.expected_s for work in timed])
+    return rest_s / (rest_s + sum(work.before_s for work in timed))
+
+
+def _until_enough(waiting: Sequence[RegionWork], missing: float) -> int:
+    """How many of those that wait, the longest first, are expected to take so large a share of the time, of which all
+    of them take that and what is not missing."""
+    left_s = sum(work.expected_s for work in waiting) * missing / (missing + 1 - ENOUGH)
+    for count, work in enumerate(waiting, 1):
+        left_s -= work.expected_s
+        if left_s <= 0:
+            return count
+    return len(waiting)
 
 
 def preparing_s(spent_s: Mapping[str, float]) -> float:

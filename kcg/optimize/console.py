@@ -22,7 +22,7 @@ from kcg.nouns import printable
 from kcg.report.counts import how_many, share_of
 from kcg.report.formats import format_seconds, format_speedup
 from kcg.report.next_steps import NextStep, next_steps
-from kcg.report.result import OUTCOMES
+from kcg.report.result import OUTCOMES, UNTIMED
 from kcg.report.words import (
     checked_as,
     done_with,
@@ -426,7 +426,8 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
         lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
     if untimed := sum(not row.before_s > 0 for row in rows):
         lines.append(f"{untimed} of these could not be timed: the totals are without them")
-    if others := [row.region for row in result.regions if row not in rows and not row.before_s > 0]:
+    without = [row for row in result.regions if row not in rows and not row.before_s > 0]
+    if others := [row.region for row in without if row.note != UNTIMED]:  # of those a warning says more
         were = "was" if len(others) == 1 else "were"
         lines.append(f"{how_many(others)} {were} not timed: the totals are without them")
     return [(line, "yellow") for line in lines]

@@ -46,7 +46,7 @@ REGIONS_TOO: Final = 2.0
 JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
 regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged itself: then what that took does."""
-FEW: Final = 4  # measurements that a search must have time for, or it is not begun
+FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
 FINAL_RUNS: Final = 16  # launches that verify one finalist
@@ -149,7 +149,7 @@ class Estimates:
             return ""
         elapsed_s = self.measured.first_at - self.budget.started
         least_s = self._least_judging_s()
-        if untimed := self.measured.untimed:
+        if (untimed := self.measured.untimed) and not self._largest():
             return (
                 f"the budget of {budget_s:g} s is too short to search in: after {elapsed_s:.0f} s tinygrad's own "
                 f"schedules of {untimed} of {len(self.works)} kernels were not timed yet: "
@@ -178,7 +178,8 @@ class Estimates:
         """A budget in which there is time for everything, in seconds."""
         last_s = self._least_judging_s() + self.whole_s()
         rest_s = max(last_s / (1 - SEARCH_SHARE), last_s + FEW * self._measuring_s)
-        timed_s = self.measured.at - self.budget.started + self.measured.untimed * self._measuring_s
+        missing = 0 if self._largest() else self.measured.untimed
+        timed_s = self.measured.at - self.budget.started + missing * self._measuring_s
         wanted_s = max(timed_s + rest_s, 1.01 * (self.budget.limit_s or 0.0))
         return ROUND_S * math.ceil(wanted_s / ROUND_S)
 
@@ -297,6 +298,12 @@ class Estimates:
         """What a search takes for measuring one schedule, in seconds: as long as a baseline took in this run, on one
         GPU. So many of them are measured at once as there are GPUs; what is judged has the first alone."""
         return (self.measured.baseline_s or FLUSH_S["CPU"]) / self.device.spread.size
+
+    def measuring_one_s(self, work: RegionWork) -> float:
+        """The same of a schedule of this region, by what tinygrad's own took, in this run or before."""
+        if (own := work.own) is None or not own.samples_s:
+            return self._measuring_s
+        return own.compile_s + self.measured.preparing_s + sum(own.samples_s) + len(own.samples_s) * self.flush_s
 
     def _largest(self) -> list[RegionWork]:
         """The kernel that takes most of the workload's time: where a search is likely to find something first."""

@@ -22,7 +22,7 @@ from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
 from kcg.report.counts import nouns_of, share_of
 from kcg.report.formats import format_seconds
-from kcg.report.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, USED_UP
+from kcg.report.result import NO_OTHER, NOT_JUDGED, ONCE, TIME_OVER, UNTIMED, USED_UP
 from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Judging:
         if self._estimates.settings.measurements == 0 and work.known:
             return "kept", "the predictor expects nothing faster"
         if candidates.untimed and not work.is_timed:
-            return "not searched", "the budget was over before it was timed"
+            return "not searched", UNTIMED
         if work.tried:
             return "kept", f"nothing faster among {work.tried} others"
         if work.is_alone:

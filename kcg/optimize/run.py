@@ -36,8 +36,8 @@ from kcg.optimize.stored import Stored
 from kcg.optimize.wholes import is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
-from kcg.report.counts import how_many
-from kcg.report.formats import format_seconds
+from kcg.report.counts import how_many, share_of
+from kcg.report.formats import format_seconds, format_share
 from kcg.report.page import write_report
 from kcg.report.phases import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH
 from kcg.report.result import read_result, write_result
@@ -294,9 +294,20 @@ def baselines(
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
+    if measured.untimed < len(works):
+        say_untimed(measured, log)
     device.use_others(works)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
+
+
+def say_untimed(measured: Measured, log: RunLog) -> None:
+    """Say what a budget left untimed, if anything, and how much of the time that is."""
+    regions = [work.call.region for work in measured.works]
+    if untimed := [work.call.region for work in measured.works if not work.is_timed]:
+        share = format_share(measured.untimed_share)
+        line = f"{share_of(untimed, regions)} were not timed, and are not searched: they are expected to take {share}"
+        log.alert(f"{line} of the time, which is in no total")
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,8 @@ class _Search:
             if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
                 asked = self._problem(work, predictor, index)
                 how = self._strategy(work, work.kind, place=place, seed=f"{self.settings.seed}:{index}")
-                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
+                each_s = self.estimates.measuring_one_s(work)
+                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space), each_s=each_s)
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
         self._weigh()
@@ -311,7 +312,7 @@ class _Search:
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
         self.log.show(
-            total_s(self.estimates.works),
+            total_s(self.estimates.measured.timed),
             measurements=self.ledger.measurements,
             budget_s=self.estimates.expected_s(),
             kernels=kernels,

@@ -27,7 +27,7 @@ from kcg.optimize.judging import Judging
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share, noun_for
-from kcg.report.result import NO_OTHER, ONCE
+from kcg.report.result import NO_OTHER, ONCE, UNTIMED
 from kcg.search.problem import Observation
 from kcg.store.entry import LONGEST_SEARCH_S, Entry, Nothing, entries_of
 from kcg.store.folder import Found, Store
@@ -300,7 +300,7 @@ def _search_s(works: Sequence[RegionWork], estimates: Estimates) -> float:
 def _found_nothing(work: RegionWork, row: RegionResult, seen: Mapping[tuple[str, Schedule], Compared]) -> bool:
     """Whether a search of a region is over and there was nothing faster, of several kernels nothing faster than these
     alone: a comparison that noise decided is no such."""
-    if not work.search_s or row.note in (NO_OTHER, ONCE):
+    if not work.search_s or row.note in (NO_OTHER, ONCE, UNTIMED):
         return False
     candidates = () if work.proposed else work.candidates  # its parts are what a program of it has to beat
     if not (candidates or work.by_kind or work.offers):

@@ -81,6 +81,7 @@ NO_OTHER = "there is no other schedule"
 ONCE = "it runs outside of the steps alone, and takes little"
 USED_UP = "the measurements were used up"
 TIME_OVER = "the time for searching was over"
+UNTIMED = "it was not timed, others are expected to take longer"
 """Notes of kernels that were not searched."""
 
 _ADVICE = "use an intact copy or run the search again"

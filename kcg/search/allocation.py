@@ -11,6 +11,9 @@ entry saves counts, as of regions that have calls in common, its weight says how
 
 Two limits say what may happen at once: how many searches are at work, and how many schedules are with the device. Where
 searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
+
+Where there is a deadline, a batch has no more schedules than can be measured before it, by what measuring them has
+taken so far: what comes after the search waits for the device until the last of a batch is done.
 """
 
 from __future__ import annotations
@@ -171,6 +174,7 @@ class Entry:
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
     weight: float = 1.0  # what a second that it saves is worth: nothing where others have saved it already
+    each_s: float = 0.0  # what measuring took of each schedule of its last batch, or is expected to; 0: not known
     _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
     _counted: int = 0
 
@@ -257,14 +261,16 @@ class Allocator:
         *,
         transfer: Transfer | None = None,
         gain: float = PRIOR_GAIN,
+        each_s: float = 0.0,
     ) -> Entry:
         """Add a kernel, or another kind of schedule of one that was added.
 
         Its problem's `measure` and ledger are used only where it is granted something. With `transfer` it learns from
-        similar kernels, and they from it. `gain` is what is expected of it on the best so far before it asks.
+        similar kernels, and they from it. `gain` is what is expected of it on the best so far before it asks, `each_s`
+        what measuring one of its schedules is expected to take, in seconds, where that is known.
         """
         incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
-        entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer)
+        entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer, each_s=each_s)
         known = problem.known.get(problem.space.baseline())
         self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
         for observation in problem.known.values():
@@ -301,19 +307,28 @@ class Allocator:
             return True
         if self._idle() and self._worthwhile() is None:
             self.weigh()
-            self.settled = self._worthwhile() is None
-        return self.settled
+            self.settled = self._worthwhile(late=True) is None
+            return self._worthwhile() is None
+        return False
 
     def _idle(self) -> bool:
         return self._measuring == 0 and self._searching == 0
 
-    def _worthwhile(self) -> Entry | None:
-        """The one whose next step is expected to save most, among those that ask and those that have not begun; None
-        where that is not worth it."""
+    def _worthwhile(self, *, late: bool = False) -> Entry | None:
+        """The one whose next step is expected to save most, among those that ask and those that have not begun, and
+        that can measure something before the deadline, or also of the `late` ones; None where that is not worth it."""
         open_ = [e for e in self.entries if not e.ended and (e.wanted or e.thread is None)]
+        open_ = [e for e in open_ if late or self._fitting(e, 1)]
         self._look_at_similar(open_)
         best = max(open_, key=lambda b: b.saving_s, default=None)
         return best if best is not None and best.saving_s > self._least_s() else None
+
+    def _fitting(self, entry: Entry, wanted: int) -> int:
+        """How many of so many schedules an entry can measure before the deadline. Where not all takes turns, what is
+        measured does not wait for what was asked for before, and all can."""
+        if self.ledger.deadline is None or not self.limits.alternate or not entry.each_s:
+            return wanted
+        return min(wanted, max(int((self.ledger.deadline - self.ledger.clock()) / entry.each_s), 0))
 
     def _least_s(self) -> float:
         """What a batch must be expected to save, in seconds of the workload."""
@@ -354,6 +369,7 @@ class Allocator:
         if self._measuring:
             wanted = min(wanted, free)
         count = min(wanted, self.ledger.remaining(self._measuring + wanted) - self._measuring)
+        count = self._fitting(entry, count)
         if count < 1:
             return False
         entry.granted, entry.wanted, entry.following = count, 0, hint
@@ -421,6 +437,8 @@ class Allocator:
             hint = entry.hint
             if hint is None or self._closed or self.ledger.remaining(self._measuring + 1) <= self._measuring:
                 return
+            if not self._fitting(entry, 1):
+                return
             if entry.calls * (entry.best_s or 0.0) * entry.hoped <= self._least_s():
                 return
             self._measuring += 1
@@ -470,6 +488,7 @@ class Allocator:
 
     def _measured(self, entry: Entry, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+            begun = self.ledger.clock()
             futures = measure(schedules)
             idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it asks again
             with self._changed:
@@ -481,6 +500,7 @@ class Allocator:
                 future.exception()
             with self._changed:
                 self._searching += idle
+                entry.each_s = (self.ledger.clock() - begun) / len(schedules)
                 entry.problem.batch_size = self._batch_size(entry)
             return futures
 

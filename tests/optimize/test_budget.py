@@ -32,8 +32,9 @@ from kcg.optimize.judging import CHECKED, Judging
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
+from kcg.optimize.stored import _found_nothing
 from kcg.optimize.work import Candidates, Measured, RegionWork
-from kcg.report.result import read_result
+from kcg.report.result import TIME_OVER, UNTIMED, read_result
 from kcg.search.problem import Observation
 from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, optimized, whole_run
@@ -514,19 +515,52 @@ def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
         monkeypatch.setattr(opened.device.service, "compile_workers", 1)
         measured = opened.measured(meanwhile=opened.guide.read)
         expected = opened.estimates(measured)
-        assert [work.is_timed for work in opened.works] == [True, False, False] and measured.untimed == 2
+        assert sum(work.is_timed for work in opened.works) == 1 and measured.untimed == 2
         candidates = search(expected, opened.guide, device=opened.device, log=opened.log)
         (warning,) = opened.log.warnings
-        assert "tinygrad's own schedules of 2 of 3 kernels were not timed yet: try --budget " in warning
+        assert "starting and timing tinygrad's own schedules took " in warning and "try --budget " in warning
         results = opened.judge(expected, candidates).run()
         result = opened.result(candidates, results)
     rows = results.rows
     assert [row.outcome for row in rows] == ["not searched"] * 3
-    assert [row.before_s > 0 for row in rows] == [True, False, False]
-    assert rows[1].note == "the budget was over before it was timed"
+    first = max(range(3), key=lambda place: opened.works[place].expected_s)
+    assert [row.before_s > 0 for row in rows] == [place == first for place in range(3)]
+    assert {row.note for row in rows} == {TIME_OVER, UNTIMED}
     assert not has_an_answer(result, candidates, undecided=0, budget=opened.budget)
     assert exit_code_of(replace(result, complete=False), interrupted=False) == ExitCode.BUDGET_HIT
-    assert any("2 kernels were not timed: the totals are without them" in line for line, _ in _summary(result))
+    assert not any("were not timed: the totals" in line for line, _ in _summary(result)), "a warning says it"
+
+
+def test_a_search_begins_with_what_is_timed_and_not_without_a_time(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are not: they are neither searched nor judged, and nobody may say that nothing was found of them."""
+    one, two, three = opened.works
+    for work in (two, three):
+        monkeypatch.setattr(work, "seen", {})
+        monkeypatch.setattr(work, "own", None)
+    expected = replace(expected, measured=replace(expected.measured, untimed=2, untimed_share=0.01))
+    assert expected.too_short() == "" and not expected.is_due(two)
+    found, seen = find(one), opened.judge(expected, Candidates(opened.works, untimed=2)).without_candidate(two)
+    assert seen == ("not searched", UNTIMED) and expected.likely() == [one] and one.candidates == [found]
+    row = replace(sample_result().regions[0], outcome="not searched", note=UNTIMED)
+    monkeypatch.setattr(two, "search_s", 10.0)
+    assert not _found_nothing(two, row, {}) and _found_nothing(two, replace(row, note=TIME_OVER), {})
+    monkeypatch.setattr(one, "seen", {})
+    none = replace(expected, measured=replace(expected.measured, untimed=3, untimed_share=1.0))
+    assert "tinygrad's own schedules of 3 of 3 kernels were not timed yet: try --budget " in none.too_short()
+
+
+def test_the_search_has_time_where_the_dearest_kernel_can_be_measured_twice_and_judged(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Estimates, "comparing_s", lambda expected, work: 10.0)
+    slow = replace(expected, measured=replace(expected.measured, untimed=1, baseline_s=2.0))
+    for left_s, why in ((FRESH_CHILD_S + 10.0 + 4.1, ""), (FRESH_CHILD_S + 10.0 + 3.9, "judging one kernel takes")):
+        budget = Budget(started=slow.measured.at - TIMED_S, limit_s=TIMED_S + left_s, measurements=None)
+        assert why in replace(slow, budget=budget).too_short() and bool(why) == bool(
+            replace(slow, budget=budget).too_short()
+        )
 
 
 def test_measurements_that_the_baselines_use_up_are_no_search(

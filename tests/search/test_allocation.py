@@ -230,6 +230,58 @@ def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:
     assert not any(t.name.startswith("search ") for t in threading.enumerate())
 
 
+class Slow:
+    """Measures on a made-up clock: each schedule of a kernel takes so many seconds, as those do that take turns."""
+
+    def __init__(self, *, deadline_s: float) -> None:
+        self.now_s, self.order = 0.0, list[str]()
+        self.ledger = Ledger(deadline=deadline_s, clock=lambda: self.now_s)
+        self.allocator = Allocator(self.ledger, Limits(), report=lambda name, _: self.order.append(name))
+
+    def enter(self, name: str, seconds: float, *, calls: int = 1, expected_s: float = 0.0) -> None:
+        table = synthetic_table()
+        problem = table.problem(oracle_predict(table), ledger=self.ledger)
+        measure = problem.measure
+
+        def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+            self.now_s += seconds * len(schedules)
+            return measure(schedules)
+
+        (own,) = measure([table.baseline()])
+        problem.known[table.baseline()] = own.result()
+        problem.measure = measured
+        self.allocator.enter(name, calls, problem, strategy("random"), each_s=expected_s)
+
+
+@pytest.mark.parametrize(("deadline_s", "count"), [(20.0, 6), (11.9, 3), (3.0, 1), (2.9, 0)])
+def test_no_batch_outlives_the_time_for_searching(deadline_s: float, count: int) -> None:
+    """What comes after it waits until the device is done: four schedules of three seconds took the time for judging."""
+    slow = Slow(deadline_s=deadline_s)
+    slow.enter("a", 3.0, expected_s=3.0)
+    slow.allocator.run()
+    assert len(slow.order) == count and slow.now_s <= deadline_s
+    assert not slow.allocator.settled, "its time was over"
+
+
+def test_what_measuring_takes_is_learned_from_the_last_batch() -> None:
+    slow = Slow(deadline_s=20.0)
+    slow.enter("a", 3.0)
+    slow.allocator.run()
+    assert len(slow.order) == 6 and slow.now_s == 18.0, "four, then two"
+    slow = Slow(deadline_s=20.0)
+    slow.enter("a", 3.0, expected_s=30.0)
+    slow.allocator.run()
+    assert not slow.order, "by what its own schedule took it is too long"
+
+
+def test_where_the_best_is_too_long_another_has_the_rest_of_the_time() -> None:
+    slow = Slow(deadline_s=20.0)
+    slow.enter("long", 8.0, calls=100, expected_s=8.0)
+    slow.enter("short", 1.0, expected_s=1.0)
+    slow.allocator.run()
+    assert slow.order == ["long"] * 2 + ["short"] * 4 and slow.now_s == 20.0
+
+
 def test_an_interrupt_ends_every_search() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -1,0 +1,168 @@
+"""Which of tinygrad's own schedules are timed of a budget, and in which order: the clock and the device are made up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tinygrad import Tensor
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize.baselines import ENOUGH, HEAD, TAIL, measure_baselines
+from kcg.optimize.budget import Budget
+from kcg.optimize.console import progress
+from kcg.optimize.log import RunLog
+from kcg.optimize.run import say_untimed
+from kcg.optimize.work import Measured, RegionWork, noun_for, total_s
+from kcg.search.problem import Observation
+from kcg.types import Region, Status, WorkloadCall
+from tests.kernels import empty, kernels_of
+from tests.known_targets import X86
+
+EACH_S = 0.75  # compiling and timing one, as of a CNN's training loop on two cores
+
+
+class Clock:
+    """Measures whatever it is sent, each in so many seconds; `own_s` says what a call takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, own_s: Callable[[RegionWork], float], *, is_cpu: bool) -> None:
+        self.now_s, self.own_s, self.is_cpu = 1000.0, own_s, is_cpu
+        self.batches: list[list[RegionWork]] = []
+        self.service = SimpleNamespace(compile_workers=2)
+        self.spread = SimpleNamespace(spent_s={"load": 1.0})
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
+        self.batches.append(list(works))
+        done = []
+        for work in works:
+            self.now_s += EACH_S
+            future = Future[Observation]()
+            future.set_result(Observation(work.space.baseline(), Status.OK, self.own_s(work), work.id))
+            done.append(future)
+        return done
+
+    def check_journal(self) -> None:
+        pass
+
+    @property
+    def sent(self) -> list[RegionWork]:
+        return [work for batch in self.batches for work in batch]
+
+
+def timed(clock: Clock, works: Sequence[RegionWork], *, left_s: float | None, **options: Any) -> Measured:
+    """With so much of a budget left, of which a minute went to recording."""
+    budget = Budget(started=clock.now_s - 60.0, limit_s=left_s and 60.0 + left_s, measurements=None)
+    device: Any = clock
+    with progress(quiet=True) as shown:
+        return measure_baselines(works, device, budget=budget, log=RunLog(shown, started=clock.now_s), **options)
+
+
+def work_of(tensor: Tensor, calls: int = 1) -> RegionWork:
+    (ast,) = kernels_of(tensor)
+    region = Region((kernel_of(ast),))
+    return RegionWork(WorkloadCall(region, calls), KernelSpace(region, X86))
+
+
+@cache
+def sums() -> tuple[RegionWork, ...]:
+    return tuple(work_of(empty(n) + 1) for n in range(1, 41))
+
+
+def many_small_one_big() -> list[RegionWork]:
+    """As in a script that ends with its matmul: nothing is measured of them yet."""
+    return [RegionWork(work.call, work.space) for work in (*sums(), work_of(empty(512, 512) @ empty(512, 512)))]
+
+
+def training_loop() -> list[RegionWork]:
+    """130 kernels of which 18 take 95 % of the time, in an order that says nothing of it."""
+    (like, *_) = sums()
+    return [
+        RegionWork(WorkloadCall(like.call.region, round(1e6 * 0.85 ** (i * 37 % 130)) + 1), like.space)
+        for i in range(130)
+    ]
+
+
+def own_s(work: RegionWork) -> float:
+    """Twice what is expected of it, or half of that."""
+    return work.expected_s / work.call.calls * (2.0 if work.call.calls % 2 else 1.0)
+
+
+def test_what_takes_nearly_all_of_the_time_is_timed_first_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = many_small_one_big()
+    *_, matmul = works
+    clock = Clock(monkeypatch, lambda work: 0.5 if work is matmul else 40e-6, is_cpu=True)
+    measured = timed(clock, works, left_s=20.0)
+    assert clock.sent[0] is matmul and len(clock.batches[0]) == 2, "as many as there are compilers"
+    assert measured.untimed == len(works) - len(clock.sent) > 30 and measured.untimed_share < 1 - ENOUGH
+    assert clock.now_s - 1000.0 <= TAIL * 20.0, "what takes little is timed where that takes little"
+    assert total_s(works) is None and total_s(measured.timed) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_a_search_begins_once_most_of_the_expected_time_is_timed(monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=is_cpu)
+    measured = timed(clock, works, left_s=73.0)
+    assert measured.untimed_share < 1 - ENOUGH and 15 < len(clock.sent) < 30
+    total, seen = (sum(own_s(w) * w.call.calls for w in some) for some in (works, clock.sent))
+    assert seen > 0.9 * total and clock.now_s - 1000.0 <= HEAD * 73.0 + EACH_S
+    assert [w.call.calls for w in clock.sent] == sorted((w.call.calls for w in works), reverse=True)[: len(clock.sent)]
+
+
+@pytest.mark.parametrize("left_s", [20.0, 5.0, 0.0, -20.0])
+def test_a_budget_that_leaves_little_times_what_it_can_and_one_in_any_case(
+    monkeypatch: pytest.MonkeyPatch, left_s: float
+) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=True)
+    measured = timed(clock, works, left_s=left_s)
+    took_s = clock.now_s - 1000.0
+    assert took_s <= max(HEAD * left_s, 2 * EACH_S), "no batch outlives the time that it was given"
+    assert len(clock.sent) >= 2 and measured.untimed == 130 - len(clock.sent) and measured.untimed_share > 0.05
+    assert measured.baseline_s == pytest.approx(EACH_S) and all(work.is_timed for work in measured.timed)
+
+
+@pytest.mark.parametrize("left_s", [None, 2000.0])
+def test_where_there_is_time_all_are_timed(monkeypatch: pytest.MonkeyPatch, left_s: float | None) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=True)
+    measured = timed(clock, works, left_s=left_s)
+    assert len(clock.sent) == 130 and (measured.untimed, measured.untimed_share) == (0, 0.0)
+    assert max(map(len, clock.batches)) == 16 and measured.timed is works, "eight for each compiler"
+
+
+def test_what_a_run_before_has_timed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=True)
+    timed(clock, works, left_s=73.0)
+    clock.batches.clear()
+    measured = timed(clock, works, left_s=-1.0)
+    assert not clock.sent and measured.untimed_share < 1 - ENOUGH, "it may search at once"
+
+
+def test_with_an_end_of_their_own_regions_are_timed_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=True)
+    timed(clock, works, left_s=20.0, until=1000.0 + 20.0)
+    assert clock.sent == works[:32], "batches of 16 until then"
+
+
+def test_what_was_not_timed_is_said_with_its_share_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = many_small_one_big()
+    works[-1].keep(Observation(works[-1].space.baseline(), Status.OK, 0.5, "matmul"))
+    with progress(quiet=True) as shown:
+        log = RunLog(shown, started=0.0)
+        say_untimed(Measured(works, 0.0, 40, untimed_share=0.0031), log)
+        assert log.warnings == [
+            "40 of 41 kernels were not timed, and are not searched: they are expected to take 0.3% of the time, which "
+            "is in no total"
+        ]
+        say_untimed(Measured(works[-1:], 0.0), log)
+    assert len(log.warnings) == 1 and noun_for(works) == "kernel"
