@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from kcg.errors import ExitCode
-from kcg.optimize.incumbent import PAUSE, Incumbent
+from kcg.optimize.incumbent import SHARE, Incumbent
 from kcg.optimize.live import FILE_NAME, read_live
 from kcg.optimize.work import RegionResults
 from kcg.report.formats import format_seconds
@@ -134,11 +133,11 @@ def test_it_is_written_at_the_first_verdict_and_whenever_the_plan_is_another_one
     assert first.plan == made.result.plan and not first.complete and made.aside == 1
     assert incumbent.verified_s == (first.total_after_s, first.total_before_s)
     written = made.path.stat().st_ino
-    made.now_s += PAUSE
+    made.now_s += 1 / SHARE
     incumbent.improve()
     assert made.path.stat().st_ino == written, "nothing is better"
     made.better()
-    made.now_s += PAUSE
+    made.now_s += 1 / SHARE
     incumbent.improve()
     assert made.path.stat().st_ino != written and made.stored.plan == made.result.plan != first.plan
 
@@ -146,7 +145,7 @@ def test_it_is_written_at_the_first_verdict_and_whenever_the_plan_is_another_one
 def test_what_comes_too_soon_is_written_with_the_next_verdict(made: Made) -> None:
     made.incumbent.improve()
     made.better()
-    made.now_s += PAUSE - 0.5
+    made.now_s += 1 / SHARE - 1.5
     made.incumbent.improve()
     assert made.times == 1 and made.stored.plan != made.result.plan
     made.now_s += 1.0
@@ -165,8 +164,8 @@ def test_once_all_is_judged_it_says_that_the_whole_is_not_checked(made: Made) ->
     assert stored.model_check is not None and stored.model_check.reason.startswith("not run")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_where_it_cannot_be_written_the_run_goes_on(made: Made) -> None:
-    made.path.parent.chmod(0o500)
+def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = Made(tmp_path / "file" / "RESULT.json")
     made.incumbent.improve()
-    assert not made.path.exists() and made.incumbent.verified_s is not None
+    assert made.aside == 1 and made.incumbent.verified_s is not None
