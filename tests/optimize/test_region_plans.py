@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import ScheduleError
+from kcg.judge.whole import unclear
 from kcg.kernel import regions
 from kcg.kernel.composed import parts_of
 from kcg.kernel.regions import Form
@@ -356,7 +357,7 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
         ([(False, None), (True, None), (None, None)], 1),
         ([(None, None), (True, None), (None, None)], 1),  # what was seen to be right, before what was not seen
         ([(False, None), (None, None), (None, None)], 2),  # the second has most of what the first has
-        ([(None, None), (None, None), (None, None)], 0),  # nothing was seen: each part of a plan was verified
+        ([(None, None), (None, None), (None, None)], 0),  # none was tried: each part of a plan was verified
         ([(False, None), (False, None), (False, None)], 2),
     ],
 )
@@ -364,6 +365,13 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
     checks = [ModelCheck(passed, before_s=4.0 if after_s else None, after_s=after_s) for passed, after_s in steps]
     results = [replace(sample_result(), seed=number) for number in range(len(steps))]
     assert fastest_step(results, checks) == (results[chosen], checks[chosen])
+
+
+def test_of_plans_without_a_verdict_none_is_taken_on_trust() -> None:
+    results = [replace(sample_result(), seed=number) for number in range(3)]
+    not_run = ModelCheck(None, "not run: there was no time")
+    checks = [unclear("the script does not repeat itself"), not_run, not_run]
+    assert fastest_step(results, checks) == (results[2], not_run)
 
 
 @pytest.mark.parametrize(
