@@ -137,13 +137,20 @@ class Autotuned(Generic[P, R]):
 
 
 def _usable(folder: Path, settings: Settings) -> Tuned | None:
-    """The result of a folder; None where there is none that can be read, or where its budget was too short and was
-    another one."""
+    """The result of a folder; None where there is none that can be read, or where it is not complete and this budget
+    may bring more: it was another one, or the run was killed in it."""
+    from kcg.optimize.live import FILE_NAME, read_live
+
     try:
         found = load(folder / "RESULT.json")
     except ResultError:
         return None
-    return found if found.result.complete or found.result.budget == settings.budget_text else None
+    if found.result.complete:
+        return found
+    with contextlib.suppress(OSError, ResultError):
+        if read_live(folder / FILE_NAME).exit_code is None:
+            return None
+    return found if found.result.budget == settings.budget_text else None
 
 
 def key_of(workload: Workload, target: Target, toolchain: Toolchain) -> str:

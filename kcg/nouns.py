@@ -44,10 +44,11 @@ def noun_to_json(value: Any) -> str:
     return json.dumps(encode(value), allow_nan=False)
 
 
-def noun_from_json(noun: type[T], text: str) -> T:
-    """A dataclass from the text of `noun_to_json`, every field checked. Raises ResultError where it is not one."""
+def noun_from_json(noun: type[T], text: str, *, may_lack: frozenset[tuple[str, str]] = NEWER) -> T:
+    """A dataclass from the text of `noun_to_json`, every field checked but those that it `may_lack`. Raises ResultError
+    where it is not one."""
     try:
-        made: T = decode(json.loads(text, parse_constant=no_constant), noun, "", of=Document(may_lack=NEWER))
+        made: T = decode(json.loads(text, parse_constant=no_constant), noun, "", of=Document(may_lack=may_lack))
     except (Malformed, ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"not a {noun.__name__}: {error}") from None
     return made

@@ -92,9 +92,17 @@ def why_nothing(result: Result) -> str:
     return "" if any(row.outcome == "improved" for row in result.regions) else UNCHANGED
 
 
+UNCLEAR = "no verdict: "
+
+
 def unclear(reason: str) -> ModelCheck:
     """Nothing can be told of the schedules."""
-    return ModelCheck(None, f"no verdict: {reason}")
+    return ModelCheck(None, f"{UNCLEAR}{reason}")
+
+
+def was_tried(check: ModelCheck) -> bool:
+    """Whether the whole ran, or was to, with whatever end: else nothing speaks against the schedules."""
+    return check.passed is not None or check.reason.startswith(UNCLEAR)
 
 
 def occurring(check: ModelCheck, *, served: int, changed: int, when: str) -> ModelCheck:

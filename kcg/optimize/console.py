@@ -132,6 +132,7 @@ class Progress:
         kernels: tuple[int, int] | None = None,
         nouns: str = "kernels",
         note: str = "",
+        verified_s: tuple[float, float] | None = None,
     ) -> None:
         """Where the run stands.
 
@@ -142,6 +143,7 @@ class Progress:
             kernels: how many are done, of how many.
             nouns: what these are, where regions are among them.
             note: a few words, e.g. which kernel is being searched.
+            verified_s: what the workload takes by what was verified so far, and by tinygrad's own schedules.
         """
         if self._quiet:
             return
@@ -156,6 +158,8 @@ class Progress:
             parts.append(f"{measurements} measured")
         if total_s is not None:
             parts.append(f"best {format_seconds(total_s)}")
+        if verified_s is not None:
+            parts.append("verified {} of {}".format(*map(format_seconds, verified_s)))
         if self._bar is not None:
             if self._task is None:
                 self.phase(self._phase or "working")

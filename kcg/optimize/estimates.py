@@ -383,7 +383,10 @@ class Pace:
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
         """Inside, `work` is judged: take in how long that takes, beside what it was expected to. With stress in it that
-        says nothing of how long comparing others takes."""
+        says nothing of how long comparing others takes, nor where an earlier run's verdict is taken over."""
+        if self._estimates.kept.holds_first(work):
+            yield
+            return
         expected_s, begun = self._estimates.timing_s(work), time.monotonic()
         stress_s = self._estimates.comparing_s(work) - expected_s
         yield

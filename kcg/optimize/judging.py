@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.judge.finalists import Judge, quarantined, unjudged
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from kcg.judge.paired import Compared
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
+    from kcg.optimize.incumbent import Incumbent
     from kcg.optimize.log import RunLog
     from kcg.optimize.work import Candidates, RegionWork
 
@@ -45,10 +45,11 @@ Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
 
 class Judging:
     """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
-    there, while the budget lasts; what an earlier run kept is taken over. The others are as the search left them, and
-    so are those of several kernels that are not `needed`: where one fails that is, others may be.
+    there, while the budget lasts; what an earlier run kept is taken over, before all else. The others are as the search
+    left them, and so are those of several kernels that are not `needed`: where one fails that is, others may be.
 
-    Each result is put into `judged`, by `RegionWork.id`, as soon as it is known: a run that is interrupted has these.
+    Each result is put into `judged`, by `RegionWork.id`, as soon as it is known, and the `incumbent` improves by it: a
+    run that is interrupted, or killed, has these.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Judging:
         log: RunLog,
         judged: dict[str, RegionResult],
         needed: Needed | None = None,
+        incumbent: Incumbent | None = None,
         in_new_child: bool = False,
     ) -> None:
         """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
-        self._judged, self._needed = judged, needed
+        self._judged, self._needed, self._incumbent = judged, needed, incumbent
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
         self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
@@ -82,7 +84,9 @@ class Judging:
     def run(self) -> RegionResults:
         """The results of all regions."""
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
-        order = sorted((w for w in works if estimates.is_due(w)), key=lambda w: (-w.saving_s, -w.before_s))
+        held = {work.id for work in works if estimates.kept.holds_first(work)}
+        due = (work for work in works if estimates.is_due(work))
+        order = sorted(due, key=lambda work: (work.id not in held, -work.saving_s, -work.before_s))
         self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:
@@ -106,7 +110,10 @@ class Judging:
                         self._plan(left)
                 else:  # no other plan could be judged either
                     judged[work.id] = self._with_offers(work, self._too_late(work))
-                self._show(count, self._of_plans(left))
+                waiting = self._of_plans(left)
+                if self._incumbent is not None and held.isdisjoint(work.id for work in waiting):
+                    self._incumbent.improve()  # the file of a run that goes on has no less than what that had judged
+                self._show(count, waiting)
             for work in left:
                 judged[work.id] = self._not_needed(work)
         finally:
@@ -123,6 +130,7 @@ class Judging:
             budget_s=self._log.elapsed_s + self._pace.left_s(left),
             kernels=(count, count + len(left)),
             nouns=nouns_of(work.call.region for work in (*works, *left) if work in left or work.id in self._judged),
+            verified_s=None if self._incumbent is None else self._incumbent.verified_s,
             keep=False,
         )
 
@@ -229,13 +237,9 @@ class Judging:
         if failed := _failing(work):
             return failed
         base = self._as_measured(work)
-        if not (found := [*work.other_candidates[:1], *work.candidates[:1]]):
+        if not work.found:
             return work.result(base, base, "undecided", "there was no time to judge what is written by hand")
-        claim = "is expected to be faster"
-        if work.baseline_s:
-            claim = f"was {work.baseline_s / work.seconds_of(found[0]):.2f}× as fast in the search"
-        note = f"{describe(found[0])} {claim}, and there was no time to judge it"
-        return work.result(base, base, "undecided", note)
+        return work.result(base, base, "undecided", f"{_claim(work)}, and there was no time to judge it")
 
     def _not_needed(self, work: RegionWork) -> RegionResult:
         """The result of a region of several kernels that is in none of the best plans."""
@@ -262,25 +266,30 @@ class Judging:
         )
 
 
-def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult], *, why: str) -> RegionResults:
-    """The best so far of a run that ended early: what was judged as it was judged, the rest as the search left it.
-
-    The latter carries search timings and is marked as not verified; `apply` gives such regions tinygrad's own schedule.
-    """
+def as_judged(works: Sequence[RegionWork], judged: Mapping[str, RegionResult], *, why: str) -> RegionResults:
+    """The best so far of a run that ends, or goes on: what was judged as it was judged. The rest keeps tinygrad's own
+    schedule, as the search timed it, also where it found something faster: nothing changes that was not verified. `why`
+    is said of it."""
 
     def row_of(work: RegionWork) -> RegionResult:
         if work.id in judged:
             return judged[work.id]
         if work.is_unjudged:
             return _cannot_be_judged(work)
-        base = work.as_searched(work.space.baseline())
-        faster = [*work.other_candidates[:1], *work.candidates[:1]] if work.baseline_s else []
-        chosen, *others = [work.as_searched(schedule) for schedule in faster] or [base]
-        outcome = "improved" if faster else "kept" if work.tried else "not searched"
-        row = work.result(base, chosen, outcome, f"{why}: not verified")
-        return replace(row, opts=(others or [base])[0]) if work.by_kind and faster else row
+        base, note = work.as_searched(work.space.baseline()), f"{why}: not verified"
+        if work.found and work.baseline_s:
+            return work.result(base, base, "undecided", f"{_claim(work)}; {note}")
+        return work.result(base, base, "kept" if work.tried else "not searched", note)
 
     return RegionResults(tuple(row_of(work) for work in works))
+
+
+def _claim(work: RegionWork) -> str:
+    """What the search says of the best that it found of a region."""
+    best = work.found[0]
+    if not work.baseline_s:
+        return f"{describe(best)} is expected to be faster"
+    return f"{describe(best)} was {work.baseline_s / work.seconds_of(best):.2f}× as fast in the search"
 
 
 def _time_s(work: RegionWork, one: Offer) -> float:

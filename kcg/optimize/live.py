@@ -24,6 +24,7 @@ FILE_NAME: Final = "live.json"
 INTERVAL_S: Final = 1.0
 MOST_POINTS: Final = 400  # beyond, every second one is left out
 MAX_BYTES: Final = 1 << 20
+ADDED: Final = frozenset({("Live", "verified_s")})  # with schema 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Live:
     nouns: str = "kernels"  # what these are
     points: tuple[ProgressPoint, ...] = ()  # the first is with tinygrad's own schedules, the last the best so far
     exit_code: int | None = None  # None: it goes on, or was killed
-    schema: int = 1
+    verified_s: tuple[float, float] | None = None  # by what was verified so far, and by tinygrad's own schedules
+    schema: int = 2
 
 
 class LiveFile:
@@ -73,14 +75,16 @@ class LiveFile:
         budget_s: float | None,
         kernels: tuple[int, int] | None,
         nouns: str = "kernels",
+        verified_s: tuple[float, float] | None = None,
     ) -> None:
-        """Where the phase stands; a `total_s` of None leaves the best that is known."""
+        """Where the phase stands; where `total_s` or `verified_s` is None the best that is known stays."""
         points = self.live.points
         if total_s is not None:
             points = (*points, ProgressPoint(elapsed_s, measurements, total_s))
             if len(points) > MOST_POINTS:
                 points = (*points[:-1:2], points[-1])
-        where: dict[str, Any] = {"kernels": kernels, "nouns": nouns, "points": points}
+        verified_s = self.live.verified_s if verified_s is None else verified_s
+        where: dict[str, Any] = {"kernels": kernels, "nouns": nouns, "points": points, "verified_s": verified_s}
         self._update(elapsed_s=elapsed_s, measurements=measurements, budget_s=budget_s, **where)
 
     def end(self, exit_code: int, elapsed_s: float) -> None:
@@ -105,6 +109,6 @@ def read_live(path: Path) -> Live:
     if (data := read_foreign(path, most_bytes=MAX_BYTES)) is None:
         raise ResultError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB, or no file, and no state of a run")
     try:
-        return noun_from_json(Live, data.decode())
+        return noun_from_json(Live, data.decode(), may_lack=ADDED)
     except UnicodeDecodeError as error:
         raise ResultError(f"{path.name} is no text: {error.reason}") from None

@@ -96,6 +96,7 @@ class RunLog:
         kernels: tuple[int, int] | None = None,
         nouns: str = "kernels",
         note: str = "",
+        verified_s: tuple[float, float] | None = None,
         keep: bool = True,
     ) -> None:
         """Show where the run stands, see `Progress.update`; what the workload takes by now is kept for the report."""
@@ -104,7 +105,15 @@ class RunLog:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
         if self.live is not None:
             best_s = total_s if keep else None
-            self.live.show(elapsed_s, measurements, best_s, budget_s=budget_s, kernels=kernels, nouns=nouns)
+            self.live.show(
+                elapsed_s,
+                measurements,
+                best_s,
+                budget_s=budget_s,
+                kernels=kernels,
+                nouns=nouns,
+                verified_s=verified_s,
+            )
         self.progress.update(
             done_s=elapsed_s,
             budget_s=budget_s,
@@ -113,6 +122,7 @@ class RunLog:
             kernels=kernels,
             nouns=nouns,
             note=note,
+            verified_s=verified_s,
         )
 
     def expect(

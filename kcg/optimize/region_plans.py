@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from kcg.errors import ScheduleError
+from kcg.judge.whole import was_tried
 from kcg.kernel.composed import Part, schedule_of_parts
 from kcg.kernel.kinds import KINDS, JoinsKernels, kind_named
 from kcg.kernel.repeats import Blocks, blocks_of_workload
@@ -263,9 +264,10 @@ def plans_to_time(
     *,
     memory_bytes: float = float("inf"),
     workspaces: Mapping[Key, int] = MappingProxyType({}),
+    most: int = PLANS,
 ) -> list[WorkloadPlan]:
-    """The `PLANS` best plans with different regions as programs get them, the best first, and last that of every call
-    alone.
+    """The best plans with different regions as programs get them, at `most` so many, the best first, and last that of
+    every call alone.
 
     Plans of sequences that differ often come to the same in a program. So the next best one is looked for as the best
     without one of the regions of a plan before it (branching as in Murty, 1968).
@@ -279,9 +281,9 @@ def plans_to_time(
     *first, alone = best(frozenset())
     seen, found = {frozenset[str]()}, dict[tuple[Region, ...], WorkloadPlan]()
     waiting = [(plan.seconds, number, frozenset[str](), plan) for number, plan in enumerate(first)]
-    while waiting and len(found) < PLANS:
+    while waiting and len(found) < most:
         _, _, without, plan = heapq.heappop(waiting)
-        if found.setdefault(plan.regions, plan) is not plan:
+        if found.setdefault(plan.regions, plan) is not plan or len(found) == most:
             continue
         for region in plan.regions:
             if (others := without | {region.id}) not in seen:
@@ -379,8 +381,8 @@ def fastest_step(results: Sequence[Result], checks: Sequence[ModelCheck]) -> tup
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
     fastest and right, by their `checks`: what is measured of the whole step decides, since costs of parts do not add
     up. Of steps that differ by no more than noise it is the best expected one that is not slower than the last plan's.
-    Where no step is timed it is the first that is right, or else the last: no plan is taken on trust. What was seen of
-    each plan is in its `Result.planning`."""
+    Where no step is timed it is the first that is right. Where none was tried it is the first: each of its parts was
+    verified by itself. Else it is the last. What was seen of each plan is in its `Result.planning`."""
     at, why = _fastest(checks)
     chosen = results[at]
     if chosen.planning is None:
@@ -417,6 +419,8 @@ def _fastest(checks: Sequence[ModelCheck]) -> tuple[int, str]:
         return right[0], why
     if all(seen.passed is False for seen in checks):
         return last, "the whole step of every plan is wrong"
+    if not any(map(was_tried, checks)):
+        return 0, "no whole step was compared: it is the best by the times of its parts, each of which was verified"
     return last, "no whole step was seen to be right: a plan with regions is taken only by what its step shows"
 
 

@@ -24,8 +24,10 @@ from kcg.kernel.kinds import kind_of, own_kind
 from kcg.measure.child import unsupported_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.judging import as_judged
 from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (
+    PLANS,
     Key,
     Proposals,
     WorkloadPlan,
@@ -449,6 +451,23 @@ def _sequence_of(candidate: Candidate, proposals: Proposals) -> Blocks:
     return next(blocks for blocks, candidates in proposals.sequences if candidate in candidates)
 
 
+def best_so_far(
+    works: Sequence[RegionWork],
+    judged: Mapping[str, RegionResult],
+    proposed: Proposed | None,
+    workload: Workload,
+    *,
+    why: str,
+    memory_bytes: float = float("inf"),
+) -> RegionResults:
+    """The results by the best plan of what was judged by now, `works` being the kernels: nothing else of what was
+    searched is in it, and `why` is said of that."""
+    if proposed is None:
+        return as_judged(works, judged, why=why)
+    both = as_judged([*works, *proposed.works], judged, why=why)
+    return variants(both, proposed, workload, memory_bytes=memory_bytes, most=1)[0]
+
+
 def variants(
     results: RegionResults,
     proposed: Proposed,
@@ -456,10 +475,11 @@ def variants(
     *,
     in_context: Mapping[str, Interval] = MappingProxyType({}),
     memory_bytes: float = float("inf"),
+    most: int = PLANS,
 ) -> list[RegionResults]:
-    """The results by each of the best plans, the best first, and last by that of every kernel alone. `in_context` is
-    what regions save in their neighbourhood, by id."""
-    plans = plans_by(results, proposed, in_context=in_context, memory_bytes=memory_bytes)
+    """The results by each of the best plans, at `most` so many, the best first, and last by that of every kernel alone.
+    `in_context` is what regions save in their neighbourhood, by id."""
+    plans = plans_by(results, proposed, in_context=in_context, memory_bytes=memory_bytes, most=most)
     own = {work.call.region.id for work in proposed.works}
     rows = [row for row in results.rows if row.region.id not in own]
     regions = {row.region.id: row for row in results.rows if row.region.id in own}
@@ -487,12 +507,13 @@ def plans_by(
     *,
     in_context: Mapping[str, Interval] = MappingProxyType({}),
     memory_bytes: float = float("inf"),
+    most: int = PLANS,
 ) -> list[WorkloadPlan]:
     """The best plans by what was judged, as programs get them."""
     proposals, alone_s = proposed.proposals, alone_s_of(results)
     savings = measured_savings(results.rows, proposals, alone_s, in_context)
     workspaces = _workspaces(results.rows, proposed)
-    return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces)
+    return plans_to_time(proposals, alone_s, savings, memory_bytes=memory_bytes, workspaces=workspaces, most=most)
 
 
 def _workspaces(rows: Sequence[RegionResult], proposed: Proposed) -> dict[Key, int]:

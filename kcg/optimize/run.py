@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,13 +24,14 @@ from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.judging import Judging, as_searched
+from kcg.optimize.incumbent import UNCHECKED, Incumbent
+from kcg.optimize.judging import Judging
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.region_search import needed_by_plans, savings_in_context, search_regions, variants
+from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
@@ -38,6 +40,8 @@ from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, Reg
 from kcg.provenance import provenance
 from kcg.report.counts import how_many, share_of
 from kcg.report.formats import format_seconds, format_share
+from kcg.report.next_steps import resumed
+from kcg.report.page import FILE_NAME as REPORT
 from kcg.report.page import write_report
 from kcg.report.phases import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH
 from kcg.report.result import read_result, write_result
@@ -48,7 +52,10 @@ from kcg.unexpected import reported_to
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
     from kcg.judge.whole import Runner
+    from kcg.optimize.region_search import Proposed
     from kcg.workloads.script import Late
+
+RESULT = "RESULT.json"
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,9 @@ def optimize(
     `regions` of several kernels are planned as one wherever they occur (`kcg.optimize.planning`). A workload that is
     `in_memory` comes as `captured`.
 
-    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
-    same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
+    From the first verdict on RESULT.json has the best plan of what was verified (`kcg.optimize.incumbent`). On Ctrl-C
+    the children are killed and that is written, with its report; the exit code is 130. The same where the device goes
+    away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
     settings = with_what_was_allowed(settings)
     store = Stored(open_store(settings.store, new=True), settings.allow_tf32) if settings.store else None
@@ -111,14 +119,33 @@ def optimize(
         device.notice_missing_kinds()
         handwritten.offer(kernels, works, device=device, log=log)
 
-        estimates, candidates, results, by_plan = None, None, None, list[RegionResults]()
+        estimates, candidates, proposed, results, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         compared: Mapping[tuple[str, Schedule], Compared] = {}
+        memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
+
+        def ended(results: RegionResults | None) -> _Ended:
+            """What the run has come to by now."""
+            name = guide.name
+            return _Ended(settings, captured, works, candidates, results, judged, name, proposed, memory_bytes)
+
+        def made(results: RegionResults | None) -> Result:
+            return build_result(ended(results), device=device, budget=budget, log=log)
+
+        incumbent = Incumbent(
+            device.folder / RESULT,
+            made,
+            whole=settings.whole,
+            go_on=resumed(settings.command) if settings.command and captured.call is None else "",
+            set_aside=lambda: device.set_aside(RESULT, REPORT),
+        )
         try:
             if store is not None:  # before the device's child has run anything but its canary
                 log.begin(JUDGING)
                 ahead = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
                 store.verify(works, ahead, device=device, log=log, judged=judged, in_new_child=True)
+                if judged:
+                    incumbent.improve()
                 store.look_for_nothing(works, settings, device=device, log=log)
             log.begin(BASELINES)
             claimed = frozenset(store.claims if store is not None else ())
@@ -131,7 +158,6 @@ def optimize(
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
             candidates = search(estimates, guide, device=device, log=log)
-            proposed = None
             if estimates.wants_regions:
                 proposed = search_regions(
                     candidates, estimates, guide, device=device, log=log, store=store, judged=judged
@@ -143,17 +169,19 @@ def optimize(
                 about = format_seconds(estimates.judging_s())
                 many = how_many(work.call.region for work in due)
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
-            memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
-            judging = Judging(candidates, estimates, device=device, log=log, judged=judged, needed=needed)
+            judging = Judging(
+                candidates, estimates, device=device, log=log, judged=judged, needed=needed, incumbent=incumbent
+            )
             compared, seen = judging.seen, judging.run()
             if proposed is not None:
                 in_context = savings_in_context(
                     seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes
                 )
                 by_plan = variants(seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes)
-                seen = by_plan[-1]  # every kernel alone, until whole steps were compared
+                seen = by_plan[0]  # the best by its parts, until whole steps were compared
             results = seen
+            incumbent.settle(results)
             device.check_journal()
             device.settle()
         except KeyboardInterrupt:
@@ -168,15 +196,12 @@ def optimize(
             try:
                 if results is not None:
                     device.close_children()  # its memory is wanted, and nothing may disturb the model's run
-                ended = _Ended(settings, captured, works, candidates, results, judged, guide.name)
                 if checked is None:
                     log.begin(MODEL)
-                    plans = by_plan if by_plan and not log.ended_early else [results]
-                    each = [replace(ended, results=one) for one in plans]
-                    made = [build_result(one, device=device, budget=budget, log=log) for one in each]
-                    checked = check_steps(made, runner, estimates, log=log)
+                    plans = by_plan if results is not None and by_plan else [results]
+                    checked = check_steps([*map(made, plans)], runner, estimates, log=log)
                 result, check = checked  # the check is of this plan, whichever try writes it
-                finished = write(ended, result, check, device=device, budget=budget, log=log)
+                finished = write(ended(results), result, check, device=device, budget=budget, log=log)
                 if store is not None and results is not None and check.passed is not False:
                     store.add(finished.result, judged, log=log)
                     if not log.ended_early:
@@ -194,7 +219,7 @@ def optimize(
 
 def with_what_was_allowed(settings: Settings) -> Settings:
     """The settings of a run; one that goes on allows what the result before it did."""
-    path = settings.folder / "RESULT.json"
+    path = settings.folder / RESULT
     if not settings.resume or settings.allow_tf32 or not path.exists():
         return settings
     with contextlib.suppress(ResultError):  # one that cannot be read is set aside
@@ -319,8 +344,10 @@ class _Ended:
     works: list[RegionWork]
     candidates: Candidates | None
     results: RegionResults | None
-    judged: dict[str, RegionResult]  # of a run that ended while it judged
+    judged: dict[str, RegionResult]  # of a run that ended while it judged, or goes on
     predictor: str
+    proposed: Proposed | None = None
+    memory_bytes: float = math.inf  # that values between kernels may take
 
 
 def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) -> Result:
@@ -332,7 +359,10 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
     settings, workload, results = ended.settings, ended.captured.workload, ended.results
     complete = results is not None and not log.ended_early
     if results is None:
-        results = as_searched(ended.works, ended.judged, why="the device was lost" if log.lost else "interrupted")
+        why = "the device was lost" if log.lost else "interrupted" if log.interrupted else "the run ended before"
+        results = best_so_far(
+            ended.works, ended.judged, ended.proposed, workload, why=why, memory_bytes=ended.memory_bytes
+        )
     origins = origins_of(workload, [row.region for row in results.rows])
 
     def with_origins(rows: tuple[RegionResult, ...]) -> tuple[RegionResult, ...]:
@@ -382,14 +412,11 @@ def check_steps(
 ) -> tuple[Result, ModelCheck]:
     """The check of the whole: of the results of several plans the one whose step is the fastest."""
 
-    checks = [ModelCheck(None, "not run: the run ended before")] * len(results)
+    checks = [UNCHECKED] * len(results)
     if not log.ended_early:
         checks = check_models(results, runner, estimates=estimates, log=log)
         results, checks = leave_out_wrong(results, checks, runner, estimates=estimates, log=log)
-    chosen, seen = fastest_step(results, checks)
-    if log.ended_early and seen.passed is None:  # nothing was seen of the whole: every kernel stays alone
-        return results[-1], seen
-    return chosen, seen
+    return fastest_step(results, checks)
 
 
 def expectations_of(
@@ -424,8 +451,8 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
         warnings=tuple(log.warnings),
         phases=phases,
     )
-    path = device.folder / "RESULT.json"
-    device.set_aside(path.name, "report.html")
+    path = device.folder / RESULT
+    device.set_aside(RESULT, REPORT)
     write_result(result, path)
     report = write_report(result, device.folder)
     code = exit_code_of(result, interrupted=log.interrupted, lost=bool(log.lost))

@@ -137,12 +137,13 @@ class RegionWork:
 
     @functools.cached_property
     def output_bytes(self) -> int:
-        """What its buffers take that are written, in bytes."""
-        from kcg.kernel.codec import ast_of
+        """What its outputs take, in bytes: what counts after a run, not what lies between its kernels."""
+        from kcg.kernel.chain import Chain
         from kcg.measure.inputs import buffers_of_kernels
 
-        infos = buffers_of_kernels([ast_of(kernel) for kernel in self.call.region.kernels])
-        return sum(info.nbytes for info in infos if info.is_output)
+        region = self.call.region
+        infos = buffers_of_kernels(Chain(region).asts)  # by the numbers of the region's buffers
+        return sum(i.nbytes for i in infos if i.is_output and (i.slot in region.outputs or not region.args))
 
     @functools.cached_property
     def operations(self) -> float:

@@ -180,10 +180,10 @@ class Folder:
                     refused.append(state)
                 if isinstance(state, Watched) and state.state in (RUNNING, KILLED):
                     watched.append(state)
-                ended = state.live.exit_code if isinstance(state, Watched) else None
+                seen_as = state if isinstance(state, Watched) else None
                 for name in names:
                     if name == RESULT or EARLIER.fullmatch(name):
-                        one = self._run(folder, name, names, ended if name == RESULT else None)
+                        one = self._run(folder, name, names, seen_as if name == RESULT else None)
                         (runs if isinstance(one, Run) else refused).append(one)  # type: ignore[arg-type]
                 if JOURNAL in names and RESULT not in names and not isinstance(state, Watched):
                     seen = self._journals(folder / JOURNAL)
@@ -234,7 +234,7 @@ class Folder:
                 waiting += [(one, depth + 1) for one in below]
         return found, left > 0
 
-    def _run(self, folder: Path, name: str, names: list[str], exit_code: int | None) -> Run | Refused:
+    def _run(self, folder: Path, name: str, names: list[str], watched: Watched | None) -> Run | Refused:
         read = self._results(folder / name)
         if isinstance(read, str):
             return self._refused(folder / name, read)
@@ -243,7 +243,7 @@ class Folder:
             read,
             id=hashlib.sha256(os.fsencode(folder / name)).hexdigest()[:16],
             place=self._place(folder),
-            state=_state_of(read, exit_code),
+            state=_state_of(read, watched),
             report=folder / report if report in names else None,
         )
 
@@ -316,12 +316,17 @@ def _kernels(result: Result) -> tuple[KernelTime, ...]:
     return tuple(row for row in rows if math.isfinite(row.before_s + row.after_s) and row.before_s > 0 < row.after_s)
 
 
-def _state_of(run: Run, exit_code: int | None) -> str:
+def _state_of(run: Run, watched: Watched | None) -> str:
     if run.wrong:
         return WRONG
     if run.complete:
         return FINISHED
-    return INCOMPLETE if exit_code is None else _ENDS.get(exit_code, INCOMPLETE)  # type: ignore[call-overload]
+    if watched is None:
+        return INCOMPLETE
+    code = watched.live.exit_code
+    if code is None:  # the best so far of a run that goes on, or was killed
+        return watched.state
+    return _ENDS.get(code, INCOMPLETE)  # type: ignore[call-overload, no-any-return]
 
 
 def _text(name: str) -> str:

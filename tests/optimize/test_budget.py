@@ -19,6 +19,7 @@ import pytest
 from kcg.errors import ExitCode, VerificationError
 from kcg.judge.finalists import Judge
 from kcg.judge.interface import UNVERIFIED
+from kcg.judge.kept import KeptResults
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.optimize import baselines, estimates
@@ -604,6 +605,31 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
     judge.run()
     assert opened.works[0].saving_s > opened.works[1].saving_s > 0
     assert asked == [False, False, True], "once before all, then of each"
+
+
+def test_what_an_earlier_run_judged_comes_first_and_the_incumbent_has_all_of_it_at_once(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the result of a run that goes on has no less than that of the one before, whenever it is killed."""
+    for work, times in zip(opened.works, (9.0, 1.2, 1.1), strict=True):
+        find(work, times=times)
+    most, *held = sorted(opened.works, key=lambda work: -work.saving_s)
+    monkeypatch.setattr(KeptResults, "holds_first", lambda kept, work: any(work is one for one in held))
+    judged, written = list[str](), list[int]()
+
+    def compared(of_one: Judge, work: RegionWork) -> RegionResult:
+        judged.append(work.id)
+        return judge._as_searched(work)
+
+    incumbent = SimpleNamespace(improve=lambda: written.append(len(judged)), verified_s=(1.0, 2.0))
+    parts: Any = {"device": opened.device, "log": opened.log, "judged": {}, "incumbent": incumbent}
+    judge = Judging(Candidates(opened.works, searched=True), expected, **parts)
+    monkeypatch.setattr(Judge, "compare_kinds", lambda judge, work: True)
+    monkeypatch.setattr(Judge, "compare_found", compared)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
+    judge.run()
+    assert judged == [*(work.id for work in held), most.id] and written == [2, 3]
+    assert judge._pace._expected_s == 0.0, "what is taken over says nothing of how long judging takes"
 
 
 def test_what_has_its_references_is_judged_first(opened: Begun, expected: Estimates) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,13 @@ def test_what_is_no_state_of_a_run_is_refused(text: str, tmp_path: Path) -> None
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(ResultError):
         read_live(path)
+
+
+def test_what_an_earlier_kcg_wrote_is_read(tmp_path: Path) -> None:
+    file = live_file(tmp_path)
+    text = file.path.read_text()
+    file.path.write_text(text.replace('"verified_s": null, "schema": 2', '"schema": 1'))
+    assert file.path.read_text() != text and read_live(file.path) == replace(file.live, schema=1)
 
 
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:

@@ -133,6 +133,13 @@ def test_what_is_left_is_never_nothing_and_past_the_end_it_says_by_how_much(cloc
         assert shares[:2] == [0, pytest.approx(10 / 15)]
 
 
+def test_what_is_verified_is_shown_beside_the_best(clock: Clock) -> None:
+    stream = io.StringIO()
+    with progress(stream=stream) as shown:
+        shown.update(done_s=41.0, kernels=(3, 9), total_s=0.21, verified_s=(0.214, 2.34))
+    assert stream.getvalue() == "working: 0:41, 3/9 kernels, best 210 ms, verified 214 ms of 2.34 s\n"
+
+
 def test_without_an_end_the_bar_is_of_the_phase(clock: Clock) -> None:
     shown = Progress(quiet=False, plain=True, stream=io.StringIO())
     assert [shown.share(clock.now, *of) for of in ((3, 12), (12, 12), (0, None))] == [0.25, None, None]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import ScheduleError
+from kcg.judge.whole import unclear
 from kcg.kernel import regions
 from kcg.kernel.composed import parts_of
 from kcg.kernel.regions import Form
@@ -356,7 +357,7 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
         ([(False, None), (True, None), (None, None)], 1),
         ([(None, None), (True, None), (None, None)], 1),  # what was seen to be right, before what was not seen
         ([(False, None), (None, None), (None, None)], 2),  # the second has most of what the first has
-        ([(None, None), (None, None), (None, None)], 2),  # nothing was seen: no plan is taken on trust
+        ([(None, None), (None, None), (None, None)], 0),  # none was tried: each part of a plan was verified
         ([(False, None), (False, None), (False, None)], 2),
     ],
 )
@@ -364,6 +365,13 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
     checks = [ModelCheck(passed, before_s=4.0 if after_s else None, after_s=after_s) for passed, after_s in steps]
     results = [replace(sample_result(), seed=number) for number in range(len(steps))]
     assert fastest_step(results, checks) == (results[chosen], checks[chosen])
+
+
+def test_of_plans_without_a_verdict_none_is_taken_on_trust() -> None:
+    results = [replace(sample_result(), seed=number) for number in range(3)]
+    not_run = ModelCheck(None, "not run: there was no time")
+    checks = [unclear("the script does not repeat itself"), not_run, not_run]
+    assert fastest_step(results, checks) == (results[2], not_run)
 
 
 @pytest.mark.parametrize(
@@ -444,6 +452,14 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         in_plan = {one.region.id for one in first.rows if one.region.args}
         assert not needed({}), "the search found no program"
         assert in_plan <= needed(judged)
+        some = {name: row for name, row in judged.items() if row.region.id in in_plan}
+        for known in ({}, some):
+            so_far = region_search.best_so_far(run.works, known, proposed, run.captured.workload, why="it was killed")
+            assert {one.region.id for one in so_far.rows if one.region.args} == (in_plan if known else set())
+            assert {one.region.id for one in so_far.rows if one.chosen != one.baseline} == {
+                row.region.id for row in known.values()
+            }, "nothing that was not judged"
+            assert so_far.planning is not None and so_far.planning.why == region_search.UNTRIED
         lost = {name: replace(row, outcome="kept") if row.region.args else row for name, row in judged.items()}
         assert not needed(lost)
         found = Schedule("tile", body)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kcg.kernel.installing import buffers_of_region
 from tinygrad import Tensor, TinyJit
 
 import kcg
@@ -34,7 +35,8 @@ from kcg.search.problem import Ledger, Observation, Problem, best
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, ScheduleKind, Status, Workload, WorkloadCall
 from tests.captured import captured_script
-from tests.kernels import example_region
+from tests.chains import region_of
+from tests.kernels import empty, example_region
 from tests.known_targets import X86
 from tests.optimize_run import begun, whole_run
 
@@ -167,6 +169,18 @@ def test_it_is_handed_over_to_an_unchanged_program(improved: Path, norm: Region)
     with kcg.tuned(improved):
         eager = (x * 2 + 1).contiguous().layernorm().contiguous().numpy()
     assert np.allclose(eager * 1.5, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_its_outputs_are_counted_by_the_numbers_of_its_buffers(norm: Region) -> None:
+    """Every kernel has its output at its own slot 0; what lies between kernels is no output."""
+    x = empty(64, 32)
+    products = region_of(x @ empty(32, 128), x @ empty(32, 16))
+    sizes = {region: buffers_of_region(region) for region in (products, norm)}
+    assert 4 * sum(sizes[products][number][0] for number in products.outputs) == 4 * 64 * (128 + 16)
+    for region, buffers in sizes.items():
+        work = RegionWork(WorkloadCall(region, 1), space_of(region, X86))
+        assert work.output_bytes == 4 * sum(buffers[number][0] for number in region.outputs)
+    assert len(norm.outputs) < len(norm.kernels)
 
 
 @pytest.mark.parametrize(("once_s", "searched"), [(0.5, 1), (2.0, 2)])

@@ -231,9 +231,9 @@ def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_no
 
 
 def _results(works: list[RegionWork]) -> Any:
-    from kcg.optimize.judging import as_searched
+    from kcg.optimize.judging import as_judged
 
-    return as_searched(works, {}, why="a test")
+    return as_judged(works, {}, why="a test")
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from kcg.workloads.function import Call, capture_call
 from tests.commands import python
 from tests.sample_result import sample_result
 from tests.small_result import finalist, unlike_baseline
+from tests.ui_server import live_file
 from tests.waiting import PATIENCE_S
 
 open_default()
@@ -115,17 +116,23 @@ def test_what_is_kept_is_used_without_tuning(tuner: Tuner, tmp_path: Path) -> No
     assert [one.path for one in first.results] == [one.path for one in second.results]
 
 
-@pytest.mark.parametrize("what", ["damaged", "another budget that was too short"])
-def test_what_cannot_be_used_is_tuned_anew(tuner: Tuner, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "times"),
+    [("damaged", 2), ("another budget that was too short", 2), ("too short a budget", 1), ("killed in this budget", 2)],
+)
+def test_what_cannot_be_used_is_tuned_anew(tuner: Tuner, tmp_path: Path, what: str, times: int) -> None:
+    """What this budget came to is used, unless the run was killed in it: what it had by then is no result of it."""
     if what != "damaged":
-        tuner.change = lambda result: replace(result, complete=False, budget="1 s")
+        tuner.change = lambda result: replace(result, complete=False, budget="1 s" if "another" in what else "60 s")
     first = kcg.autotuned(cache=tmp_path, quiet=True)(step)
     first(X)
+    (kept,) = first.results
     if what == "damaged":
-        (kept,) = first.results
         kept.path.write_text(kept.path.read_text()[:-100])
+    if "killed" in what:
+        live_file(kept.path.parent)
     kcg.autotuned(cache=tmp_path, quiet=True)(step)(X)
-    assert len(tuner.calls) == 2
+    assert len(tuner.calls) == times
 
 
 def test_a_key_is_of_kernels_target_and_tools() -> None:

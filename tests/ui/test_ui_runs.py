@@ -72,9 +72,17 @@ def test_a_run_goes_on_as_long_as_it_holds_its_folder(tmp_path: Path) -> None:
         (seen,) = folder.look().watched
         assert (seen.state, seen.live.measurements) == (runs.RUNNING, 20) and seen.elapsed_s >= 9.0
         assert "500 ms → 250 ms" in curve(seen)
+        assert "nothing of it is verified yet" in render(folder.look(), tmp_path)
+        file.show(9.0, 20, None, budget_s=60.0, kernels=None, verified_s=(0.375, 0.5))
+        file.show(9.0, 20, None, budget_s=60.0, kernels=None)
+        assert "verified are 375 ms of 500 ms" in render(folder.look(), tmp_path), "until there is more"
+        write_run(tmp_path, complete=False)
+        assert [run.state for run in folder.look().runs] == [runs.RUNNING]
     (seen,) = folder.look().watched
     assert (seen.state, seen.elapsed_s) == (runs.KILLED, 9.0)
     assert "goes on" in render(folder.look(), tmp_path)
+    write_run(tmp_path, complete=False)
+    assert [run.state for run in folder.look().runs] == [runs.KILLED], "the best that it had by then"
     file.end(0, 10.0)
     assert folder.look().watched == ()
 

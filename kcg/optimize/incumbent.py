@@ -1,0 +1,79 @@
+"""The incumbent: the best plan of parts that passed every rule, in RESULT.json from the first verdict of a run on.
+
+So whatever ends a run after that, `kill -9` too, leaves the best that was verified by then. The file is written whole
+each time, says that it is not complete and how to go on, and has tinygrad's own schedule where nothing was judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kcg.errors import UsageError
+from kcg.report.result import write_result
+from kcg.types import ModelCheck, Plan, Result
+
+if TYPE_CHECKING:
+    from kcg.optimize.work import RegionResults
+
+SHARE: Final = 1 / 20
+"""Of the time since the first verdict, what making and writing it may take: the device waits meanwhile. Of Flux 1024 it
+is a fifth of a second of one core: .12 the best plan of 90 candidate regions, .03 the rest of the result, .04 to write
+.7 MB; a verdict of its took four seconds on one NVIDIA H100. So only where verdicts come faster, as those that are
+taken over of an earlier run, are some written together."""
+UNCHECKED: Final = ModelCheck(None, "not run: the run ended before")
+
+
+class Incumbent:
+    """The file of one run. It never ends the run: where it cannot be written, the result at the end says so."""
+
+    def __init__(
+        self,
+        path: Path,
+        make: Callable[[RegionResults | None], Result],
+        *,
+        whole: str,
+        go_on: str,
+        set_aside: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make` gives the result by these results of all regions, or by the best that was judged so far; `whole` is
+        what is checked at the end, e.g. a script, `go_on` the command that goes on; `set_aside` is called before the
+        file is written."""
+        self._path, self._make, self._set_aside, self._clock = path, make, set_aside, clock
+        self._whole, self._go_on = whole, f"; to go on: {go_on}" if go_on else ""
+        self._written: Plan | None = None
+        self._since: float | None = None  # the first verdict
+        self._spent_s = 0.0
+        self.verified_s: tuple[float, float] | None = None
+        """What the workload takes by what was verified, and by tinygrad's own schedules; None before any verdict."""
+
+    def improve(self) -> None:
+        """Something more was judged: write what is the best now, where that is another plan than the file has. What
+        comes too soon is written with the next verdict."""
+        begun = self._clock()
+        self._since = begun if self._since is None else self._since
+        if self._spent_s > SHARE * (begun - self._since):
+            return
+        result = self._make(None)
+        self.verified_s = result.total_after_s, result.total_before_s
+        if self._written is None or self._written != result.plan:
+            self._write(result, "everything was judged: what was not has the best that was, or tinygrad's own")
+        self._spent_s += self._clock() - begun
+
+    def settle(self, results: RegionResults) -> None:
+        """All is judged, and these are the results by the best plan; what is left is the check of the whole."""
+        result = self._make(results)
+        self.verified_s = result.total_after_s, result.total_before_s
+        self._write(result, f"the whole {self._whole} was checked: what is changed was verified part by part")
+
+    def _write(self, result: Result, ended_before: str) -> None:
+        warnings = (*result.warnings, f"the run ended before {ended_before}{self._go_on}")
+        with contextlib.suppress(OSError, UsageError):
+            self._set_aside()
+            write_result(replace(result, complete=False, model_check=UNCHECKED, warnings=warnings), self._path)
+            self._written = result.plan
