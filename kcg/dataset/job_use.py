@@ -136,7 +136,7 @@ def render(found: Sequence[RunUse], console: Console) -> None:
             jobs, busy_share = sum(kind.jobs for kind in use.kinds), _share(use.busy_s, all_s)
             table.add_row(Text(printable(name), style="bold"), f"{jobs:,}", f"{use.busy_s:.1f}", busy_share, "", "")
             for kind in use.kinds:
-                sampled = f"{kind.sampled_s:.1f}" if kind.sampled_s else ""
+                sampled = f"{kind.sampled_s:.3g}" if kind.sampled_s else ""
                 row = f"{kind.jobs:,}", f"{kind.seconds:.1f}", _share(kind.seconds, all_s), sampled
                 table.add_row(Text(printable(f"  {kind.kind}")), *row, Text(printable(_words(kind))))
             table.add_row("  idle", "", f"{use.idle_s:.1f}", _share(use.idle_s, all_s), "", "")

@@ -454,7 +454,6 @@ class MeasureService:
         """A future of CompileOutcome, as `compile`; what this service compiled before is not compiled again."""
         future: Future[CompileOutcome]
         if self.has_compiled(region, schedule, *bindings) and (kept := self._kept.get((region.id, schedule))):
-            self.took_over(JobKind.COMPILE, region, schedule, [kept.compiled])
             future = Future()
             future.set_result(kept)
             return future
