@@ -173,9 +173,6 @@ class Status(StrEnum):
     NOISY = "noisy"
 
 
-HASH_DIGITS = 16  # of a hash that tell it from the others: as many as a published dataset keeps of a binary's
-
-
 class CacheState(StrEnum):
     COLD = "cold"  # the last-level cache is flushed before every sample
     WARM = "warm"  # samples follow each other
@@ -276,7 +273,7 @@ class Job:
     seconds: float
     outcome: JobOutcome
     saving_s: float | None = None  # of one execution; None where it gives none
-    schedule: str = ""  # the first `HASH_DIGITS` of its id; empty where it is of none, or of several
+    schedule: str = ""  # the first 16 digits of its id; empty where it is of none, or of several
     binaries: tuple[str, ...] = ()  # of as many digits, of a comparison tinygrad's own first
     sampled_s: float | None = None  # that the device itself ran what was sampled; None where it sampled nothing
     run_id: str = ""

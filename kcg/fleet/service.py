@@ -47,10 +47,11 @@ from kcg.fleet.payload import (
 )
 from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
+from kcg.measure.job_rows import HASH_DIGITS
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import COMPILE_TIMEOUT_S, Request
 from kcg.nouns import plain
-from kcg.types import HASH_DIGITS, Measurement, Status, Target, Toolchain, content_id
+from kcg.types import Measurement, Status, Target, Toolchain, content_id
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0

@@ -29,8 +29,9 @@ from kcg.measure.jobs import (
 )
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median
-from kcg.types import HASH_DIGITS, Job, JobKind, JobOutcome, Region, Schedule
+from kcg.types import Job, JobKind, JobOutcome, Region, Schedule
 
+HASH_DIGITS: Final = 16  # of a hash that tell it from the others: as many as a published dataset keeps of a binary's
 MAIN: Final = "main"  # the resource of what the command's own process does
 KINDS: Final = {
     "compile_job": JobKind.COMPILE,

@@ -28,7 +28,7 @@ from kcg.measure import canary, child
 from kcg.measure.calls import Call
 from kcg.measure.canary import CanaryReading
 from kcg.measure.device_info import first_line, usable_cores
-from kcg.measure.job_rows import job_of, taken_over
+from kcg.measure.job_rows import HASH_DIGITS, job_of, taken_over
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
@@ -50,7 +50,6 @@ from kcg.measure.jobs import (
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import (
-    HASH_DIGITS,
     CacheState,
     Job,
     JobKind,

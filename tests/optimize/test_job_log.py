@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kcg.dataset.journal import Journal
-from kcg.measure.job_rows import MAIN
+from kcg.measure.job_rows import HASH_DIGITS, MAIN
 from kcg.optimize import job_log
 from kcg.optimize.job_log import JobLog
-from kcg.types import HASH_DIGITS, Job, JobKind, JobOutcome, Measurement
+from kcg.types import Job, JobKind, JobOutcome, Measurement
 from tests.dataset.test_journal import measurement
 
 

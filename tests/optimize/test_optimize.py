@@ -21,6 +21,7 @@ from kcg.cli import guarded
 from kcg.dataset.job_use import busy, idle, uses
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, UsageError
+from kcg.measure.job_rows import HASH_DIGITS
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
@@ -32,7 +33,7 @@ from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
 from kcg.report.phases import MODEL, PHASES
 from kcg.report.result import read_result
-from kcg.types import HASH_DIGITS, JobKind, JobOutcome, ModelCheck
+from kcg.types import JobKind, JobOutcome, ModelCheck
 from kcg.workloads.capture import lazy_workload
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
