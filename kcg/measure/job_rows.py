@@ -47,6 +47,7 @@ KINDS: Final = {
     "refusal_job": JobKind.REGIONS,
     "detect_job": JobKind.PROCESSES,
     "canary_job": JobKind.PROCESSES,
+    "replace_child": JobKind.PROCESSES,
 }
 
 

@@ -498,10 +498,6 @@ class DevicePool:
         with self._changed:
             self._changed.wait_for(lambda: self._unfinished == 0 or self.closed.is_set())
 
-    def fresh_child(self) -> None:
-        """Have the next job start a fresh child, canary and all."""
-        self.submit_here(lambda: seen(self._called, None, (), self.replace_child))
-
     def replace_child(self) -> None:
         """Kill the child; the next job starts a fresh one, canary and all. Called from the device's thread."""
         pool, self._pool, self._child = self._pool, None, None
@@ -538,7 +534,7 @@ class DevicePool:
         if self.closed.is_set():
             raise ServiceClosed
         if job.here:
-            return job.function(*job.args)  # which says itself what it is
+            return seen(self._called, job.function, job.args, lambda: job.function(*job.args))
         killed = False
         for left in reversed(range(TRIES)):
             try:

@@ -734,7 +734,7 @@ class MeasureService:
 
     def fresh_child(self) -> None:
         """Let the next device job start in a new process: finalists are judged where no search ran before."""
-        self._device.fresh_child()
+        self._device.submit_here(self._device.replace_child)
 
     def compare_paired(self, job: PairedJob, *, timeout_s: float) -> Future[PairedOutcome]:
         """Verify and re-time, interleaved with the baseline. The future raises what went wrong."""
@@ -761,7 +761,11 @@ class MeasureService:
         from kcg.measure import tiny_beam
 
         stop = self._device.closed
-        return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
+
+        def tiny_beam_job(job: TinyBeamJob) -> TinyBeamOutcome:
+            return tiny_beam.run(job, timeout_s=timeout_s, stop=stop)
+
+        return self._device.submit_here(tiny_beam_job, job)
 
 
 class _Asked(NamedTuple):

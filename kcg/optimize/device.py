@@ -148,7 +148,8 @@ class Device:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close_children()
-        self.jobs.close(JobOutcome.OK if kind is None else JobOutcome.FAILED)
+        early = JobOutcome.STOPPED if self._log.ended_early else JobOutcome.OK
+        self.jobs.close(early if kind is None else JobOutcome.FAILED)
         if self.journal is not None:
             self.journal.close()
         self._held.close()
@@ -255,7 +256,7 @@ class Device:
                 self._journal_error = self._journal_error or error
 
     def _saving_s(self, row: Measurement) -> float | None:
-        """What a schedule of a search saves, once tinygrad's own was timed."""
+        """What a schedule of a search saves, once tinygrad's own was timed: that is kept here."""
         if row.status != Status.OK or not row.early_stop or row.cache_state != CacheState.COLD:
             return None
         place = row.region_id, row.variables
@@ -401,6 +402,7 @@ class Device:
                 continue
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.spread.remember(row)
+                self._saving_s(row)  # what is timed from now on is compared with tinygrad's own
                 rows = found[work.id, row.schedule]
                 rows[row.variables] = row
                 if work.charge([row]) is not None:

@@ -243,8 +243,10 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     with Journal.open(journal, read_only=True) as reopened:
         jobs, killed, resumed = reopened.jobs(), *uses(reopened.jobs(), reopened.runs())
     assert (killed.run_id, killed.ended, resumed.ended) == (before[0][-1], False, True)
-    timed = {(job.run_id, job.subject, *job.binaries) for job in jobs if job.kind == JobKind.TIME}
+    of_search = [job for job in jobs if job.kind == JobKind.TIME]
+    timed = {(job.run_id, job.subject, *job.binaries) for job in of_search}
     assert {(row[-1], row[0], row[2][:HASH_DIGITS]) for row in before} <= timed, "each with what took its time"
+    assert all(job.saving_s is not None for job in of_search if job.outcome == JobOutcome.OK), "also once resumed"
     kept = _rows(journal, finals=True)
     judged = [kernel for kernel in json.loads(done.stdout)["kernels"] if kernel["verified"]]
     assert len(kept) >= 3 * len(judged), "each baseline that is judged as A and as B, cold, and once warm"
