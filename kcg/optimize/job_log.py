@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -39,8 +39,7 @@ class JobLog:
         self._started = started
         self._journal: Journal | None = None
         self._run_id = ""
-        self._waiting: list[Job] = []
-        self._since_s = 0.0  # when the first of them came, by `time.monotonic`
+        self._waiting: list[tuple[float, Job]] = []  # since when, by `time.monotonic`
         self._lock = threading.Lock()
         self.error: Exception | None = None  # why some could not be written
 
@@ -51,14 +50,14 @@ class JobLog:
 
     def add(self, job: Job) -> None:
         """A job that ended, its start by `time.monotonic`. Never raises."""
-        now = time.monotonic()
+        now, due = time.monotonic(), list[Job]()
         with self._lock:
-            if not self._waiting:
-                self._since_s = now
-            self._waiting.append(replace(job, start_s=max(job.start_s - self._started, 0.0)))
-            is_due = self._journal is not None and now - self._since_s > HELD_S
-        if is_due:
-            self.write()
+            if self._journal is not None:  # not this one: its measurement may come next
+                due = [job for at, job in self._waiting if now - at > HELD_S]
+                self._waiting = [one for one in self._waiting if now - one[0] <= HELD_S]
+            self._waiting.append((now, replace(job, start_s=max(job.start_s - self._started, 0.0))))
+        if due:
+            self._write(due)
 
     @contextlib.contextmanager
     def doing(self, kind: JobKind, subject: str = "", *, resource: str = MAIN) -> Iterator[Doing]:
@@ -73,27 +72,39 @@ class JobLog:
             seconds = time.monotonic() - begin
             self.add(Job(kind, subject, resource, begin, seconds, doing.outcome, doing.saving_s))
 
-    def take(self, row: Measurement | None = None, saving_s: float | None = None) -> list[Job]:
-        """What waits, to be written now; the job that timed `row` with what it saves, if that is known."""
+    def take(self, row: Measurement, saving_s: float | None = None) -> list[Job]:
+        """What is to be written with a measurement: what waits, but for what timed others a moment ago. The job that
+        timed this one says what it saves, where that is known."""
+        now, taken, left = time.monotonic(), list[Job](), list[tuple[float, Job]]()
         with self._lock:
-            taken, self._waiting = self._waiting, []
-        if row is not None and saving_s is not None:
-            binary, digits = row.binary_hash, schedule_digits(row.schedule)
-            for place, job in reversed([*enumerate(taken)]):
-                is_it = job.kind == JobKind.TIME and job.subject == row.region_id and job.schedule in ("", digits)
-                if is_it and binary.startswith(job.binaries):
-                    taken[place] = replace(job, saving_s=saving_s)
-                    break
-        return [replace(job, run_id=self._run_id) for job in taken]
+            for at, job in self._waiting:
+                if job.kind == JobKind.TIME and not _timed(job, row) and now - at <= HELD_S:
+                    left.append((at, job))
+                else:
+                    taken.append(job)
+            self._waiting = left
+        place = max((i for i, job in enumerate(taken) if _timed(job, row)), default=None)
+        if place is not None:
+            taken[place] = replace(taken[place], saving_s=saving_s)
+        return self._named(taken)
 
     def write(self) -> None:
         """Write what waits, in a transaction of its own. Never raises."""
         if self._journal is None:
             return
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        self._write([job for _, job in taken])
+
+    def _write(self, jobs: Sequence[Job]) -> None:
         try:
-            self._journal.add_jobs(self.take())
+            if self._journal is not None:
+                self._journal.add_jobs(self._named(jobs))
         except Exception as error:
             self.error = self.error or error
+
+    def _named(self, jobs: Sequence[Job]) -> list[Job]:
+        return [replace(job, run_id=self._run_id) for job in jobs]
 
     def close(self, outcome: JobOutcome = JobOutcome.OK) -> None:
         """The run ends: its own row is the last."""
@@ -101,3 +112,9 @@ class JobLog:
         self.add(Job(JobKind.RUN, self._run_id, MAIN, self._started, seconds, outcome))
         self.write()
         self._journal = None
+
+
+def _timed(job: Job, row: Measurement) -> bool:
+    """Whether a measurement comes of a job."""
+    is_of = job.kind == JobKind.TIME and job.subject == row.region_id
+    return is_of and row.binary_hash.startswith(job.binaries) and job.schedule in ("", schedule_digits(row.schedule))

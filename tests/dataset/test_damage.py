@@ -252,4 +252,4 @@ def test_why_a_row_was_chosen_and_jobs_have_their_places(tmp_path: Path) -> None
     assert columns["measurements"][-5:] == ["generator_version", "pool", "scores", "probability", "checksum"]
     assert columns["jobs"][1:8] == ["kind", "subject", "resource", "start", "seconds", "outcome", "saving"]
     with Journal.open(path, read_only=True) as journal:
-        assert journal.jobs() == JOBS, "in the order in which they ended"
+        assert journal.jobs() == JOBS, "in the order in which they were written"

@@ -49,6 +49,23 @@ def test_the_jobs_of_a_measurement_are_in_its_transaction(tmp_path: Path) -> Non
     assert all(0 <= job.start_s <= run.seconds for job in jobs), "on the clock of the run"
 
 
+def test_a_job_waits_for_its_own_measurement_while_others_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "HELD_S", float("inf"))
+    log, first, second = JobLog(time.monotonic()), measurement(0), measurement(1)
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        log.open(journal, "r1")
+        for job in (of(first, JobKind.COMPILE), of(first), of(second)):
+            log.add(job)
+        assert [(job.kind, job.saving_s) for job in log.take(second, 0.5)] == [
+            (JobKind.COMPILE, None),
+            (JobKind.TIME, 0.5),
+        ]
+        monkeypatch.setattr(job_log, "HELD_S", -1.0)
+        log.add(of(second))
+        assert [job.binaries for job in journal.jobs()] == [("b0",)], "one that waited too long, and not the last one"
+        assert [job.saving_s for job in log.take(second, 0.25)] == [0.25]
+
+
 def test_what_comes_of_no_measurement_is_written_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = JobLog(time.monotonic())
     with Journal.open(tmp_path / "journal.sqlite") as journal:
@@ -62,7 +79,9 @@ def test_what_comes_of_no_measurement_is_written_soon(tmp_path: Path, monkeypatc
         monkeypatch.setattr(job_log, "HELD_S", -1.0)
         with pytest.raises(ValueError, match="no"), log.doing(JobKind.REGIONS):
             raise ValueError("no")
-        step, *others = journal.jobs()
+        assert len(journal.jobs()) == 2, "what was before it: its own measurement may come next"
+        log.close()
+        step, *others, _ = journal.jobs()
     assert (step.resource, step.outcome, step.saving_s) == ("device:0", JobOutcome.WRONG, 0.25)
     assert [(job.resource, job.outcome) for job in others] == [(MAIN, JobOutcome.STOPPED), (MAIN, JobOutcome.FAILED)]
 
