@@ -764,7 +764,7 @@ class Journal:
         return found
 
     def jobs(self) -> list[Job]:
-        """What runs did, about in the order in which it ended; none of a journal of an older schema, where nobody said."""
+        """What runs did, about in the order in which it ended; none of a journal of an older schema: nobody said."""
         found = []
         for number, *row in self._stored("jobs", "ORDER BY row") if self._version >= SCHEMA_VERSION else ():
             with self._row("jobs", number):
