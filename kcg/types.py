@@ -231,6 +231,54 @@ SeenAs = tuple[str, tuple[str, ...]]
 tinygrad names it, and the devices that run it, several for one over sharded tensors."""
 
 
+class JobKind(StrEnum):
+    """What a run does. Other calls in a child have the name of their function."""
+
+    CAPTURE = "capture"  # the workload's kernels; of a script, running it
+    COMPILE = "compile"
+    REFERENCE = "reference"  # what right outputs are
+    TIME = "time"  # check a program on one seed, and time it
+    PAIRED = "judge paired"  # verify two programs by every rule, and time them in turns
+    JOINT = "judge joint"  # the same of several
+    NAN = "judge nan"
+    STRESS = "stress"
+    IN_CONTEXT = "in context"
+    STEP = "step"  # the whole model, script or function
+    PREDICTOR = "predictor"  # reading it
+    REGIONS = "regions"  # proposing some, and whether they have programs
+    PROCESSES = "processes"  # starting and ending them
+    RUN = "run"  # all of it
+
+
+class JobOutcome(StrEnum):
+    OK = "ok"
+    WRONG = "wrong"  # proven
+    UNJUDGED = "unjudged"  # the reference cannot tell
+    NOISY = "noisy"  # no samples can be trusted
+    FAILED = "failed"  # it raised, or its process died
+    LATE = "late"  # its process was killed since its time was over
+    STOPPED = "stopped"  # the run ended meanwhile
+    TAKEN_OVER = "taken over"  # it was not done: what came of it before stands
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing that a run did, on one resource: `device:0` and so on, which do one at a time; `core`, of which there
+    are several; `main`, the command's own process."""
+
+    kind: str  # a `JobKind`, or the name of a function
+    subject: str  # the id of a region, or what else it was about
+    resource: str
+    start_s: float  # by `time.monotonic`; in a journal since the command of its run began
+    seconds: float
+    outcome: JobOutcome
+    saving_s: float | None = None  # of one execution; None where it gives none
+    schedule: str = ""  # the first 16 digits of its id; empty where it is of none, or of several
+    binaries: tuple[str, ...] = ()  # of as many digits, of a comparison tinygrad's own first
+    sampled_s: float | None = None  # that the device itself ran what was sampled; None where it sampled nothing
+    run_id: str = ""
+
+
 @dataclass(frozen=True)
 class WorkloadCall:
     """A region of a workload and how often one execution calls it.

@@ -159,11 +159,12 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Dropped", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck",
-        "Plan", "PlannedRegion", "Planning", "Prediction", "ProgressPoint", "RegionInPlan", "SeenAs", "TriedPlan",
-        "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer",
-        "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification",
-        "Workload", "WorkloadCall", "canonical_json", "content_id", "malformed",
+        "Action", "CacheState", "Dropped", "Expectation", "Finalist", "Job", "JobKind", "JobOutcome", "Kernel",
+        "LeftOut", "Measurement", "ModelCheck", "Plan", "PlannedRegion", "Planning", "Prediction", "ProgressPoint",
+        "RegionInPlan", "SeenAs", "TriedPlan", "Recompute", "Region", "RegionResult", "Result", "Schedule",
+        "ScheduleKind", "Sequence", "SequenceBuffer", "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt",
+        "Toolchain", "Variables", "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
+        "malformed",
     ],
     "kcg.kernels": [
         "BufferView", "DEVICES", "F", "HandwrittenKernel", "ID_DIGITS", "KernelView", "Launch", "Matches", "collecting",

@@ -299,26 +299,30 @@ def stats(
     ] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show what was measured. Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
+    """Show what was measured. Rows, kernels, statuses, coverage of actions, gains over hand-coded, and jobs of runs."""
+    from kcg.dataset import job_use
     from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
     from kcg.dataset.stats import render, to_json
     from kcg.dataset.stats import stats as compute
 
+    used: list[job_use.RunUse] = []
     if source.is_dir():
         found = compute(read_export(source))
     else:
         with Journal.open(source, create=False, read_only=True) as journal, journal.snapshot():
             found = compute(journal)
+            used = job_use.uses(journal.jobs(), journal.runs())
     if html is not None:
         from kcg.dataset.stats_page import render_page
         from kcg.files import write_whole
 
         write_whole(html, render_page(found, title=source.resolve().name).encode("utf-8", "replace"))
     if json_mode:
-        sys.stdout.write(to_json(found) + "\n")
+        sys.stdout.write(to_json(found, used) + "\n")
     else:
         render(found, table_console())
+        job_use.render(used, table_console())
         if html is not None:
             typer.echo(f"page: {html}")
 

@@ -44,6 +44,8 @@ from kcg.files import is_text
 from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import (
     CacheState,
+    Job,
+    JobOutcome,
     Kernel,
     Measurement,
     Region,
@@ -224,6 +226,36 @@ def measurement_from_row(row: Sequence[Any]) -> Measurement:
     return made
 
 
+def job_row(job: Job) -> tuple[Any, ...]:
+    """The values of the columns of `jobs`."""
+    return (
+        str(job.kind),
+        job.subject,
+        job.resource,
+        float(job.start_s),
+        float(job.seconds),
+        str(job.outcome),
+        job.saving_s,
+        job.run_id,
+        job.schedule,
+        " ".join(job.binaries),
+        job.sampled_s,
+    )
+
+
+def job_from_row(row: Sequence[Any]) -> Job:
+    """The inverse of `job_row`. Raises one of `ROW_ERRORS` where the row is not one."""
+    kind, subject, resource, start_s, seconds, outcome, saving_s, run_id, schedule, binaries, sampled_s = row
+    if not all(isinstance(text, str) for text in (kind, subject, resource, run_id, schedule, binaries)):
+        raise TypeError("a text is none")
+    if not all(one is None or math.isfinite(one) for one in (start_s, seconds, saving_s, sampled_s)):
+        raise ValueError("a time is none")
+    if start_s < 0 or seconds < 0:
+        raise ValueError("it takes less than no time, or begins before its run")
+    ended, programs = JobOutcome(outcome), tuple(binaries.split())
+    return Job(kind, subject, resource, start_s, seconds, ended, saving_s, schedule, programs, sampled_s, run_id)
+
+
 @lru_cache(1 << 12)
 def variables_from_json(text: str) -> tuple[tuple[str, int], ...]:
     """`Measurement.variables`. Raises one of `ROW_ERRORS`."""
@@ -393,7 +425,7 @@ class Journal:
         elif self._version < SCHEMA_VERSION:
             with self.bulk():
                 if check_version(self.path, self._connection) < SCHEMA_VERSION:  # another process may have been faster
-                    migrate(self._connection)
+                    migrate(self.path, self._connection)
             self._version = SCHEMA_VERSION
 
     def check(self) -> None:
@@ -451,11 +483,23 @@ class Journal:
             yield
 
     # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
-    def record(self, measurement: Measurement, *, recorded_unix_s: float | None = None) -> bool:
-        """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
+    def record(
+        self, measurement: Measurement, *, recorded_unix_s: float | None = None, jobs: Sequence[Job] = ()
+    ) -> bool:
+        """Stores one measurement in one transaction, with `jobs`; False where that identity, run and trial are already
+        there."""
         recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
-        return self._insert("measurements", (*values, self._generator_of(measurement.toolchain)))
+        with self._transaction():
+            self.add_jobs(jobs)
+            return self._insert("measurements", (*values, self._generator_of(measurement.toolchain)))
+
+    def add_jobs(self, jobs: Sequence[Job]) -> None:
+        """Stores what a run did, in one transaction. Not idempotent: nothing tells two jobs from each other."""
+        if jobs:
+            rows = [sealed("jobs", job_row(job)) for job in jobs]
+            with self._transaction() as connection:
+                connection.executemany(insertion("jobs"), rows)
 
     def _generator_of(self, toolchain: str) -> str | None:
         """The version of the generator in a toolchain; None where it has none, or was not added yet."""
@@ -717,6 +761,14 @@ class Journal:
                 if not isinstance(name, str):
                     raise TypeError("the name of its workload is no text")
                 found[kernel_id] = name
+        return found
+
+    def jobs(self) -> list[Job]:
+        """What runs did, about in the order in which it ended; none of a journal of an older schema: nobody said."""
+        found = []
+        for number, *row in self._stored("jobs", "ORDER BY row") if self._version >= SCHEMA_VERSION else ():
+            with self._row("jobs", number):
+                found.append(job_from_row(row))
         return found
 
     def runs(self) -> dict[str, Run]:

@@ -25,9 +25,10 @@ from kcg.files import is_disk_full
 from kcg.nouns import plain
 
 APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
-FIRST_SCHEMA, SCHEMA_VERSION = 1, 3
-"""Schema 2 was that of journals with doubtful rows. The third has checksums, and what was not there before: why a row
-was chosen, and jobs. A journal of an older schema is read as it is, and becomes one of today's when it is written."""
+FIRST_SCHEMA, CHECKSUMS_SCHEMA, SCHEMA_VERSION = 1, 3, 4
+"""Schema 2 was that of journals with doubtful rows. The third has checksums, why a row was chosen, and a table of jobs
+that nothing filled; in the fourth that has runs, programs and a clock of its own. A journal of an older schema is read
+as it is, and becomes one of today's when it is written."""
 BUSY_TIMEOUT_S = 60.0
 CHECK_AT_OPEN_BYTES = 64 << 20  # larger ones are not checked before they are gone on with: 64 MB took a busy core 3 s
 CHECKSUM_BYTES = 8
@@ -86,16 +87,25 @@ COLUMNS: Final = {
         "kind": _TEXT,
         "subject": _TEXT,  # the id of a region, or what else it was about
         "resource": _TEXT,
-        "start": _REAL,  # Unix seconds
+        "start": _REAL,  # seconds since the command of its run began, by a clock that never steps
         "seconds": _REAL,
         "outcome": _TEXT,
         "saving": "REAL",  # seconds of a call; NULL where it gives none
+        "run_id": _TEXT,
+        "schedule": _TEXT,  # the first digits of its id; empty where it is of none, or of several
+        "binaries": _TEXT,  # the first digits of their hashes, with spaces between
+        "sampled": "REAL",  # seconds that the device itself ran what was sampled; NULL where it sampled nothing
     },
     "lattices": {"region_id": _TEXT, "target": _TEXT, "toolchain": _TEXT, "declaration": _TEXT},
     "verdicts": {"identity": "BLOB PRIMARY KEY", "verdict": _TEXT},
     "doubts": {"run_id": "TEXT PRIMARY KEY", "since_unix_s": _REAL, "why": _TEXT},
 }
 """The columns of each table, of which its checksum is, in this order."""
+_LATER: Final = {
+    "measurements": (CHECKSUMS_SCHEMA, tuple(CHOICE_COLUMNS)),
+    "jobs": (SCHEMA_VERSION, ("run_id", "schedule", "binaries", "sampled")),
+}
+"""The columns of a table that it did not have before a schema."""
 _NUMBERED: Final = ("measurements", "jobs")
 _KEYS: Final = {
     "workload_calls": ", PRIMARY KEY(workload, preset, position)",
@@ -106,22 +116,31 @@ _INDEXES: Final = (
     "CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol)",
     "CREATE INDEX jobs_subject ON jobs(subject, kind)",
 )
-_META: Final = {"format": "kcg journal", "schema": str(SCHEMA_VERSION)}
 
 
-def _created(table: str) -> str:
-    columns = ", ".join(f"{name} {kind}" for name, kind in {**COLUMNS[table], "checksum": _BLOB}.items())
+def _meta(version: int) -> dict[str, str]:
+    return {"format": "kcg journal", "schema": str(version)}
+
+
+def _columns(table: str, version: int) -> list[str]:
+    since, later = _LATER.get(table, (version, ()))
+    return [name for name in COLUMNS[table] if version >= since or name not in later]
+
+
+def _created(table: str, version: int) -> str:
+    kinds = {**{name: COLUMNS[table][name] for name in _columns(table, version)}, "checksum": _BLOB}
+    columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     return f"CREATE TABLE {table}({'row INTEGER PRIMARY KEY, ' * (table in _NUMBERED)}{columns}{_KEYS.get(table, '')})"
 
 
-SCHEMA: Final = (
-    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    *(_created(table) for table in COLUMNS),
-    *_INDEXES,
-    *(f"INSERT INTO meta VALUES('{key}', '{value}')" for key, value in _META.items()),
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
+def _statements(version: int) -> Iterator[str]:
+    """What makes the tables of a new journal of a schema that has checksums."""
+    yield "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+    yield from (_created(table, version) for table in COLUMNS)
+    yield from _INDEXES
+    yield from (f"INSERT INTO meta VALUES('{key}', '{value}')" for key, value in _meta(version).items())
+    yield f"PRAGMA application_id = {APPLICATION_ID}"
+    yield f"PRAGMA user_version = {version}"
 
 
 def checksum_of(table: str, values: Sequence[object]) -> bytes:
@@ -148,16 +167,14 @@ def insertion(table: str, *, replacing: bool = False, otherwise: str = "DO NOTHI
 
 def selection(table: str, version: int) -> str:
     """The beginning of the query of a table's rows, in the columns that this version has: a number first."""
-    names = list(COLUMNS[table])
-    if version < SCHEMA_VERSION:
-        names = [name for name in names if name not in CHOICE_COLUMNS]
-    return f"SELECT {', '.join(['rowid', *names, *['checksum'] * (version >= SCHEMA_VERSION)])} FROM {table}"
+    names = _columns(table, version)
+    return f"SELECT {', '.join(['rowid', *names, *['checksum'] * (version >= CHECKSUMS_SCHEMA)])} FROM {table}"
 
 
 def opened(path: Path, table: str, row: Sequence[Any], version: int) -> Sequence[Any]:
     """A row of a `selection` without its checksum: a number, and the values. Raises JournalError where they are not
     what was written."""
-    if version < SCHEMA_VERSION:
+    if version < CHECKSUMS_SCHEMA:
         return row
     number, *values, checksum = row
     if checksum_of(table, values) != checksum:
@@ -176,9 +193,9 @@ def check(path: Path, connection: sqlite3.Connection) -> None:
         if found != "ok":
             raise damaged(path, str(found).splitlines()[-1])
         version = check_version(path, connection)
-        if version < SCHEMA_VERSION:
+        if version < CHECKSUMS_SCHEMA:
             return
-        if _described(connection) != _expected():
+        if _described(connection) != _expected(version):
             raise damaged(path, "its tables are not those of a journal")
         for table in COLUMNS:
             for row in connection.execute(selection(table, version)):
@@ -204,7 +221,7 @@ def check_version(path: Path, connection: sqlite3.Connection) -> int:
     ids = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     check_ids(path, *ids)
     stated = dict(connection.execute("SELECT key, value FROM meta"))
-    if stated != {**_META, "schema": str(ids[1])}:
+    if stated != _meta(ids[1]):
         raise damaged(path, "what it says of its schema does not agree")
     return int(ids[1])
 
@@ -216,21 +233,21 @@ def _described(connection: sqlite3.Connection) -> set[Any]:
 
 
 @cache
-def _expected() -> set[Any]:
+def _expected(version: int) -> set[Any]:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        create(connection)
+        create(connection, version)
         return _described(connection)
 
 
-def create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
     """Make the tables of a new journal."""
-    for statement in SCHEMA:
+    for statement in _statements(version):
         connection.execute(statement)
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate(path: Path, connection: sqlite3.Connection) -> None:
     """Make a journal of an older schema one of today's, inside the caller's transaction: the same rows, with
-    checksums."""
+    checksums. Raises JournalError where one of them is damaged."""
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     for (index,) in connection.execute("SELECT name FROM sqlite_master WHERE type='index' AND sql NOT NULL").fetchall():
@@ -242,7 +259,8 @@ def migrate(connection: sqlite3.Connection) -> None:
         if table in found:
             query = selection(table, version).removesuffix(table)
             rows = connection.execute(f"{query} old_{table} ORDER BY rowid")
-            connection.executemany(insertion(table), (sealed(table, values) for _, *values in rows))
+            read = (opened(path, table, row, version) for row in rows)
+            connection.executemany(insertion(table), (sealed(table, values) for _, *values in read))
     for table in found & {"meta", *COLUMNS}:
         connection.execute(f"DROP TABLE old_{table}")
 

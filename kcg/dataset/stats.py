@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kcg.dataset.job_use import RunUse
 from kcg.dataset.journal import Doubt, Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
 from kcg.dataset.splits import PARTS, make_splits
@@ -394,9 +395,10 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def to_json(stats: Stats) -> str:
-    """The numbers as JSON text, for `evaluation/results` and the data card."""
-    return json.dumps(asdict(stats), indent=2, allow_nan=False) + "\n"
+def to_json(stats: Stats, used: Sequence[RunUse] = ()) -> str:
+    """The numbers as JSON text, for `evaluation/results` and the data card; of a journal also what its runs did."""
+    jobs = {"jobs": [asdict(one) for one in used]} if used else {}
+    return json.dumps({**asdict(stats), **jobs}, indent=2, allow_nan=False) + "\n"
 
 
 # ---- The numbers of a dataset on a terminal: some facts and one row a family, about a page in all.

@@ -47,8 +47,9 @@ from kcg.fleet.payload import (
 )
 from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
+from kcg.measure.job_rows import HASH_DIGITS
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import COMPILE_TIMEOUT_S, HASH_DIGITS, Request
+from kcg.measure.service import COMPILE_TIMEOUT_S, Request
 from kcg.nouns import plain
 from kcg.types import Measurement, Status, Target, Toolchain, content_id
 

@@ -24,7 +24,7 @@ from kcg.measure.device_info import first_line
 from kcg.measure.jobs import ContextJob, ContextOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval
-from kcg.types import Region, RegionResult
+from kcg.types import JobKind, Region, RegionResult
 from kcg.types import Sequence as CallSequence
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ class InContext:
             *calls, program = (one.result().compiled for one in asked.programs)
             sides = asked.neighbourhood.programs(calls, program)
             region, kept = asked.neighbourhood.region, self._kept
-            if (outcome := kept.find_in_context(region, sides)) is None:
+            if (outcome := kept.find_in_context(region, sides)) is not None:
+                self._device.service.took_over(JobKind.IN_CONTEXT, region, programs=sides)
+            else:
                 if (outcome := self._outcome(region, sides)) is None:
                     return False
                 kept.add_in_context(region, sides, outcome)

@@ -27,7 +27,7 @@ from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
 from kcg.measure.verify import FINAL_SEEDS, references_job
-from kcg.types import Finalist, Region, Schedule, Variables, Verification
+from kcg.types import Finalist, JobKind, Region, Schedule, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.judge.interface import Bench, Found, Patience, Subject
@@ -303,6 +303,8 @@ class Comparisons:
         sides = [before] if after is None else [before, after]
         if (known := self._kept.find(work, sides, end.variables)) is not None:
             self.taken_over.add(work.id)
+            programs = [side.compiled for side in sides]
+            self._device.service.took_over(JobKind.PAIRED, work.call.region, programs=programs)
             return Compared(before, after, known)
         self.made.add(work.id)
         if (known := self._seen.get((work.id, end.variables, tuple(side.schedule for side in sides)))) is not None:
@@ -351,6 +353,7 @@ class Comparisons:
         compiled = side.compiled.at(end.variables)
         key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
         if stress.has_passed(*key):
+            service.took_over(JobKind.STRESS, work.call.region, side.schedule, [compiled])
             return ""
         expected_s = patience.stress_s(work, side.schedule) / len(work.ends)
         if until is not None and time.monotonic() + expected_s > until:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -36,6 +37,7 @@ from pebble.pool.process import TaskManager
 from kcg.cli import at_once
 from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifetime
+from kcg.measure.calls import Call, Called, nobody, seen
 from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.device_info import first_line
 from kcg.measure.lifetime import PRELOADED, AnotherChild
@@ -272,6 +274,8 @@ class _Tasks(TaskManager):  # type: ignore[misc]
 
     def task_start(self, task_id: int, worker_id: int | None) -> None:
         self._since_s[task_id] = time.monotonic()  # before it counts as started
+        if worker_id is not None and (task := self.tasks.get(task_id)) is not None:
+            task.future.taken_s = self._since_s[task_id]  # see `_taken_s`
         super().task_start(task_id, worker_id)
 
     def task_done(self, task_id: int, result: Any) -> None:
@@ -320,6 +324,12 @@ def schedule(pool: Any, function: Callable[..., Any], args: tuple[Any, ...], *, 
     except RuntimeError as error:  # pebble's word for a pool that broke a moment ago
         raise BrokenProcessPool(str(error)) from error
     return future
+
+
+def _taken_s(future: Future[Any]) -> float | None:
+    """When a child took a job of a pool, by `time.monotonic`; None where none did."""
+    taken_s: float | None = getattr(future, "taken_s", None)
+    return taken_s
 
 
 def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
@@ -440,9 +450,12 @@ class DevicePool:
         open_timeout_s: float,
         canary_job: Callable[[str, CompiledCanary | None], CanaryReading] = canary.canary_job,
         reference: CanaryReading | None = None,
+        called: Called = nobody,
     ) -> None:
+        """`called` gets one call after the other, those too that start or end a child, as `kcg.measure.calls` says."""
         self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
         self._canary_job = canary_job
+        self._called = called
         self.reference = reference
         self._child: int | None = None  # the process id that jobs are meant for
         self._fault_s: float | None = None  # what ending the last child took, if that was for a fault
@@ -508,7 +521,7 @@ class DevicePool:
                 failure = error
             try:
                 if getattr(result, "tainted", False) or (failure is not None and is_sticky(failure)):
-                    self._after_fault()
+                    seen(self._called, None, (), self._after_fault)
             except Exception as error:  # on no account this thread's end: whoever waits would wait for ever
                 log.warning("a child could not be replaced: %s", first_line(error))
             _settle(job.future, result, failure)
@@ -521,7 +534,7 @@ class DevicePool:
         if self.closed.is_set():
             raise ServiceClosed
         if job.here:
-            return job.function(*job.args)
+            return seen(self._called, job.function, job.args, lambda: job.function(*job.args))
         killed = False
         for left in reversed(range(TRIES)):
             try:
@@ -541,8 +554,8 @@ class DevicePool:
         if self._pool is None or not self._pool.active:
             if self._unusable is not None and job.since_s < self._unusable[0]:
                 raise DeviceError(str(self._unusable[1]))  # it waited while the device was given up: no second wait
-            self._start_trusted()
-        return self._call(job.function, job.args, job.timeout_s)
+            seen(self._called, None, (), self._start_trusted)
+        return seen(self._called, job.function, job.args, lambda: self._call(job.function, job.args, job.timeout_s))
 
     def _start_trusted(self) -> None:
         """Start a child that opens the device and passes the canary. Raises DeviceError, and leaves none, otherwise."""
@@ -694,8 +707,11 @@ class CompilePool:
     for which no process can be started.
     """
 
-    def __init__(self, initargs: tuple[Any, ...], *, workers: int, before: Callable[[], None]) -> None:
-        self._initargs, self._workers, self._before = initargs, workers, before
+    def __init__(
+        self, initargs: tuple[Any, ...], *, workers: int, before: Callable[[], None], called: Called = nobody
+    ) -> None:
+        """`called` gets each call that a child took, and that children were started, as `kcg.measure.calls` says."""
+        self._initargs, self._workers, self._before, self._called = initargs, workers, before, called
         self._lock = threading.Lock()
         self._unfinished: set[_Compilation] = set()
         self._closed = False
@@ -717,7 +733,8 @@ class CompilePool:
 
     def _start(self) -> None:
         fork = _forked(self._initargs)
-        self._pool = start_pool(self._workers, lifetime.start_compiler, self._initargs, fork=fork)
+        start = functools.partial(start_pool, self._workers, lifetime.start_compiler, self._initargs, fork=fork)
+        self._pool = seen(self._called, None, (), start)
         self._progress_s = time.monotonic()
 
     def _loop(self) -> None:
@@ -786,8 +803,11 @@ class CompilePool:
     def _done(self, job: _Compilation, done: Future[Any]) -> None:
         if job.inner is not done:
             return  # of a pool that was given up
-        self._progress_s = time.monotonic()
+        self._progress_s = now = time.monotonic()
         error = ServiceClosed() if done.cancelled() else done.exception()
+        if (begin := _taken_s(done)) is not None:
+            function, args = job.call
+            self._called(Call(function, args, begin, now, None if error is not None else done.result(), error))
         if isinstance(error, BrokenProcessPool):  # an idle child died; this job was only in the queue
             self._pool_failed(job, error)
             return

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +25,10 @@ from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
 from kcg.kernel.kinds import made_by, registered, traits_of
 from kcg.kernel.program import Executable
 from kcg.measure import canary, child
+from kcg.measure.calls import Call
 from kcg.measure.canary import CanaryReading
 from kcg.measure.device_info import first_line, usable_cores
+from kcg.measure.job_rows import HASH_DIGITS, job_of, taken_over
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
@@ -46,7 +49,18 @@ from kcg.measure.jobs import (
 )
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain, Variables
+from kcg.types import (
+    CacheState,
+    Job,
+    JobKind,
+    Measurement,
+    Region,
+    Schedule,
+    Status,
+    Target,
+    Toolchain,
+    Variables,
+)
 
 if TYPE_CHECKING:
     from kcg.measure.verify import References
@@ -215,7 +229,7 @@ OPEN_TIMEOUT_S = 120.0
 REFERENCES_TIMEOUT_S = 120.0  # references of one region, in a process beside the device
 
 TOO_GOOD = 10.0  # so many times faster than the best known: verified by more rules, and measured again
-HASH_DIGITS = 16  # of a binary's hash that tell it from the others: as many as a published dataset keeps
+CORE = "core"  # the resource of what a compiling child does
 KEPT_BINARIES = 2000  # so that a campaign of a hundred thousand schedules does not hold all their code
 
 OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "shared data", "too many resources")
@@ -247,10 +261,13 @@ class MeasureService:
         compile_timeout_s: float = COMPILE_TIMEOUT_S,
         timing_timeout_s: float = TIMING_TIMEOUT_S,
         open_timeout_s: float = OPEN_TIMEOUT_S,
+        resource: str = "device:0",
+        on_job: Callable[[Job], object] | None = None,
     ) -> None:
         """`gpu` is the GPU that its children see, as `CUDA_VISIBLE_DEVICES` names it; empty: all that this process
         sees. With `compilers_of` it compiles in the children of another service of this machine, which outlives it:
-        what either compiled, both have."""
+        what either compiled, both have. `on_job` gets what was done, on `resource` or a core, before anybody else hears
+        of it; in any thread, and it must not raise."""
         self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
         assert folder is not None
@@ -267,7 +284,9 @@ class MeasureService:
             registered(),
         )  # of every child
         self._open_timeout_s = open_timeout_s
-        self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
+        self.on_job = on_job
+        called = partial(self._called, resource)
+        self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s, called=called)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
         self._owns_compilers = compilers_of is None
@@ -294,10 +313,22 @@ class MeasureService:
 
     def _start_compilers(self) -> CompilePool:
         before = self._device.wait_idle if self._on_cpu else lambda: None
-        compilers = CompilePool(self.initargs, workers=self.compile_workers, before=before)
+        called = partial(self._called, CORE)
+        compilers = CompilePool(self.initargs, workers=self.compile_workers, before=before, called=called)
         if not self._on_cpu:
             compilers.start_early()
         return compilers
+
+    def _called(self, resource: str, call: Call) -> None:
+        if self.on_job is not None:
+            self.on_job(job_of(call, resource))
+
+    def took_over(
+        self, kind: JobKind, region: Region, schedule: Schedule | None = None, programs: Sequence[Executable] = ()
+    ) -> None:
+        """Let `on_job` have that something need not be done again."""
+        if self.on_job is not None:
+            self.on_job(taken_over(kind, region, schedule, programs))
 
     def __enter__(self) -> MeasureService:
         return self
@@ -526,6 +557,7 @@ class MeasureService:
                     bound = outcome.compiled.at(request.variables)
                     timing = known.get(_timing_key(request, bound.binary_hash, bound.tf32))
                     if timing is not None:
+                        self.took_over(JobKind.TIME, request.region, request.schedule, [bound])
                         self._resolve(future, _shared(timing, request, outcome.compile_s))
                     else:
                         of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
@@ -572,6 +604,7 @@ class MeasureService:
         job, known = self._time_job(request, compiled), _known(outcome)
         with self._lock:
             timing = self._by_binary.get(key)
+            is_new = timing is None
             if timing is None:
                 # one that is surprisingly fast is verified by every rule: some forty runs, each below `recheck_below_s`
                 timeout_s = request.timeout_s or max(self.timing_timeout_s, 40 * job.recheck_below_s)
@@ -579,6 +612,8 @@ class MeasureService:
                 timing.add_done_callback(lambda done: self._count({} if done.exception() else done.result().spent_s))
                 self._by_binary[key] = timing
                 self.binaries_timed += 1
+        if not is_new:
+            self.took_over(JobKind.TIME, request.region, request.schedule, [compiled])
         if isinstance(timing, Measurement):
             self._resolve(future, _shared(timing, request, outcome.compile_s))
         else:
@@ -726,7 +761,11 @@ class MeasureService:
         from kcg.measure import tiny_beam
 
         stop = self._device.closed
-        return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
+
+        def tiny_beam_job(job: TinyBeamJob) -> TinyBeamOutcome:
+            return tiny_beam.run(job, timeout_s=timeout_s, stop=stop)
+
+        return self._device.submit_here(tiny_beam_job, job)
 
 
 class _Asked(NamedTuple):

@@ -25,7 +25,7 @@ from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, JobOutcome, Measurement, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kcg.kernel.program import Compiled
     from kcg.optimize.budget import Budget
     from kcg.optimize.hosts import FleetHosts
+    from kcg.optimize.job_log import JobLog
     from kcg.optimize.log import RunLog
     from kcg.search.problem import Observation
 
@@ -72,6 +73,7 @@ class Device:
         self.samples_s = 0.0
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._failed: set[tuple[str, Schedule, Status]] = set()
+        self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self._journal_moved = False
@@ -92,7 +94,7 @@ class Device:
                 held.enter_context(lock_folder(self.folder, wait=settings.wait, log=log.progress.line))
                 gpus, say = settings.gpus, log.progress.line
                 held.enter_context(lock_device(self.choice.dev, gpus=gpus, wait=settings.wait, log=say))
-            self.service = MeasureService(self.choice.dev, run_id=self.run_id)
+            self.service = MeasureService(self.choice.dev, run_id=self.run_id, on_job=log.jobs.add)
             self._others = self._other_services() if writes else {}
             self._held = held.pop_all()  # until the journal is closed
         self.spread = Spread(self.service, report=log.progress.line, warn=self._left_out)
@@ -103,7 +105,12 @@ class Device:
         """A service of each other GPU that is to be used, by its name; they open meanwhile."""
         return {
             f"GPU {gpu}": MeasureService(
-                self.choice.dev, run_id=uuid.uuid4().hex, gpu=visible_gpu(gpu), compilers_of=self.service
+                self.choice.dev,
+                run_id=uuid.uuid4().hex,
+                gpu=visible_gpu(gpu),
+                compilers_of=self.service,
+                resource=f"device:{gpu}",
+                on_job=self.jobs.add,
             )
             for gpu in range(1, self._settings.gpus)
         }
@@ -139,8 +146,10 @@ class Device:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close_children()
+        early = JobOutcome.STOPPED if self._log.ended_early else JobOutcome.OK
+        self.jobs.close(early if kind is None else JobOutcome.FAILED)
         if self.journal is not None:
             self.journal.close()
         self._held.close()
@@ -149,6 +158,11 @@ class Device:
         if self._is_new:
             with contextlib.suppress(OSError):  # there is something in it
                 self.folder.rmdir()
+
+    @property
+    def jobs(self) -> JobLog:
+        """What this run does, as it does it."""
+        return self._log.jobs
 
     @property
     def is_cpu(self) -> bool:
@@ -190,6 +204,7 @@ class Device:
         journal.add_workload(workload)
         for service in (self.service, *self._others.values()):
             self._add_run(journal, service.run_id, {"gpu": service.gpu} if service.gpu else {})
+        self.jobs.open(journal, self.run_id)
         self.spread.on_measurement = self._record
         return journal
 
@@ -197,7 +212,8 @@ class Device:
         """Have the journal hold a run before its first row: this process's own, or that of another device or host."""
         from kcg.dataset.journal import Run
 
-        about = {"device": self.choice.dev, **more, **provenance()}
+        cores = self.service.compile_workers  # which the jobs of resource `core` share
+        about = {"device": self.choice.dev, "cores": cores, **more, **provenance()}
         journal.add_run(Run(run_id, self._created.isoformat(), self._settings.command, about))
         self._runs.add(run_id)
 
@@ -234,9 +250,19 @@ class Device:
                 if self.journal is not None:
                     if self.hosts is not None and measurement.run_id not in self._runs:
                         self._add_run(self.journal, measurement.run_id, self.hosts.run_facts(measurement.run_id))
-                    self.journal.record(measurement)
+                    jobs = self.jobs.take(measurement, self._saving_s(measurement))
+                    self.journal.record(measurement, jobs=jobs)
             except Exception as error:
                 self._journal_error = self._journal_error or error
+
+    def _saving_s(self, row: Measurement) -> float | None:
+        """What a schedule of a search saves, once tinygrad's own was timed: that is kept here."""
+        if row.status != Status.OK or not row.early_stop or row.cache_state != CacheState.COLD:
+            return None
+        place = row.region_id, row.variables
+        if row.sampler == BASELINE:
+            self._own_s[place] = row.median_s
+        return self._own_s[place] - row.median_s if place in self._own_s else None
 
     def _doubt(self, run_id: str, since_unix_s: float, why: str) -> None:
         """Have the journal hold that a host's rows are doubtful, and none of them stand for another schedule."""
@@ -267,8 +293,8 @@ class Device:
         """Raise what went wrong when a measurement was recorded, or that the device is gone."""
         if self.service.device_error is not None:
             raise self.service.device_error
-        if self._journal_error is not None:
-            raise self._journal_error
+        if (error := self._journal_error or self.jobs.error) is not None:
+            raise error
         self.notice_moved_journal()
 
     def notice_moved_journal(self) -> None:
@@ -376,6 +402,7 @@ class Device:
                 continue
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.spread.remember(row)
+                self._saving_s(row)  # what is timed from now on is compared with tinygrad's own
                 rows = found[work.id, row.schedule]
                 rows[row.variables] = row
                 if work.charge([row]) is not None:

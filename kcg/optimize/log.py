@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from kcg.optimize.job_log import JobLog
 from kcg.report.phases import GOES_ON, PHASES, STARTING
 from kcg.search.problem import Observation
 from kcg.types import Expectation, Prediction, ProgressPoint
@@ -24,6 +25,7 @@ class RunLog:
     def __init__(self, progress: Progress, *, started: float) -> None:
         """`started` is when the run began, and its first phase, by `time.monotonic`."""
         self.progress, self.started = progress, started
+        self.jobs = JobLog(started)
         self.warnings: list[str] = []
         self.history: list[ProgressPoint] = []
         self.expectations: list[Expectation] = []

@@ -14,7 +14,7 @@ from kcg.handover.choices import changed_by
 from kcg.judge.whole import TIMEOUT_S, right_part
 from kcg.optimize import leaving_out
 from kcg.optimize.budget import OVERTIME
-from kcg.types import ModelCheck, Result
+from kcg.types import JobKind, JobOutcome, ModelCheck, Result
 
 if TYPE_CHECKING:
     from kcg.judge.whole import Runner
@@ -151,10 +151,26 @@ def _compared(
     """A check of each; `plans` say which schedules these are."""
     log.progress.phase(runner.announced(plans))
     try:
-        return runner.checks(results, timeout_s=timeout_s, rounds_s=rounds_s)
+        with log.jobs.doing(JobKind.STEP, runner.what, resource="device:0") as job:
+            seen = runner.checks(results, timeout_s=timeout_s, rounds_s=rounds_s)
+            job.outcome, job.saving_s = _outcome_of(seen), _saving_s(seen)
+        return seen
     except DeviceError as error:
         log.lose(error)
         return [ModelCheck(None, "not run: the device was lost")] * len(results)
     except KeyboardInterrupt:
         log.interrupt()
         return [ModelCheck(None, "not run: interrupted")] * len(results)
+
+
+def _outcome_of(checks: Sequence[ModelCheck]) -> JobOutcome:
+    """Of the steps of several plans: wrong where one is, unjudged where there is no verdict on any."""
+    if any(check.passed is False for check in checks):
+        return JobOutcome.WRONG
+    return JobOutcome.OK if any(check.passed for check in checks) else JobOutcome.UNJUDGED
+
+
+def _saving_s(checks: Sequence[ModelCheck]) -> float | None:
+    """What a step of the fastest plan that is right is faster by."""
+    timed = [(c.before_s, c.after_s) for c in checks if c.passed and c.before_s is not None and c.after_s is not None]
+    return max((before_s - after_s for before_s, after_s in timed), default=None)

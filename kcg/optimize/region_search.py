@@ -54,6 +54,7 @@ from kcg.report.result import NOT_JUDGED
 from kcg.report.words import name_of
 from kcg.search.problem import Observation
 from kcg.types import (
+    JobKind,
     Planning,
     Region,
     RegionInPlan,
@@ -149,9 +150,10 @@ def search_regions(
         return None
     until = estimates.judge_from()
     everything = Proposals(estimates.captured.workload, ())
-    with looking("regions of several kernels"):
-        everything = propose(estimates.captured.workload)
-    proposals = among(everything, usable or has_programs(everything, device.service, until=until))
+    with log.jobs.doing(JobKind.REGIONS, everything.workload.name):
+        with looking("regions of several kernels"):
+            everything = propose(estimates.captured.workload)
+        proposals = among(everything, usable or has_programs(everything, device.service, until=until))
     if not everything.candidates and estimates.settings.regions is None:
         return None  # nobody asked for any
     if not proposals.candidates:

@@ -17,6 +17,7 @@ from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
 from kcg.judge.kept import KeptResults
 from kcg.kernel.kinds import describe
+from kcg.measure.job_rows import MAIN
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live
 from kcg.optimize.baselines import measure_baselines
@@ -46,7 +47,19 @@ from kcg.report.page import write_report
 from kcg.report.phases import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH
 from kcg.report.result import read_result, write_result
 from kcg.store.location import open_store
-from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, Schedule, SeenAs, Workload
+from kcg.types import (
+    Expectation,
+    Job,
+    JobKind,
+    JobOutcome,
+    ModelCheck,
+    Region,
+    RegionResult,
+    Result,
+    Schedule,
+    SeenAs,
+    Workload,
+)
 from kcg.unexpected import reported_to
 
 if TYPE_CHECKING:
@@ -104,7 +117,12 @@ def optimize(
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         if captured is None:
-            captured = capture(settings, device, budget=budget, log=log)
+            with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
+                captured = capture(settings, device, budget=budget, log=log)
+        else:  # before this was called
+            log.jobs.add(
+                Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
+            )
         if regions:
             captured = replace(captured, workload=planned(captured.workload, regions))
         shown.name(captured.workload.name, captured.workload.preset)
@@ -227,11 +245,15 @@ def with_what_was_allowed(settings: Settings) -> Settings:
     return settings
 
 
+def _subject(settings: Settings) -> str:
+    """What a run is about, as its user named it."""
+    return settings.workload if settings.program is None else settings.program.label
+
+
 def _started(settings: Settings, device: Device) -> Live:
     """What a run that begins says of itself."""
-    program = settings.program
     return Live(
-        workload=settings.workload if program is None else program.label,
+        workload=_subject(settings),
         preset="" if settings.preset == "auto" else settings.preset,
         device=device.choice.dev,
         search=settings.search,

@@ -19,7 +19,7 @@ from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
 from kcg.search.workers import FromItsStart
-from kcg.types import Schedule, Status
+from kcg.types import JobKind, Schedule, Status
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Guide:
                 allow_tf32=self._settings.allow_tf32,
             )
             self._device.close_too(self.workers.close)
-        self.predictor = choose_predictor(choice, service.target)
+        with self._device.jobs.doing(JobKind.PREDICTOR, choice):
+            self.predictor = choose_predictor(choice, service.target)
 
 
 def search(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,16 @@ from kcg.dataset import wal
 from kcg.dataset.journal import Doubt, Journal
 from kcg.dataset.schema import APPLICATION_ID, CHOICE_COLUMNS, COLUMNS, SCHEMA_VERSION, glance
 from kcg.errors import JournalError
+from kcg.types import Job, JobKind, JobOutcome
 from tests.dataset.test_journal import TARGET, TOOLCHAIN, fill, measurement
 
 IDS = (TARGET.fingerprint, TOOLCHAIN.fingerprint, 1)
+
+JOBS = [
+    Job(JobKind.COMPILE, "a region", "core", 1.5, 0.25, JobOutcome.OK, None, "12ab", ("34cd",), None, "r1"),
+    Job(JobKind.PAIRED, "a region", "device:0", 2.0, 1.0, JobOutcome.OK, 1e-5, "", ("34cd", "56ef"), 0.5, "r1"),
+    Job("draw timed", "", "core", 0.5, 9.0, JobOutcome.STOPPED, run_id="r2"),
+]
 
 
 def filled(path: Path) -> Path:
@@ -33,6 +41,7 @@ def filled(path: Path) -> Path:
         journal.forget_paired_results()
         journal.add_paired_result(["key"], '{"outcome": 1}')
         journal.add_doubt(Doubt("r2", 1e9, "its host drifts"))
+        journal.add_jobs(JOBS)
     return path
 
 
@@ -57,6 +66,7 @@ def seen(journal: Journal) -> list[Any]:
         journal.toolchains(),
         journal.runs(),
         journal.counts(),
+        journal.jobs(),
         journal.paired_results(),
         journal.lattices(*IDS[:2]),
         journal.doubtful_rows(),
@@ -176,8 +186,23 @@ CREATE TABLE doubts(run_id TEXT PRIMARY KEY, since_unix_s REAL NOT NULL, why TEX
 """
 
 
+JOBS_OF_SCHEMA_3 = """
+DROP TABLE jobs;
+CREATE TABLE jobs(row INTEGER PRIMARY KEY, kind TEXT NOT NULL, subject TEXT NOT NULL, resource TEXT NOT NULL, \
+start REAL NOT NULL, seconds REAL NOT NULL, outcome TEXT NOT NULL, saving REAL, checksum BLOB NOT NULL);
+CREATE INDEX jobs_subject ON jobs(subject, kind);
+UPDATE meta SET value = '3' WHERE key = 'schema';
+PRAGMA user_version = 3;
+"""
+
+
 def of_schema(version: int, new: Path, old: Path) -> Path:
-    """The same rows as that version of kcg kept them. The first had no doubts."""
+    """The same rows as that version of kcg kept them. The first had no doubts, the third checksums."""
+    if version == 3:
+        shutil.copy(new, old)
+        with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
+            connection.executescript(JOBS_OF_SCHEMA_3)
+        return old
     with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
         connection.executescript(OLD + WITH_DOUBTS * (version > 1))
         connection.execute("INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', ?)", (str(version),))
@@ -191,15 +216,14 @@ def of_schema(version: int, new: Path, old: Path) -> Path:
     return old
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_journals_of_older_schemas_are_read_and_become_todays_when_they_are_written(
     tmp_path: Path, version: int
 ) -> None:
     new = filled(tmp_path / "new.sqlite")
-    if version == 1:
-        with Journal.open(new) as journal:
-            for table in ("doubts", "verdicts", "lattices"):
-                journal._rows(f"DELETE FROM {table}")
+    with Journal.open(new) as journal:
+        for table in ("jobs", *(("doubts", "verdicts", "lattices") if version == 1 else ())):
+            journal._rows(f"DELETE FROM {table}")
     truth, old = read(new, read_only=True), of_schema(version, new, tmp_path / "old.sqlite")
     assert truth is not None and read(old, read_only=True) == truth
     assert glance(old) == glance(new)
@@ -219,13 +243,16 @@ def test_journals_of_older_schemas_are_read_and_become_todays_when_they_are_writ
 
 
 def test_why_a_row_was_chosen_and_jobs_have_their_places(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(filled(tmp_path / "journal.sqlite"))) as connection:
+    path = filled(tmp_path / "journal.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         columns = {
             table: [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
             for table in ("measurements", "jobs")
         }
     assert columns["measurements"][-5:] == ["generator_version", "pool", "scores", "probability", "checksum"]
-    assert columns["jobs"][1:-1] == ["kind", "subject", "resource", "start", "seconds", "outcome", "saving"]
+    assert columns["jobs"][1:8] == ["kind", "subject", "resource", "start", "seconds", "outcome", "saving"]
+    with Journal.open(path, read_only=True) as journal:
+        assert journal.jobs() == JOBS, "in the order in which they were written"
 
 
 def test_each_bit_of_a_frames_header_loses_the_transactions_that_it_ends(tmp_path: Path) -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from kcg.dataset.journal import Journal
+from kcg.dataset.job_use import idle, uses
+from kcg.dataset.job_use import render as show_jobs
+from kcg.dataset.journal import Journal, Run
 from kcg.dataset.stats import render, stats, to_json
 from kcg.errors import DataError
 from kcg.kernel.opts.schedule import Opt, schedule_of
-from kcg.types import CacheState, Measurement, Region, Schedule, Status, Workload, WorkloadCall
+from kcg.types import (
+    CacheState,
+    Job,
+    JobKind,
+    JobOutcome,
+    Measurement,
+    Region,
+    Schedule,
+    Status,
+    Workload,
+    WorkloadCall,
+)
 from tests.dataset.test_journal import KERNELS, fill, measurement
 
 
@@ -97,6 +113,39 @@ def test_stats_are_readable_and_do_not_read_markup(path: Path) -> None:
     text = console.export_text()
     for expected in ("flux/tiny", "compile_error", r"[bold]mcts\x1b[31m", "UPCAST", "unique binaries"):
         assert expected in text
+
+
+def test_what_a_run_did_is_shown_by_resource_and_kind_of_job(path: Path) -> None:
+    def job(kind: str, resource: str, start_s: float, seconds: float, **more: Any) -> Job:
+        return Job(kind, "", resource, start_s, seconds, **{"outcome": JobOutcome.OK, "run_id": "r1", **more})
+
+    jobs = [
+        job(JobKind.COMPILE, "core", 1.0, 4.0),
+        job(JobKind.COMPILE, "core", 1.0, 6.0, outcome=JobOutcome.LATE),
+        job(JobKind.TIME, "device:0", 7.0, 2.0, sampled_s=0.25),
+        job(JobKind.TIME, "device:0", 9.0, 1.0, outcome=JobOutcome.WRONG),
+        job(JobKind.TIME, "main", 9.0, 0.0, outcome=JobOutcome.TAKEN_OVER),
+        job(JobKind.RUN, "main", 0.0, 20.0),
+        job(JobKind.TIME, "device:0", 3.0, 2.0, run_id="[bold]killed"),
+    ]
+    with Journal.open(path) as journal:
+        journal.add_run(Run("r1", "2026-01-01T00:00:00+00:00", "kcg", {"cores": 2}))
+        journal.add_jobs(jobs)
+        one, killed = uses(journal.jobs(), journal.runs())
+        found = json.loads(to_json(stats(journal), [one, killed]))
+    assert (one.seconds, one.ended, killed.seconds, killed.ended) == (20.0, True, 5.0, False)
+    core, device, main = one.resources
+    assert (core.count, core.busy_s, core.idle_s) == (2, 10.0, 30.0)
+    assert (device.busy_s, device.idle_s, device.kinds[0].sampled_s) == (3.0, 17.0, 0.25)
+    assert device.kinds[0].outcomes == {"ok": 1, "wrong": 1}
+    assert (main.kinds[0].jobs, main.kinds[0].taken_over) == (0, 1)
+    assert idle([*jobs[2:4]], 20.0) == [(0.0, 7.0), (10.0, 20.0)]
+    assert found["jobs"][0]["resources"][1]["kinds"][0]["kind"] == "time"
+    console = Console(width=100, record=True, file=io.StringIO())
+    show_jobs([one, killed], console)
+    text = " ".join(console.export_text().split())
+    assert "core × 2 2 10.0 25 % compile 2 10.0 25 % 1 ok, 1 late idle 30.0 75 %" in text
+    assert "What run [bold]ki did, in 5.0 s to its last job: it did not end by itself" in text
 
 
 def test_stats_refuse_a_foreign_schedule(path: Path) -> None:

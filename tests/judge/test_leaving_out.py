@@ -27,6 +27,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.optimize.console import print_result
+from kcg.optimize.job_log import JobLog
 from kcg.optimize.leaving_out import changed_in, dropped, keeping
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.region_plans import fastest_step
@@ -157,7 +158,7 @@ class Run:
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         progress = SimpleNamespace(phase=self.phases.append)
         self.log: Any = SimpleNamespace(
-            warn=lambda *lines: self.warnings.extend(lines), progress=progress, ended_early=False
+            warn=lambda *lines: self.warnings.extend(lines), progress=progress, ended_early=False, jobs=JobLog(0.0)
         )
         self.estimates: Any = SimpleNamespace(
             budget=budget,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kcg.judge.whole import Cost, Runner
+from kcg.optimize.job_log import JobLog
 from kcg.optimize.model_check import check_models
 from kcg.types import ModelCheck, Result
 from tests.sample_result import sample_result
@@ -51,7 +52,8 @@ class Run:
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
         progress = SimpleNamespace(phase=lambda words: None)
-        self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, ended_early=False)
+        jobs = JobLog(0.0)
+        self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, ended_early=False, jobs=jobs)
         kept = SimpleNamespace(forget=lambda: True)
         self.estimates: Any = SimpleNamespace(budget=budget, kept=kept, whole_s=self.whole_s)
 

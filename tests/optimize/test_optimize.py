@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,8 +18,11 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.cli import guarded
+from kcg.dataset.job_use import busy, idle, uses
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, UsageError
+from kcg.measure.job_rows import HASH_DIGITS
+from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
@@ -29,7 +33,7 @@ from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
 from kcg.report.phases import MODEL, PHASES
 from kcg.report.result import read_result
-from kcg.types import ModelCheck
+from kcg.types import JobKind, JobOutcome, ModelCheck, Status
 from kcg.workloads.capture import lazy_workload
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
@@ -121,6 +125,55 @@ def test_a_run_says_which_code_made_it_in_its_result_and_its_journal(
     assert {key: run.description[key] for key in provenance()} == provenance()
 
 
+def test_the_jobs_of_a_run_are_all_that_it_did(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    result = read_result(optimised[1] / "RESULT.json")
+    with Journal.open(optimised[1] / "journal.sqlite", read_only=True) as journal:
+        jobs, rows = journal.jobs(), list(journal.measurements(PROTOCOL))
+        (use,) = uses(jobs, journal.runs())
+        (run_id,) = journal.runs()
+    assert {job.run_id for job in jobs} == {run_id}
+
+    of = {kind: [job for job in jobs if job.kind == kind] for kind in JobKind}
+    compiled = {(job.subject, job.schedule, *job.binaries) for job in of[JobKind.COMPILE]}
+    for row in rows:  # one that did not compile has no binary
+        binary = [row.binary_hash[:HASH_DIGITS]] * bool(row.binary_hash)
+        assert (row.region_id, row.schedule.id[:HASH_DIGITS], *binary) in compiled
+    searched = [row for row in rows if row.sampler != "final" and row.binary_hash]
+    assert len(of[JobKind.TIME]) == len(searched), "one each, also where it was taken over from the same binary"
+    timed = [job for job in of[JobKind.TIME] if job.outcome != JobOutcome.TAKEN_OVER]
+    assert len(timed) == result.measurements
+    by_binary = {(row.region_id, (row.binary_hash[:HASH_DIGITS],)): row for row in searched}
+    assert {(job.subject, job.binaries) for job in timed} == set(by_binary)
+    own = {row.region_id: row.median_s for row in rows if row.sampler == "hand-coded"}
+    for job in timed:
+        row = by_binary[job.subject, job.binaries]
+        if row.status == Status.OK:
+            assert job.sampled_s == pytest.approx(sum(row.samples_s)), "the device's own time"
+            assert job.saving_s == own[row.region_id] - row.median_s
+    judged = {row.region_id for row in rows if row.sampler == "final"}
+    assert judged == {job.subject for kind in (JobKind.PAIRED, JobKind.JOINT) for job in of[kind]}
+    assert judged == {row.region.id for row in result.regions if row.chosen.verification.passed}
+    assert len(of[JobKind.CAPTURE]) == len(of[JobKind.PREDICTOR]) == len(of[JobKind.RUN]) == 1
+    ran = result.model_check is not None and result.model_check.passed is not None
+    assert len(of[JobKind.STEP]) >= ran and of[JobKind.PROCESSES]
+
+    on_device = sorted((job for job in jobs if job.resource == "device:0"), key=lambda job: job.start_s)
+    for before, after in itertools.pairwise(on_device):
+        assert before.start_s + before.seconds <= after.start_s, f"{before} while {after}"
+    assert use.ended and use.seconds >= result.search_s
+    for resource in use.resources:
+        of_it = [job for job in jobs if job.resource == resource.resource and job.kind != JobKind.RUN]
+        ends = sorted([*busy(of_it), *idle(of_it, use.seconds)])
+        assert [begin for begin, _ in ends] == [0.0, *(end for _, end in ends[:-1])], "neither gap nor overlap"
+        assert ends[-1][1] == use.seconds
+        assert resource.busy_s + resource.idle_s == pytest.approx(resource.count * use.seconds)
+        assert sum(kind.jobs + kind.taken_over for kind in resource.kinds) == len(of_it)
+    order = [job.start_s for kind in (JobKind.CAPTURE, JobKind.TIME, JobKind.PAIRED) for job in of[kind][:1]]
+    assert order == sorted(order)
+
+
 @pytest.mark.slow
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
     learned = SHIPPED / "cuda.safetensors"  # of another kind of device: it guides, and is not sure
@@ -190,6 +243,13 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
         if binary:
             timings.setdefault((region, binary), set()).add(samples)
     assert all(len(found) == 1 for found in timings.values()), "no binary is timed twice"
+    with Journal.open(journal, read_only=True) as reopened:
+        jobs, killed, resumed = reopened.jobs(), *uses(reopened.jobs(), reopened.runs())
+    assert (killed.run_id, killed.ended, resumed.ended) == (before[0][-1], False, True)
+    of_search = [job for job in jobs if job.kind == JobKind.TIME]
+    timed = {(job.run_id, job.subject, *job.binaries) for job in of_search}
+    assert {(row[-1], row[0], row[2][:HASH_DIGITS]) for row in before} <= timed, "each with what took its time"
+    assert all(job.saving_s is not None for job in of_search if job.outcome == JobOutcome.OK), "also once resumed"
     kept = _rows(journal, finals=True)
     judged = [kernel for kernel in json.loads(done.stdout)["kernels"] if kernel["verified"]]
     assert len(kept) >= 3 * len(judged), "each baseline that is judged as A and as B, cold, and once warm"
