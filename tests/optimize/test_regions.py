@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kcg.kernel.installing import buffers_of_region
 from tinygrad import Tensor, TinyJit
 
 import kcg
 from kcg.dataset.journal import Journal
 from kcg.errors import ScheduleError
+from kcg.handover.installing import buffers_of_region
 from kcg.handover.tuned import scheduling
 from kcg.kernel.composed import parts_of
 from kcg.kernel.kinds import space_of

@@ -17,7 +17,6 @@ from kcg.compat import standalone
 from kcg.handover import remaking
 from kcg.handover.installing import placed_program
 from kcg.handover.tuned import scheduling
-from kcg.judge import ends
 from kcg.judge.step import compare
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
@@ -40,6 +39,7 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, read_result, to_dict
+from kcg.report.words import values_of
 from kcg.types import Region, Result, Schedule, ScheduleKind, TimedAt, Variables, Workload, WorkloadCall
 from kcg.workloads.registry import spec_of
 from kcg.workloads.zoo import llama
@@ -146,7 +146,7 @@ def test_a_run_has_it_in_its_result_with_what_was_timed_at_each_end(finished: Fi
     assert row.calls == POSITIONS and row.outcome not in ("unjudged", "quarantined"), (row.outcome, row.note)
     assert [(end.variables, end.share) for end in row.ends] == [(end.variables, end.share) for end in ENDS]
     assert all(end.before_s > 0 for end in row.ends)
-    assert ends.values_of(row) == f"start_pos 1 to {POSITIONS}", "with these it ran"
+    assert values_of(row) == f"start_pos 1 to {POSITIONS}", "with these it ran"
     assert from_dict(to_dict(result)) == result
     assert f"with start_pos {LAST}, as none of the calls count" in render_report(result)
 
