@@ -19,7 +19,7 @@ from kcg.compat.stretch import accesses_of
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.opts.schedule import opts_of
+from kcg.kernel.kinds import opts_of
 from kcg.kernel.program import Compiled, Program, ProgramLaunch
 from kcg.types import Region, Schedule, Target, malformed
 

@@ -264,7 +264,7 @@ def test_operations_of_a_call_are_those_at_its_values(opened: Begun, work: Regio
 def test_a_run_that_goes_on_measures_neither_end_again(opened: Begun, results: RegionResults) -> None:
     held = {w.id: set(w.known) for w in opened.works}
     assert results
-    opened.device.__exit__()
+    opened.device.__exit__(None, None, None)
     with begun(settings(opened.device.folder, resume=True)) as again:
         for one in again.works:
             assert {s for s, o in one.known.items() if o.status == Status.OK} <= held[one.id]
