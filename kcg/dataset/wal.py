@@ -49,9 +49,9 @@ def _lost(data: bytes) -> int:
         before, state = state, _summed(frame[:8] + frame[FRAME_HEADER_BYTES:], state, words)
         if frame[8:16] != salts or frame[16:FRAME_HEADER_BYTES] != _stored(state):
             # frames of an earlier WAL have other salts; the last one of a transaction says how large the file is
-            ends = [other for other in frames if other[8:16] == salts and any(other[4:8])]
-            later = sum(other[8:16] == salts and any(other[4:8]) for other in frames[place + 1 :])
-            return later - 1 + _ended(frame, {other[4:8] for other in ends}, before, words) if later else 0
+            sizes = [other[4:8] if other[8:16] == salts else b"" for other in frames]  # zero where others follow
+            later = sum(map(any, sizes[place + 1 :]))
+            return later - 1 + _ended(frame, set(filter(any, sizes)), before, words) if later else 0
     return 0
 
 
