@@ -35,10 +35,11 @@ from kcg.compat.partition import own_of
 from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
+from kcg.kernel.reading.accesses import affine, extent, is_symbolic
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.vectors import vectors_of
 from kcg.kernel.symbolic import at_values, mean_values
-from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic
-from kcg.kernel.tile.vectors import vectors_of
 from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
 from kcg.unexpected import REFUSALS, report
 
