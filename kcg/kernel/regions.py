@@ -206,7 +206,7 @@ class _Read:
 
 
 def _read(region: Region, variables: Variables) -> _Read | None:
-    """None where there is no tile program for it, or where what it stores is not at a sum of ranges, as an update of a
+    """None where it cannot be read as one kernel, or where what it stores is not at a sum of ranges, as an update of a
     cache at a position."""
     found = _looked_at(region, variables)
     if isinstance(found, Exception):  # kept, so that each run in which it occurs says so

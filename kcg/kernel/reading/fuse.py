@@ -58,7 +58,7 @@ MOST_NODES = 4096  # of all values together: each use of a value may be a copy o
 
 
 def read_region(region: Region) -> TileKernel:
-    """A region read for tile programs. Raises TileRefusal, with the construct that is in the way."""
+    """A region, read as one kernel. Raises TileRefusal, with the construct that is in the way."""
     return read_kernel(region) if len(region.kernels) == 1 else _fused(region.id, region)
 
 

@@ -315,7 +315,7 @@ class TileKernel:
 
 
 def read_kernel(region: Region) -> TileKernel:
-    """The kernel of a region of one, read for tile programs. Raises TileRefusal."""
+    """The kernel of a region of one, read. Raises TileRefusal."""
     if len(region.kernels) != 1:
         raise TileRefusal("several kernels", "a tile program is for a region of one kernel")
     return _read(region.kernel.id, region)
@@ -381,7 +381,7 @@ def _reductions_of(stored: Sequence[Stored]) -> tuple[UOp, ...]:
 
 
 def refuse_unknown(ast: UOp) -> None:
-    """Raises TileRefusal where a kernel has what no tile program can express."""
+    """Raises TileRefusal where a kernel has what no program of it could express."""
     if len(ast.src) != 1:
         raise TileRefusal("several stores")
     depth: dict[UOp, int] = {}
