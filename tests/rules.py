@@ -338,9 +338,14 @@ def words_of_kinds(source: Source) -> Iterator[str]:
             yield f"{source.module}:{line}: {word} is a word of a kind of schedule: go through kcg.kernel.kinds"
 
 
+READERS = {"kcg.kernel.reading", "kcg.kernel.regions"}
+"""What reads ASTs for all kinds."""
+
+
 def imports_of_kinds(source: Source, kinds: Mapping[str, str]) -> Iterator[str]:
-    """Imports, outside of `kcg/kernel`, of what is in the package of one of `kinds`, by the names of their modules."""
-    if package_of(source.module) == "kernel":
+    """Imports, outside of `kcg/kernel` and by its readers, of what is in the package of one of `kinds`, by the names of
+    their modules."""
+    if package_of(source.module) == "kernel" and not {source.module, source.module.rpartition(".")[0]} & READERS:
         return
     inside = {module.removesuffix(".kind"): name for name, module in kinds.items()}
     for item in source.imports:

@@ -9,7 +9,7 @@ from functools import cache
 from tinygrad import Tensor
 
 from kcg.kernel.kinds import Space, space_of
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.space import TileSpace
 from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule

@@ -51,7 +51,7 @@ def test_only_a_kind_knows_its_schedules() -> None:
     assert [line for source in LIBRARY for line in words_of_kinds(source)] == []
 
 
-def test_nobody_but_the_registry_imports_a_kind() -> None:
+def test_nobody_but_the_registry_imports_a_kind_nor_do_the_readers() -> None:
     kinds = {name: entry.module for name, entry in KINDS.items()}
     assert [line for source in LIBRARY for line in imports_of_kinds(source, kinds)] == []
 

@@ -236,10 +236,11 @@ def f():
     from kcg.kernel.parts import PartsSpace  # here
 """
     kinds, here = {"tile": "kcg.kernel.tile.kind", "parts": "kcg.kernel.parts"}, []
-    for package in ("search", "kernel"):
+    for package in ("search", "kernel/reading", "kernel"):
         found = imports_of_kinds(source(tmp_path, f"kcg/{package}/a.py", code), kinds)
         here.append([line.split(":")[1] for line in found])
-    assert here == [[str(n) for n, line in enumerate(code.splitlines(), 1) if line.endswith("# here")], []]
+    lines = [str(n) for n, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
+    assert here == [lines, lines, []]
 
 
 def test_wall_clocks_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import CodecError, DeviceError, ScheduleError, VerificationError
-from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.measure.protocol import median
 from kcg.unexpected import looking, place_of, report, reported_to
 

@@ -44,9 +44,9 @@ from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
 from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
 from kcg.kernel.kinds import describe
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.words import described
 from kcg.measure.service import MeasureService
 from kcg.types import Region, Schedule, Target

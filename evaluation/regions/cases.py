@@ -27,11 +27,13 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.analysis import arithmetic, least_bytes_of_region
 from kcg.kernel.chain import Chain
 from kcg.kernel.codec import ast_of
+from kcg.kernel.reading.accesses import affine, extent
+from kcg.kernel.reading.contractions import Operand
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form
 from kcg.kernel.sequences import sequences_of_captured
-from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import Operand, TileKernel, affine, extent, read_kernel
-from kcg.kernel.tile.program import TileRefusal
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels
 from kcg.optimize.region_plans import propose
 from kcg.types import Region, Target

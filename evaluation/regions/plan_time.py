@@ -22,8 +22,8 @@ import typer
 from evaluation.rows import Row, Rows, rounded
 from kcg.cli import run_script
 from kcg.compat.device import choose_cpu, prepare
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.prior import default_parameters
 from kcg.optimize.region_plans import expected_saving_s, plans_of, propose
 from kcg.types import Target, Workload

@@ -38,11 +38,11 @@ from kcg.cli import guarded, record_results
 from kcg.compat.scheduling import simplified
 from kcg.dataset.reading import read_export
 from kcg.kernel.codec import ast_of
+from kcg.kernel.reading.kernel import read_ast
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import read_ast
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import triton_version
 from kcg.types import Kernel, Region, Status, Target
 from kcg.workloads import registry

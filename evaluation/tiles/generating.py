@@ -20,8 +20,8 @@ from evaluation.tiles.cases import Case
 from kcg.compat.scheduling import simplified
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import Unsupported, kind_named, space_of
+from kcg.kernel.reading.kernel import read_ast
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import read_ast
 from kcg.kernel.tile.space import TileSpace
 from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.pools import CompilePool

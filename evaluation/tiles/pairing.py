@@ -30,7 +30,7 @@ from evaluation.tiles.loading import Driver, Loaded
 from evaluation.tiles.summary import MODES
 from kcg.kernel.chain import Chain
 from kcg.kernel.program import Executable, Program, program_of_parts
-from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.device_info import first_line
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels, integer_bounds

@@ -253,7 +253,7 @@ def find_recompute(ast: UOp, kernel_id: str, calls: int, target: Target | None =
 
     `calls` is how often a workload calls the kernel. Reported is the contraction that wastes most; the waste is that of
     all of them. Padding wastes below 5 % are not reported. Costs are those of `target`, or of an H200 where that has no
-    tile programs.
+    tile programs; what storing a product gains on a CPU they do not tell, and nothing is said of it there.
     """
     found = contractions(ast)
     wasted = sum(c.operations - c.needed for c in found)
@@ -286,7 +286,7 @@ def _better_stored(
     ast: UOp, found: Iterable[Contraction], kernel_id: str, calls: int, target: Target | None
 ) -> Recompute | None:
     largest = max((c for c in found if c.inside), key=lambda c: c.operations, default=None)
-    if largest is None or largest.node is None:
+    if largest is None or largest.node is None or (target is not None and target.device == "CPU"):
         return None
     from kcg.kernel.stored_products import better_stored  # by the costs of tile programs, which few runs need
 

@@ -1,4 +1,5 @@
-"""The version of the generator of tile programs, `kcg.kernel.tile`, which is not loaded to read it."""
+"""The version of the generator of tile programs, `kcg.kernel.tile` and what it reads by,
+`kcg.kernel.reading`, which are not loaded to read it."""
 
 from __future__ import annotations
 

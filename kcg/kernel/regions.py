@@ -35,10 +35,11 @@ from kcg.compat.partition import own_of
 from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
+from kcg.kernel.reading.accesses import affine, extent, is_symbolic
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.vectors import vectors_of
 from kcg.kernel.symbolic import at_values, mean_values
-from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import TileKernel, affine, extent, is_symbolic
-from kcg.kernel.tile.vectors import vectors_of
 from kcg.types import Kernel, Region, Sequence, SlotBinding, Variables
 from kcg.unexpected import REFUSALS, report
 
@@ -205,7 +206,7 @@ class _Read:
 
 
 def _read(region: Region, variables: Variables) -> _Read | None:
-    """None where there is no tile program for it, or where what it stores is not at a sum of ranges, as an update of a
+    """None where it cannot be read as one kernel, or where what it stores is not at a sum of ranges, as an update of a
     cache at a position."""
     found = _looked_at(region, variables)
     if isinstance(found, Exception):  # kept, so that each run in which it occurs says so

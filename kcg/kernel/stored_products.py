@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
+from kcg.kernel.reading.accesses import extent
+from kcg.kernel.reading.kernel import read_ast
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.ir import extent, read_ast
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import supported
 from kcg.types import Target
 

@@ -75,7 +75,7 @@ class Proposals:
 def propose(workload: Workload, *, limits: Limits | None = None) -> Proposals:
     """Candidates of each sequence of a workload. A region either computes a call `again` wherever it is, or nowhere:
     one that needs to nowhere else does not."""
-    from kcg.kernel.regions import candidates_of  # its readers of ASTs are those of tile programs
+    from kcg.kernel.regions import candidates_of
 
     found = [(blocks, candidates_of(blocks.sequence, limits)) for blocks in blocks_of_workload(workload)]
     without = {c.region.id for _, candidates in found for c in candidates if not c.again}

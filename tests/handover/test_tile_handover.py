@@ -27,9 +27,9 @@ from kcg.handover.remaking import why_not_here
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, space_of
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import POINTER, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from tinygrad import Tensor, UOp, Variable, dtypes
 
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.regions import Candidate, Form, Limits, candidates_of
 from kcg.kernel.sequences import partition_of
-from kcg.kernel.tile.fuse import read_region
 from kcg.types import Sequence as Calls
 from tests.captured import captured
 from tests.chains import sequence_of

@@ -10,11 +10,11 @@ from tinygrad import Tensor
 
 from kcg.kernel.analysis import find_recompute, operations
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.reading.depth import loops_of
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.tile.cost import figures_of, predicted_seconds
-from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.reduction import loops_of
 from kcg.report.words import done_with as done_with
 from kcg.types import Recompute, Region, Target
 from tests.kernels import empty, kernels_of
@@ -93,9 +93,11 @@ def test_a_product_of_a_batch_and_a_convolution_are_named_too() -> None:
     assert "value shape 4x64x30x30" in found.advice
 
 
-def test_a_target_without_tile_programs_is_told_by_the_figures_of_another() -> None:
-    assert advice(product().max(1), target=X86) == advice(product().max(1), target=None)
-    assert advice(product().max(1), target=KNOWN_TARGETS["sm_80"]) != advice(product().max(1))
+def test_a_gpu_without_tile_programs_is_told_by_the_figures_of_another_and_no_cpu_is() -> None:
+    ampere = KNOWN_TARGETS["sm_80"]
+    assert advice(product().max(1), target=replace(ampere, arch="sm_70")) == advice(product().max(1))
+    assert advice(product().max(1), target=ampere) != advice(product().max(1))
+    assert advice(product().max(1), target=X86) == []
 
 
 @pytest.mark.parametrize(

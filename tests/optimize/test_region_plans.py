@@ -20,12 +20,12 @@ from kcg.errors import ScheduleError
 from kcg.judge.whole import unclear
 from kcg.kernel import regions
 from kcg.kernel.composed import parts_of
+from kcg.kernel.reading.kernel import read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.optimize import region_search
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (

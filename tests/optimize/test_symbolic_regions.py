@@ -20,14 +20,14 @@ from kcg.handover.tuned import scheduling
 from kcg.judge.step import compare
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form
 from kcg.kernel.symbolic import End, called, ends_of, without
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.parameters import POINTER, STREAM, TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome

@@ -11,6 +11,8 @@ import pytest
 from kcg.errors import ResultError
 from kcg.handover.choices import choices
 from kcg.handover.export import export
+from kcg.kernel.analysis import contractions
+from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import KINDS, Entry, describe
 from kcg.report.page import render_report
 from kcg.report.result import read_result
@@ -33,7 +35,12 @@ def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]
         assert done.returncode == 0, done.stderr
         if '"outcome": "improved"' in (folder / "RESULT.json").read_text():
             break
-    return folder, [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    return folder, loaded_by(done.stderr)
+
+
+def loaded_by(stderr: str) -> list[str]:
+    """The modules that the processes of a run loaded."""
+    return [line.rpartition("|")[2].strip() for line in stderr.splitlines()]
 
 
 @pytest.fixture
@@ -56,6 +63,18 @@ def test_a_run_on_a_cpu_loads_no_tile_module(optimised: tuple[Path, list[str]]) 
     loaded = optimised[1]
     assert loaded.count("kcg") > 1 and {"kcg.optimize.run", "kcg.measure.child"} <= {*loaded}, "its children's too"
     assert not [name for name in loaded if name.startswith("kcg.kernel.tile")]
+
+
+def test_nor_does_one_that_looks_for_regions_and_for_products_that_are_reduced_at_once(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("reduced_product.py")
+    limits = ("--regions", "--measurements", "0", "--budget", "3000s", "--quiet", "--report", tmp_path)
+    done = python("-m", "kcg.optimize", script, "--device", DEV, *limits, cwd=ROOT, **IMPORTS)
+    assert (tmp_path / "RESULT.json").exists(), done.stderr
+    result, loaded = read_result(tmp_path / "RESULT.json"), loaded_by(done.stderr)
+    assert any("there is no program for any of" in warning for warning in result.warnings), "candidates were read"
+    asts = [ast_of(kernel) for row in result.regions for kernel in row.region.kernels]
+    assert any(product.inside for ast in asts for product in contractions(ast))
+    assert loaded.count("kcg") > 1 and not [name for name in loaded if name.startswith("kcg.kernel.tile")]
 
 
 def test_a_further_kind_is_searched_and_judged_like_all_others(row: RegionResult) -> None:

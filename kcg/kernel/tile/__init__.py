@@ -1,6 +1,6 @@
 """Tile programs: Triton source generated from a kernel's AST. This page is the interface; docs/tiles.md is the design.
 
-    kernel = read_region(region)             # ir.py: ranges, loads, reductions, the contraction; fuse.py: of several
+    kernel = read_region(region)             # kcg.kernel.reading: ranges, loads, reductions, contraction
     parameters = default_parameters(kernel, target)              # prior.py: the analytic prior's choice
     choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
     program = generate(region, target, parameters)               # generate.py: source and how to launch it

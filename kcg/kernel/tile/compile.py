@@ -26,10 +26,10 @@ from kcg.compat.tiny import DType, dtypes
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.emit import POINTERS, TYPES
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import shared_bytes
 from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.reading.accesses import Access, extent, is_symbolic
+from kcg.kernel.reading.contractions import Contraction, Operand
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import (
     Axis,

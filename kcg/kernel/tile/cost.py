@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.reading.accesses import Access, affine, extent
+from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.depth import depth_of, loops_of
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.generate import halved, may_have_tail, partials_of
-from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -47,8 +50,7 @@ from kcg.kernel.tile.prior import (
     stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.reduction import depth_of, loops_of
-from kcg.kernel.tile.stream import blocks_of_tiles, padded, reach_of, reached_share, stream_tiles, visited_blocks
+from kcg.kernel.tile.stream import blocks_of_tiles, reach_of, reached_share, stream_tiles, visited_blocks
 from kcg.kernel.tile.tiles import Axis, launched_with
 from kcg.types import Target
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.tile.ir import NARROW, Access, Stored, TileKernel, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.reading.accesses import Access, Stored, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.reading.factors import NARROW
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.online import is_running, scaled
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.needed import needed_loads
-from kcg.kernel.tile.online import is_running, scaled
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
-from kcg.kernel.tile.program import TileRefusal
 
 INT32 = range(-(1 << 31), 1 << 31)
 

@@ -2,7 +2,7 @@
 
 Of such a result a program has a tile in registers. A value at the same row may use it at the same column, at the other
 one of a pair, and in reductions over neighbouring columns, such as a head: these are moves within the tile. How it is
-written is `branches.py`'s to say.
+written is `reading/branches.py`'s to say.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.reading.accesses import Stored
+from kcg.kernel.reading.kernel import Branch, Held, Pairs, TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Chosen, Frame, Lines, choice, compute_type
 from kcg.kernel.tile.gluon import halves_layout, sums_layout
-from kcg.kernel.tile.ir import Branch, Held, Pairs, Stored, TileKernel
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, reduced
 from kcg.kernel.tile.tiles import Axis, bind_aligned, bind_axis
 

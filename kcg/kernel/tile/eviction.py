@@ -14,8 +14,9 @@ from collections import Counter
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.reading.accesses import Access, extent
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.generate import described_operands
-from kcg.kernel.tile.ir import Access, TileKernel, extent
 from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, REDUCTION, TileParameters
 from kcg.kernel.tile.targets import evicts_copies
 from kcg.kernel.tile.tiles import tiles_of

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kcg.kernel.kinds import Cost
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import CONTRACTIONS, IN_GLUON, PRECISIONS, TMA, TileParameters
 from kcg.types import Target
 

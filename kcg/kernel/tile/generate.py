@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.reading.contractions import Contraction, Operand
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
@@ -34,10 +40,8 @@ from kcg.kernel.tile.contraction import (
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
-from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -54,8 +58,8 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.pipelined import write_pipelined
-from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
-from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
+from kcg.kernel.tile.reduction import Part, accumulator, combine, reducer
 from kcg.kernel.tile.specialized import write_specialized
 from kcg.kernel.tile.stream_sums import Partials, write_stream_sums
 from kcg.kernel.tile.stream_writing import write_stream

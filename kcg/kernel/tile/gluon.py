@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from kcg.compat.tiny import DType
+from kcg.kernel.reading.accesses import extent
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.descriptors import Boxes
 from kcg.kernel.tile.emit import TYPES, Lines, Writer
-from kcg.kernel.tile.ir import TileKernel, extent
 from kcg.kernel.tile.tiles import variable_name
 
 GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes

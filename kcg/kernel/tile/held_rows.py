@@ -11,11 +11,12 @@ import functools
 import math
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.reading.accesses import Stored
+from kcg.kernel.reading.kernel import Pairs, TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.epilogue import bind_split, store_joined, store_tile
-from kcg.kernel.tile.ir import Pairs, Stored, TileKernel
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import reducer
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame, split_number, start_of
 

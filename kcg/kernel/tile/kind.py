@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Tools, Traits, Unsupported
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.compile import compile_tile, kept_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, has_several_products
 from kcg.kernel.tile.joining import expected_saving_s
 from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TF32, TMA, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing, supported, triton_version
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables

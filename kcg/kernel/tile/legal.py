@@ -9,11 +9,17 @@ from random import Random
 from typing import Any
 
 from kcg.compat.tiny import dtypes
+from kcg.kernel.reading.accesses import extent
+from kcg.kernel.reading.attention import LEAST as LEAST_QUERIES
+from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.factors import NARROW
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
-from kcg.kernel.tile.ir import NARROW, TileKernel, extent
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -56,11 +62,9 @@ from kcg.kernel.tile.prior import (
     sums_of,
     whole_row,
 )
-from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of, stepped_extent
+from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import LEAST as LEAST_QUERIES
-from kcg.kernel.tile.stream import padded, reach_of, stream_tiles, visited_blocks
+from kcg.kernel.tile.stream import reach_of, stream_tiles, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
 from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages, registers_of
 from kcg.kernel.tile.tiles import Axis, tiles_of

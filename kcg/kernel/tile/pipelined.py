@@ -20,6 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import DType, Ops, UOp
+from kcg.kernel.reading.accesses import Stored, extent, is_symbolic
+from kcg.kernel.reading.contractions import Contraction, Operand
+from kcg.kernel.reading.kernel import Branch, TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import (
     Sums,
     Turns,
@@ -51,9 +55,7 @@ from kcg.kernel.tile.gluon import (
     specialized,
     sums_layout,
 )
-from kcg.kernel.tile.ir import Branch, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TMA, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,

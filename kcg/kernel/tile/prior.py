@@ -12,14 +12,19 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
+from kcg.kernel.reading.accesses import Access, affine, extent
+from kcg.kernel.reading.attention import LEAST, WIDEST, padded
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.factors import NARROW
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.online import shifted_sums
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
 from kcg.kernel.tile.gluon import GROUP_ROWS
 from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
-from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent
-from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -33,10 +38,9 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
-from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of, stepped_extent
+from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import LEAST, WIDEST, padded, reach_of, stream_axes, stream_tiles, visited_blocks
+from kcg.kernel.tile.stream import reach_of, stream_axes, stream_tiles, visited_blocks
 from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages, registers_of
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kcg.errors import ScheduleError
-
 WORKSPACE = -1
 """The slot of the workspace among a launch's arguments."""
-
-
-class TileRefusal(ScheduleError):
-    """A kernel, or parameters for it, that no tile program can express. `construct` names what is in the way."""
-
-    def __init__(self, construct: str, message: str = "") -> None:
-        super().__init__(f"{construct}: {message}" if message else construct)
-        self.construct = construct
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.reading.accesses import affine, is_invalid, is_symbolic
+from kcg.kernel.reading.depth import is_inside, loops_of
+from kcg.kernel.reading.kernel import Shifted, TileKernel
+from kcg.kernel.reading.online import running, shifted_sums
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type, runs_of
-from kcg.kernel.tile.ir import Shifted, TileKernel, affine, extent, is_invalid, is_symbolic
-from kcg.kernel.tile.online import running, shifted_sums
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
 PRODUCT = """
@@ -43,41 +45,11 @@ class Steps:
     whole: bool
 
 
-def depth_of(reductions: tuple[UOp, ...]) -> int:
-    """How deeply reductions are inside each other."""
-    depth: dict[UOp, int] = {}
-    for node in reductions:  # inner ones come first
-        inner = [depth[r] for r in depth if r in node.src[0].backward_slice_with_self and _inside(r, node)]
-        depth[node] = 1 + max(inner, default=0)
-    return max(depth.values(), default=0)
-
-
-def loops_of(reductions: tuple[UOp, ...]) -> list[tuple[int, int, int]]:
-    """Of each reduction that no other is inside of: how often it is made for a value that is stored, of how many
-    elements it is, and how many reductions it is inside of, one inside the other."""
-    around: dict[UOp, tuple[frozenset[UOp], int]] = {}  # the ranges of those that it is inside of, and how many
-    for node in reversed(reductions):  # inner ones come first
-        outer = [other for other in around if _inside(node, other)]
-        ranges = frozenset[UOp]().union(*(around[other][0] | set(other.src[1:]) for other in outer))
-        around[node] = ranges, max((around[other][1] + 1 for other in outer), default=0)
-    innermost = [node for node in reductions if not any(_inside(other, node) for other in reductions)]
-    return [
-        (math.prod(map(extent, ranges)), math.prod(map(extent, node.src[1:])), depth)
-        for node in innermost
-        for ranges, depth in [around[node]]
-    ]
-
-
 def stepped_extent(kernel: TileKernel) -> int:
     """Elements of the reduction that a program goes through in steps: of those inside of others the longest, since
     those around them go element by element."""
     inside = [count for _, count, depth in loops_of(kernel.reductions) if depth]
     return max(inside, default=kernel.reduce_extent)
-
-
-def _inside(inner: UOp, outer: UOp) -> bool:
-    """Whether a reduction has to be made again in every step of another."""
-    return any(r in inner.ranges for r in outer.src[1:])
 
 
 def reducer(
@@ -125,7 +97,7 @@ def _online(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> tuple[UOp, 
 
 
 def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, lanes: int) -> None:
-    """One loop for a maximum and sums shifted by it, see `online.py`."""
+    """One loop for a maximum and sums shifted by it, see `kcg.kernel.reading.online`."""
     axis = Axis(tuple(maximum.src[1:]), frame.sizes[number])
     counter = frame.writer.fresh("k")
     shifted = [running(maximum, one) for one in sums]
@@ -209,7 +181,7 @@ def _together(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> list[UOp]
 
     def pending(inside: UOp) -> bool:
         return any(
-            r in inside.src[0].backward_slice_with_self and not _inside(r, inside) and frame.find(r) is None
+            r in inside.src[0].backward_slice_with_self and not is_inside(r, inside) and frame.find(r) is None
             for r in reductions
         )
 

@@ -18,14 +18,15 @@ from typing import Any, NoReturn, TypeVar
 from kcg.errors import KcgError, ScheduleError
 from kcg.kernel.kinds import Cost, baseline_of
 from kcg.kernel.program import Program
+from kcg.kernel.reading.accesses import affine
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.expected import cost_of, suspects
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel, affine
 from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, CONTRACTIONS, IN_GLUON, PIPELINED, TMA, TileParameters
 from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared_taken
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 from kcg.unexpected import report

@@ -21,6 +21,10 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import DType
+from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.contractions import Operand
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.gluon import (
@@ -41,10 +45,8 @@ from kcg.kernel.tile.gluon import (
     sizes_of_all,
     specialized,
 )
-from kcg.kernel.tile.ir import Operand, TileKernel
 from kcg.kernel.tile.parameters import TMA, TileParameters
-from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.stream import padded, reach_of, stream_tiles
+from kcg.kernel.tile.stream import reach_of, stream_tiles
 from kcg.kernel.tile.stream_writing import StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 from kcg.types import Target

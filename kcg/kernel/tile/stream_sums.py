@@ -12,11 +12,13 @@ import math
 from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
+from kcg.kernel.reading.accesses import extent
+from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.kernel import Shifted, TileKernel
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
-from kcg.kernel.tile.ir import Shifted, TileKernel, extent
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.stream import all_rows, padded
+from kcg.kernel.tile.stream import all_rows
 from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number
 
 MOST_TOGETHER = 4_096  # values of parts of its row that a program has at once

@@ -14,23 +14,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp
+from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.reading.attention import LEAST, WIDEST, padded
+from kcg.kernel.reading.contractions import Operand
+from kcg.kernel.reading.kernel import Shifted, Stream, TileKernel
+from kcg.kernel.reading.online import running, scaled
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_tile
-from kcg.kernel.tile.ir import (
-    Operand,
-    Shifted,
-    Stream,
-    TileKernel,
-    extent,
-    is_symbolic,
-)
-from kcg.kernel.tile.online import running, scaled
 from kcg.kernel.tile.parameters import TMA, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import accumulator, masked_term
-from kcg.kernel.tile.stream import LEAST, WIDEST, Bound, all_rows, masks_scores, padded, reach_of, stream_axes
+from kcg.kernel.tile.stream import Bound, all_rows, masks_scores, reach_of, stream_axes
 from kcg.kernel.tile.stream_sums import Partials
 from kcg.kernel.tile.tiles import (
     Axis,

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import UOp
+from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTIONS, PIPELINED, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 
 NARROWEST = 16  # columns of a piece
 

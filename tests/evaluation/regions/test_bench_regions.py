@@ -50,7 +50,7 @@ from kcg.compat.assembler import assembler
 from kcg.kernel.chain import Chain
 from kcg.kernel.composed import parts_of as parts_of_schedule
 from kcg.kernel.composed import region_of_part
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.targets import triton_version

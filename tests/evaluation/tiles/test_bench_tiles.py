@@ -26,8 +26,8 @@ from evaluation.tiles.searching import Searches
 from evaluation.tiles.summary import COLUMNS, GROUPS, headline, table, tables
 from kcg.compat.assembler import assembler
 from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.reference import evaluate, sample_points
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
 from kcg.types import Region, ScheduleKind

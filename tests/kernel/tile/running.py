@@ -20,9 +20,9 @@ import numpy as np
 from kcg.cli import pip_install
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
+from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reference import StoreValues, error_ratio
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import WORKSPACE, TileSource

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from tinygrad import Tensor, Variable
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.stream import stream_axes, stream_tiles
 from kcg.types import Region

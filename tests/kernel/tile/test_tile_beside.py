@@ -11,12 +11,12 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.regions import Candidate, Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import idle_share, predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken

@@ -13,13 +13,14 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.chain import Chain
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal, TileSource
+from kcg.kernel.tile.program import TileSource
 from kcg.measure.inputs import SPIKY_RECIPE, make_inputs_of_kernels
 from kcg.types import Region
 from tests.chains import region_of

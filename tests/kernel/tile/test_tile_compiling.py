@@ -20,15 +20,16 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
 from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
-from kcg.kernel.tile.program import TileRefusal, TileSource
+from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target
 from tests.chains import region_of

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 from tinygrad import Tensor, dtypes, nn
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.legal import is_legal, starts
 from kcg.kernel.tile.parameters import IN_GLUON, ROWS, STREAM
 from kcg.kernel.tile.prior import default_parameters, registers_for_sums, sums_of
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.targets import registers_of
 from kcg.types import Region

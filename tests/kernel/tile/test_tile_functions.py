@@ -12,9 +12,9 @@ import pytest
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.reference import error_ratio, evaluate, sample_points
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.prior import default_parameters
 from kcg.measure.inputs import to_values
 from kcg.types import Region

@@ -15,8 +15,8 @@ from kcg.kernel.composed import Part, schedule_of_parts
 from kcg.kernel.generator import GENERATOR_VERSION, TEXTS
 from kcg.kernel.kinds import made_by
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.targets import TARGETS
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import (
     CONTRACTION,

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import can_halve, generate_kernel, may_have_tail
-from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import schedule_of
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of

@@ -11,9 +11,9 @@ import pytest
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import parse
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values, starts
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters

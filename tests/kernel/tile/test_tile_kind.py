@@ -26,17 +26,17 @@ from kcg.kernel.compile import to_elf
 from kcg.kernel.composed import Part, schedule_of_parts
 from kcg.kernel.kinds import Unsupported, describe, kind_named, made_by, needs_stress, parse, steps_of
 from kcg.kernel.program import Program
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.expected import embedding
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure.child import start_job
 from kcg.predictor.cost import KnownCost, guiding

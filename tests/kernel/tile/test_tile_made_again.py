@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.regions import candidates_of
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.prior import default_parameters
 from kcg.types import Region, Schedule, ScheduleKind
 from tests.chains import sequence_of

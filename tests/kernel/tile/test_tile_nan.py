@@ -11,7 +11,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, compile_region, space_of
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters

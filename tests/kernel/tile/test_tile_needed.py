@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.tile.needed import needed_loads
 from kcg.kernel.tile.prior import default_parameters
 from kcg.types import Region

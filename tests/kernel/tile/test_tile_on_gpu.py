@@ -15,11 +15,11 @@ from kcg.compat.tiny import dtypes
 from kcg.handover.installing import install
 from kcg.kernel.kinds import needs_stress, space_of
 from kcg.kernel.program import Program
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.sequences import partition_of
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, ROWS, SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes

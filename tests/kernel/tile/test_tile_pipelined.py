@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from tinygrad import Tensor
 
-from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import PIPELINED

@@ -17,13 +17,14 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.kernel import read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.generate import generate, generate_kernel
-from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import WORKSPACE, TileRefusal
-from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.program import WORKSPACE
 from kcg.kernel.tile.space import TileSpace
 from kcg.types import Region
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel

@@ -13,17 +13,18 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.kinds import Unsupported, kind_named
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, generate_kernel
-from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
-from kcg.kernel.tile.program import TileRefusal, TileSource
+from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.exact_plan import best_plans
 from kcg.optimize.region_plans import among, expected_saving_s, key_of, options_of, plans_of, propose

@@ -9,13 +9,13 @@ from functools import cache
 
 import pytest
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import SPECIALIZED, TileParameters
 from kcg.kernel.tile.prior import parameters_of
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.specialized import PROGRAM_ROWS
 from kcg.kernel.tile.stream import stream_axes
 from kcg.types import Region

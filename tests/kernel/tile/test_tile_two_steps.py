@@ -12,8 +12,8 @@ from tinygrad import Tensor
 from tinygrad.helpers import getenv
 
 from kcg.kernel.chain import Chain
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.regions import Form, candidates_of
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import ROWS
 from kcg.kernel.tile.prior import default_parameters

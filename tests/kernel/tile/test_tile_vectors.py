@@ -11,18 +11,19 @@ from random import Random
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
+from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.kernel.regions import Form, Limits, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel, may_split
-from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import REDUCTION, TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.vectors import VECTORS, alike, vectors_of
+from kcg.kernel.tile.vectors import alike
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
 from kcg.types import Region

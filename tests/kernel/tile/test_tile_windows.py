@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, Variable
 
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.parameters import SPECIALIZED, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of

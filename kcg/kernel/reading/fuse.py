@@ -17,39 +17,39 @@ from functools import lru_cache
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
-from kcg.kernel.tile.branches import branches_of
-from kcg.kernel.tile.cut import CUT, parts_of
-from kcg.kernel.tile.indices import moved, with_short_indices
-from kcg.kernel.tile.ir import (
-    EVEN,
-    NARROW,
-    ODD,
-    SAME,
-    SEVERAL,
-    SWAPPED,
+from kcg.kernel.reading.accesses import (
     Access,
     BufferSlot,
-    Held,
     Stored,
-    TileKernel,
     access_of,
     affine,
     buffers_of,
     extent,
-    factors_of,
     is_symbolic,
+    stored_of,
+)
+from kcg.kernel.reading.attention import no_attention, with_stream
+from kcg.kernel.reading.branches import branches_of
+from kcg.kernel.reading.cut import CUT, parts_of
+from kcg.kernel.reading.factors import NARROW, factors_of
+from kcg.kernel.reading.indices import moved, with_short_indices
+from kcg.kernel.reading.kernel import (
+    EVEN,
+    ODD,
+    SAME,
+    SEVERAL,
+    SWAPPED,
+    Held,
+    TileKernel,
     kernel_of,
     read_kernel,
     refuse_unknown,
-    stored_of,
-    with_reductions_merged,
     with_shared_operand,
-    with_steps_merged,
 )
-from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.rows import in_groups, in_rows, with_rows
-from kcg.kernel.tile.stream import no_attention, with_stream
-from kcg.kernel.tile.vectors import VECTORS, vectors_of
+from kcg.kernel.reading.merging import with_reductions_merged, with_steps_merged
+from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.rows import in_groups, in_rows, with_rows
+from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.types import Kernel, Region
 
 MOST_KERNELS = 16
@@ -58,7 +58,7 @@ MOST_NODES = 4096  # of all values together: each use of a value may be a copy o
 
 
 def read_region(region: Region) -> TileKernel:
-    """A region read for tile programs. Raises TileRefusal, with the construct that is in the way."""
+    """A region, read as one kernel. Raises TileRefusal, with the construct that is in the way."""
     return read_kernel(region) if len(region.kernels) == 1 else _fused(region.id, region)
 
 

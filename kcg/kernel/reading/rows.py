@@ -12,22 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp
-from kcg.kernel.tile.branches import pairs_of
-from kcg.kernel.tile.cut import between, bounds_of
-from kcg.kernel.tile.indices import moved
-from kcg.kernel.tile.ir import (
-    BufferSlot,
-    Rows,
-    Stored,
-    TileKernel,
-    access_of,
-    affine,
-    extent,
-    is_symbolic,
-    kernel_of,
-)
-from kcg.kernel.tile.program import TileRefusal
-from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, affine, extent, is_symbolic
+from kcg.kernel.reading.branches import pairs_of
+from kcg.kernel.reading.cut import between, bounds_of
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.indices import moved
+from kcg.kernel.reading.kernel import Rows, TileKernel, kernel_of
+from kcg.kernel.reading.refusal import TileRefusal
 
 MOST_SIDES = 4  # each is written by itself
 Ranges = tuple[UOp, ...]

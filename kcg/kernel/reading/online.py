@@ -15,7 +15,9 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.tile.ir import NARROW, Shifted, is_invalid
+from kcg.kernel.reading.accesses import is_invalid
+from kcg.kernel.reading.factors import NARROW
+from kcg.kernel.reading.kernel import Shifted
 
 FLOATS = (dtypes.float32, *NARROW)
 """Formats that are computed as float32."""

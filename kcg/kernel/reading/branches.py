@@ -18,8 +18,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
-from kcg.kernel.tile.indices import decided, moved
-from kcg.kernel.tile.ir import EVEN, ODD, SAME, Branch, BufferSlot, Held, Pairs, Stored, access_of, extent
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, extent
+from kcg.kernel.reading.indices import decided, moved
+from kcg.kernel.reading.kernel import EVEN, ODD, SAME, Branch, Held, Pairs
 
 _MEMBER = 1 << 21  # the first number of ranges that number stores
 Member = tuple[Stored, Held]

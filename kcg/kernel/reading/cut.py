@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from kcg.compat.tiny import AxisType, Ops, UOp
-from kcg.kernel.tile.indices import decided, moved
-from kcg.kernel.tile.ir import BufferSlot, Stored, access_of, buffer_of, extent, is_symbolic
-from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, buffer_of, extent, is_symbolic
+from kcg.kernel.reading.indices import decided, moved
+from kcg.kernel.reading.refusal import TileRefusal
 
 CUT = "results beside each other"
 Buffers = dict[UOp, BufferSlot]
