@@ -60,6 +60,7 @@ def test_a_reader_that_goes_away_is_no_error(journal: Path, command: str) -> Non
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
 
+@pytest.mark.slow
 def test_nobody_to_complain_to_changes_nothing(journal: Path) -> None:
     for where in ("2>&-", "<&- 2>&-"):
         assert shell(f"$K.dataset stats $1 {where}", journal).returncode == ExitCode.OK

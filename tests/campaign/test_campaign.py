@@ -34,6 +34,7 @@ from kcg.types import Measurement, Region, Schedule, Status, Target, Workload, W
 from tests.commands import ended
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first
 
 H200 = KNOWN_TARGETS["sm_90"]
 MIX = tuple(DEFAULT_MIX.items())
@@ -139,7 +140,7 @@ SMALL_SPACES = {
 SOME_SLOW = [pytest.param(size, marks=pytest.mark.slow) if size in (47, 168) else size for size in SMALL_SPACES]
 
 
-@pytest.mark.parametrize("size", SOME_SLOW)
+@pytest.mark.parametrize("size", first(3, SOME_SLOW))
 def test_a_kernel_gets_as_many_schedules_as_are_wanted_or_all_that_it_has(size: int) -> None:
     (ast,) = kernels_of(SMALL_SPACES[size]())
     call = WorkloadCall(Region((kernel_of(ast),)), 1)

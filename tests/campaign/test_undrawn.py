@@ -32,6 +32,7 @@ def run(tmp_path: Path) -> Callable[[], Ended]:
     return lambda: ended(dataset, *words.split(), *more.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_not_drawn_is_not_complete(
     stays: bool, run: Callable[[], Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

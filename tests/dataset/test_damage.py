@@ -255,6 +255,7 @@ def test_why_a_row_was_chosen_and_jobs_have_their_places(tmp_path: Path) -> None
         assert journal.jobs() == JOBS, "in the order in which they were written"
 
 
+@pytest.mark.slow
 def test_each_bit_of_a_frames_header_loses_the_transactions_that_it_ends(tmp_path: Path) -> None:
     """The last one is not counted: a power cut may have torn it. The kind of a frame is told though it is damaged."""
     with Journal.open(tmp_path / "whole.sqlite") as journal:

@@ -58,6 +58,7 @@ def test_stats_and_export_work_on_what_was_generated(generated: Path, tmp_path: 
     assert ended(main, "export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
 
 
+@pytest.mark.slow
 def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> None:
     done = run("capture", "--out", tmp_path / "c.sqlite", "--device", "CPU", "--", SCRIPT, "8")
     assert done.returncode == ExitCode.OK, done.stderr

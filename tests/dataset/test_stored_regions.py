@@ -97,6 +97,7 @@ def test_exports_of_them_are_joined(folder: Path, journal: Path, region: Region,
         assert joined.regions()[region.id] == region
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "says"),
     [

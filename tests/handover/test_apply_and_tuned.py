@@ -96,6 +96,7 @@ def key_of(region: Region, width: int, target: Target) -> tuple[Any, ...]:
 # ---- taking the schedules ----
 
 
+@pytest.mark.slow
 def test_an_unchanged_program_with_beam_takes_the_schedules_without_a_search(
     result: Result, stored: Path, cache: Path, facts: Facts, run: Any, stand_in_compiler: dict[str, str]
 ) -> None:

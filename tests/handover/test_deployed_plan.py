@@ -265,6 +265,7 @@ def test_an_exported_module_does_what_kcg_does_in_a_process_without_it(
             assert all(opts in seen["opts"] for opts in own), "each has the best that it has alone"
 
 
+@pytest.mark.slow
 def test_a_program_is_told_why_a_region_is_not_put_in(stored: Path, result: Result, tmp_path: Path) -> None:
     text = SCRIPT.read_text().replace(
         "return (hidden.layernorm().contiguous() * scale).contiguous().realize()",
@@ -381,6 +382,7 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
     assert norm.id not in place.served and set(dict(place.sets_replaced)) == {row.region.id for row in kernels}
 
 
+@pytest.mark.slow
 def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, norm: Region) -> None:
     (check,) = Script(script.Program(script.Form.SCRIPT, str(SCRIPT))).checks([result], timeout_s=240.0)
     assert check.passed and check.kernels == len(result.regions), check

@@ -66,6 +66,7 @@ def listed(result: Result) -> list[Any]:
     return [json.loads(row.chosen.schedule.body) for row in result.regions]
 
 
+@pytest.mark.slow
 def test_a_process_without_kcg_takes_the_opts(result: Result, stored: Path, tmp_path: Path) -> None:
     said = str(export(stored, tmp_path / "tuned_model.py"))
     assert "3 kernels: 0 as machine code, 2 with Opts that were found, 1 with tinygrad's own" in said
@@ -76,6 +77,7 @@ def test_a_process_without_kcg_takes_the_opts(result: Result, stored: Path, tmp_
     assert all(opts in report["opts"] for opts in listed(result))
 
 
+@pytest.mark.slow
 def test_a_process_without_kcg_runs_the_machine_code(result: Result, tmp_path: Path) -> None:
     first, *_ = result.regions
     text = module_text(result, choices(result)[0], {first.region: compiled(first, result)})
@@ -152,6 +154,7 @@ print(json.dumps([counts, sorted(set(sys.modules) - before)]))
 """
 
 
+@pytest.mark.slow
 def test_however_it_is_loaded_it_is_in_place_until_it_is_taken_out(result: Result, tmp_path: Path) -> None:
     first, *_ = result.regions
     text = module_text(result, choices(result)[0], {first.region: compiled(first, result)})

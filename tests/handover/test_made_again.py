@@ -60,6 +60,7 @@ def alone_s(workload: Workload) -> dict[str, float]:
     return {call.region.id: 10e-6 for call in workload.calls}
 
 
+@pytest.mark.slow
 def test_each_reader_may_make_it_again(readers: list[Candidate]) -> None:
     assert len(readers) == 2
     assert all(c.again == c.region.again == (0,) and len(c.region.kernels) == 2 for c in readers)
@@ -186,6 +187,7 @@ def test_a_saving_is_of_the_calls_in_whose_place_it_runs(result: Result, proposa
 # ---- in programs
 
 
+@pytest.mark.slow
 def test_a_program_runs_as_it_did_without(result: Result, tmp_path: Path) -> None:
     """By `kcg.run`, and with an exported module in a process without kcg."""
     write_result(result, tmp_path / "RESULT.json")

@@ -51,6 +51,7 @@ def test_a_script_has_the_schedules_and_its_own_output_and_exit_status(stored: P
     assert done.stderr.rstrip().endswith(served(done)), "after all that the program says"
 
 
+@pytest.mark.slow
 def test_a_module_is_named_as_for_python(stored: Path) -> None:
     """Code too, in the tests below."""
     done = run(stored, "-m", "small_model")
@@ -68,6 +69,7 @@ print(m.output().sum().item(), bool(seen))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -95,6 +97,7 @@ def test_a_program_without_tinygrad_is_none_of_its_business(stored: Path) -> Non
     assert done.stderr.endswith(f"kcg: nothing of {stored} was used: the program ran no kernel of tinygrad\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -152,6 +155,7 @@ normalised((table(32, 48).to("CPU:1").realize() @ table(48, 64).to("CPU:1").real
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["", pytest.param("another", marks=pytest.mark.slow)])
 def test_another_model_of_the_same_kind_is_left_to_tinygrad(model: str, stored: Path, result: Result) -> None:
     """The default device is what the result is for; its neighbour may be another GPU."""

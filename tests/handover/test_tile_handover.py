@@ -122,6 +122,7 @@ def remade(result: Result, folder: Path, *arguments: str, **settings: str) -> Ma
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @triton
 def test_they_are_made_in_a_child_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
@@ -136,6 +137,7 @@ def test_they_are_made_in_a_child_and_kept(tmp_path: Path, monkeypatch: pytest.M
     assert again == first
 
 
+@pytest.mark.slow
 @triton
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
@@ -175,6 +177,7 @@ def test_another_toolchain_is_named(change: dict[str, str], line: str) -> None:
     assert not (change.keys() & {"driver"} and why_not_here(other, to_run=False)), "the module looks itself"
 
 
+@pytest.mark.slow
 @triton
 def test_an_exported_module_holds_their_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -244,6 +247,7 @@ def test_apply_says_which_kernels_that_concerns(on_cpu: Result, tmp_path: Path) 
     assert note.startswith(f"1 kernel is faster as tile programs and takes the best Opts here ({name}): kcg.tuned, ")
 
 
+@pytest.mark.slow
 def test_tuned_warns_in_a_line_and_takes_the_opts(on_cpu: Result, tmp_path: Path) -> None:
     write_result(on_cpu, tmp_path / "RESULT.json")
     name = on_cpu.regions[0].baseline.name

@@ -13,6 +13,7 @@ from kcg.errors import DataError, UsageError
 from kcg.hub.client import Limits
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
+from tests.slow import first, first_rows
 
 REPO = "owner/name"
 push, pull = EXPORTS.push, EXPORTS.pull
@@ -81,7 +82,7 @@ def test_a_missing_dataset_or_revision_is_one_line(hub: Hub, folder: Path, targe
     assert is_untouched(target)
 
 
-@pytest.mark.parametrize("where", ["GET /api/datasets/", "PUT /upload/", "/commit/"])
+@pytest.mark.parametrize("where", first(1, ["GET /api/datasets/", "PUT /upload/", "/commit/"]))
 def test_a_hub_that_hangs_ends_a_push(hub: Hub, folder: Path, where: str) -> None:
     head = hub.repo().head
     hub.hang = where
@@ -93,7 +94,7 @@ def test_a_hub_that_hangs_ends_a_push(hub: Hub, folder: Path, where: str) -> Non
 
 @pytest.mark.parametrize(
     ("how", "where"),
-    [("hang", "/revision/"), ("hang", "HEAD /"), ("cut", "/storage/"), ("drip", "/resolve/")],
+    first_rows(2, [("hang", "/revision/"), ("hang", "HEAD /"), ("cut", "/storage/"), ("drip", "/resolve/")]),
 )
 def test_a_hub_that_hangs_ends_a_pull(
     hub: Hub, folder: Path, target: Path, impatient: None, how: str, where: str

@@ -51,6 +51,7 @@ def proposed_of(name: str, preset: str) -> Proposals:
     return propose(captured(name, preset))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "preset"), [("flux", "1024"), ("llama", "mini"), ("lora_train", "mini")])
 def test_the_calls_around_a_region_keep_their_order_and_leave_it_as_it_is(name: str, preset: str) -> None:
     """Also among updates in place."""

@@ -13,6 +13,7 @@ from kcg.optimize.work import Candidates
 from kcg.search.problem import Observation
 from kcg.types import Status
 from tests.optimize_run import begun
+from tests.slow import first
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "nan_rows.py"
 SEVEN, ELEVEN = (schedule_of([Opt("UNROLL", 0, amount)]) for amount in (7, 11))
@@ -20,7 +21,7 @@ BOTH = schedule_of([Opt("UPCAST", 0, 8), Opt("UNROLL", 0, 7)])
 IN_ORDER = schedule_of([Opt("UPCAST", 0, 8)])
 
 
-@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize("has_next", first(1, [True, False]))
 def test_the_next_best_that_treats_nan_as_tinygrad_does_gets_its_turn(has_next: bool, tmp_path: Path) -> None:
     """Three that read seven or eleven at once seem to be the fastest, whatever is timed."""
     with begun(Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path / "out")) as run:

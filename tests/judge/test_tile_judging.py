@@ -152,6 +152,7 @@ def test_nothing_that_was_not_verified_is_in_the_result_of_a_run_that_ended_earl
     assert as_judged([work], {work.id: (known := replace(row, note="judged"))}, why="").rows == (known,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize(("named", "many"), [("mcts", 6), ("prior", 6), ("opts=random,tile=hand-coded", 1)])
 def test_tile_programs_are_searched_as_named_from_what_they_are_expected_to_gain(

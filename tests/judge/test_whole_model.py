@@ -340,6 +340,7 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     return lambda: [p for p in psutil.process_iter(["cmdline"]) if CHILD in (p.info["cmdline"] or [])]
 
 
+@pytest.mark.slow
 def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And with what was compiled before."""
     monkeypatch.setenv("BEAM", "2")  # the user's: it would search, and it is not what tinygrad does by itself
@@ -352,6 +353,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
     assert not (tmp_path / "users.db").exists()
 
 
+@pytest.mark.slow
 def test_on_published_weights(make: Make, tmp_path: Path) -> None:
     weights = tmp_path / "zeros"
     weights.write_text("0")
@@ -360,6 +362,7 @@ def test_on_published_weights(make: Make, tmp_path: Path) -> None:
     assert check.weights == str(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "passed", "says"),
     [
@@ -523,6 +526,7 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
     assert Model(Workload("script", "", ()), "CUDA", runnable=False).ahead() is None
 
 
+@pytest.mark.slow
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
         (check,) = model(child=child).checks([make("float32")], timeout_s=PATIENCE_S)

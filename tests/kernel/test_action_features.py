@@ -15,6 +15,7 @@ from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Action, Schedule
 from tests.env_tasks import TARGETS, observer_of
+from tests.slow import every
 
 
 def walked(space: KernelSpace, *, walks: int = 3, seed: int = 0) -> list[Schedule]:
@@ -41,7 +42,7 @@ KINDS_OF_KERNEL = [
 ]
 
 
-@pytest.mark.parametrize("name", KINDS_OF_KERNEL)
+@pytest.mark.parametrize("name", every(3, KINDS_OF_KERNEL))
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_row_names_the_axes_that_tinygrad_acts_on_and_what_it_leads_to(name: str, target: str) -> None:
     space = observer_of(name, target).space

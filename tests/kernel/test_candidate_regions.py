@@ -224,6 +224,7 @@ def test_attention_of_a_decode_step_is_one_without_its_update_of_the_cache() -> 
     assert not any(updates & set(places) for c in candidates_of(sequence) for places in c.places)
 
 
+@pytest.mark.slow
 def test_attention_of_heads_with_keys_of_their_own_is_a_row_group() -> None:
     """Each product has one row: none of them is a contraction."""
     (sequence,) = captured("llama", "2-7b-decode").sequences
@@ -253,6 +254,7 @@ def test_every_candidate_can_take_the_place_of_its_calls(name: str, preset: str)
             assert partition_of(sequence).claim(candidate.region), candidate.form
 
 
+@pytest.mark.slow
 def test_blocks_that_run_what_is_independent_in_other_orders_have_the_same_regions() -> None:
     (sequence,) = captured("llama", "mini").sequences
     places = sorted(place for c in candidates_of(sequence) if c.form is Form.SHARED for place in c.places)

@@ -57,6 +57,7 @@ def traits(ast: UOp) -> set[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_typical_examples_have_every_trait_of_them_all() -> None:
     assert set().union(*(traits(ASTS[name]) for name in TYPICAL)) == set().union(*map(traits, ASTS.values()))
 

@@ -55,7 +55,7 @@ def error(region: Region, target: str, steps: Steps) -> float:
     [
         pytest.param(CORE, marks=pytest.mark.slow),  # a part of the next
         (*CORE, ("LOCAL", 1, 4), ("SWAP", 0, 1), ("LOCAL", 0, 8)),
-        (*CORE, ("UNROLL", 0, 2)),
+        pytest.param((*CORE, ("UNROLL", 0, 2)), marks=pytest.mark.slow),
         pytest.param((CORE[0], ("UPCAST", 0, 4), ("UPCAST", 0, 4), ("LOCAL", 1, 4)), marks=pytest.mark.slow),
         (CORE[0], ("UNROLL", 0, 4), ("UPCAST", 0, 4)),
     ],
@@ -68,12 +68,12 @@ def test_tensor_cores(steps: Steps) -> None:
     ("target", "dtype", "within"),
     [
         ("sm_90", "float32", 0.1),
-        ("sm_90", "float16", 0.1),
+        pytest.param("sm_90", "float16", 0.1, marks=pytest.mark.slow),
         ("sm_90", "bfloat16", 0.1),
         ("CLANG", "float32", 0.1),
-        ("CLANG", "bfloat16", 0.15),
+        pytest.param("CLANG", "bfloat16", 0.15, marks=pytest.mark.slow),
         ("gfx942", "bfloat16", 0.15),
-        ("Apple9", "bfloat16", 0.25),
+        pytest.param("Apple9", "bfloat16", 0.25, marks=pytest.mark.slow),
         ("X86", "float32", 0.4),
         pytest.param("X86", "bfloat16", 0.4, marks=pytest.mark.slow),
     ],
@@ -99,6 +99,7 @@ def test_other_kernels(name: str, target: str, steps: Steps) -> None:
     assert abs(error(example_region(name), target, steps)) < 0.3
 
 
+@pytest.mark.slow
 def test_random_walks() -> None:
     errors = []
     for seed, name in enumerate(("layernorm.1", "conv2d", "embedding", "max_pool", "matmul_f16", "gelu", "std.1")):
@@ -114,6 +115,7 @@ def test_random_walks() -> None:
     assert max(errors) < 1  # a gather of a hundred micro-operations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["longest", pytest.param("any", marks=pytest.mark.slow)])
 def test_no_step_from_the_hand_coded_schedule_is_refused_after_it_is_compiled(which: str) -> None:
     space = KernelSpace(matmul(1024, "bfloat16"), KNOWN_TARGETS["sm_90"])
@@ -124,6 +126,7 @@ def test_no_step_from_the_hand_coded_schedule_is_refused_after_it_is_compiled(wh
     assert real(space, longest[-1] if which == "longest" else rng.choice(after)) <= UOPS_MAX
 
 
+@pytest.mark.slow
 def test_steps_over_the_limit_are_left_out_and_those_under_it_are_not() -> None:
     space = KernelSpace(matmul(1024, "bfloat16"), KNOWN_TARGETS["sm_90"])
     base = (*CORE, ("LOCAL", 1, 4))

@@ -234,6 +234,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_parameters_of_a_script_are_found_where_it_keeps_them(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text(SCRIPT)

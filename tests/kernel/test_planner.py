@@ -23,7 +23,7 @@ from kcg.types import Region, Target
 from tests.captured import captured
 from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
-from tests.slow import some
+from tests.slow import every, some
 
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
 MORE = ("layernorm.0", "pad", "nested_reduce.1", "scatter", "conv_transpose", "bf16_norm.0")
@@ -72,12 +72,12 @@ def compare(region: Region, target: Target, *, steps: int, seed: int = 0, core: 
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize("name", examples(without=SYMBOLIC))
+@pytest.mark.parametrize("name", every(4, examples(without=SYMBOLIC)))
 def test_a_walk_without_locals(name: str) -> None:
     compare(example_region(name), TARGETS["X86"], steps=3)
 
 
-@pytest.mark.parametrize("name", [n for n in (*TYPICAL, *MORE) if n not in SYMBOLIC])
+@pytest.mark.parametrize("name", every(4, [n for n in (*TYPICAL, *MORE) if n not in SYMBOLIC]))
 def test_a_walk_on_a_gpu(name: str) -> None:
     compare(example_region(name), TARGETS["sm_90"], steps=3)
 
@@ -87,6 +87,7 @@ def test_a_walk_with_tensor_cores(target: str) -> None:
     assert compare(matmul(), TARGETS[target], steps=4, core=True) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", some(["flux", "gpt2", "rope", "norms"], {"rope", "gpt2"}))
 def test_walks_on_real_models(workload: str) -> None:
     regions = list({c.region.id: c.region for c in captured(workload, "mini").calls}.values())

@@ -15,6 +15,7 @@ from kcg.kernel.reference import CONFIDENT, StoreValues, buffers, error_ratio, e
 from kcg.measure.verify import JUDGED, Reference
 from tests.kernel.test_reference import run_on
 from tests.kernels import empty, kernels_of
+from tests.slow import every
 
 INF = math.inf
 
@@ -221,7 +222,7 @@ INFINITE: dict[str, Callable[[str], Tensor]] = {
 IN_HALVES = ("masked softmax", "logsumexp", "softplus", "matmul", "mean")
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_both_formats(INFINITE, halves=IN_HALVES))
+@pytest.mark.parametrize(("name", "dtype"), every(5, in_both_formats(INFINITE, halves=IN_HALVES)))
 def test_infinities_are_certain_and_right(name: str, dtype: str) -> None:
     for ast in kernels_of(INFINITE[name](dtype)):
         for infinities in (0.0, 0.02):
@@ -391,7 +392,9 @@ POOLED: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_both_formats(POOLED, halves=("conv, relu, max pool", "a padded sum")))
+@pytest.mark.parametrize(
+    ("name", "dtype"), every(4, in_both_formats(POOLED, halves=("conv, relu, max pool", "a padded sum")))
+)
 def test_a_reduction_that_padding_selects_away_is_judged(name: str, dtype: str) -> None:
     for ast in kernels_of(POOLED[name](dtype)):
         for infinities in (0.0, 0.06):

@@ -74,6 +74,7 @@ def digest() -> str:
     return total.hexdigest()
 
 
+@pytest.mark.slow
 def test_same_in_every_process() -> None:
     code = "from tests.measure.test_inputs import digest; print(digest())"
     other = python("-c", code, PYTHONHASHSEED="7")

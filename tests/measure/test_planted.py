@@ -22,7 +22,7 @@ from kcg.measure.verify import FINAL_SEEDS, CheckedBench, RefereeWithoutDevice
 from kcg.types import Region, Verification
 from tests.chains import region_of
 from tests.kernels import empty, kernels_of
-from tests.slow import first
+from tests.slow import first, first_rows
 
 TARGET = detect("CPU:X86", 1)[0]
 Array = np.ndarray[Any, Any]
@@ -130,43 +130,46 @@ def test_long_rows_and_other_layouts() -> None:
 
 @pytest.mark.parametrize(
     ("made", "right", "wrong"),
-    [
-        (
-            lambda: empty(2, 900, dtype="bool").any(1),
-            lambda x: x.reshape(2, 900).any(1),
-            lambda x: np.delete(x.reshape(2, 900), 411, 1).any(1),
-        ),
-        (
-            lambda: (empty(2, 900) > -9).all(1),
-            lambda x: (x.reshape(2, 900) > -9).all(1),
-            lambda x: (np.delete(x.reshape(2, 900), 411, 1) > -9).all(1),
-        ),
-        (
-            lambda: empty(2, 900).abs().max(1),
-            lambda x: np.abs(x.reshape(2, 900)).max(1),
-            lambda x: np.abs(np.delete(x.reshape(2, 900), 411, 1)).max(1),
-        ),
-        (
-            lambda: empty(2, 90).cummax(1)[0],
-            lambda x: np.maximum.accumulate(x.reshape(2, 90), 1),
-            lambda x: np.maximum.accumulate(np.maximum(x.reshape(2, 90), np.float32(-1e30)), 1),
-        ),
-        (
-            lambda: empty(1, 1, 8, 24).max_pool2d((8, 8)),
-            lambda x: x.reshape(8, 3, 8).max((0, 2)),
-            lambda x: np.delete(x.reshape(8, 3, 8), 3, 2).max((0, 2)),
-        ),
-        (
-            lambda: empty(2, 900).argmax(1),
-            lambda x, m: first_equal(x.reshape(2, 900), m),
-            lambda x, m: first_equal(np.where(np.arange(900) == 411, np.nan, x.reshape(2, 900)), m),
-        ),
-        (
-            lambda: empty(2, 900).argmin(1),
-            lambda x, m: first_equal(-x.reshape(2, 900), m),
-            lambda x, m: first_equal(np.where(np.arange(900) < 500, -x.reshape(2, 900), np.nan), m),
-        ),
-    ],
+    first_rows(
+        3,
+        [
+            (
+                lambda: empty(2, 900, dtype="bool").any(1),
+                lambda x: x.reshape(2, 900).any(1),
+                lambda x: np.delete(x.reshape(2, 900), 411, 1).any(1),
+            ),
+            (
+                lambda: (empty(2, 900) > -9).all(1),
+                lambda x: (x.reshape(2, 900) > -9).all(1),
+                lambda x: (np.delete(x.reshape(2, 900), 411, 1) > -9).all(1),
+            ),
+            (
+                lambda: empty(2, 900).abs().max(1),
+                lambda x: np.abs(x.reshape(2, 900)).max(1),
+                lambda x: np.abs(np.delete(x.reshape(2, 900), 411, 1)).max(1),
+            ),
+            (
+                lambda: empty(2, 90).cummax(1)[0],
+                lambda x: np.maximum.accumulate(x.reshape(2, 90), 1),
+                lambda x: np.maximum.accumulate(np.maximum(x.reshape(2, 90), np.float32(-1e30)), 1),
+            ),
+            (
+                lambda: empty(1, 1, 8, 24).max_pool2d((8, 8)),
+                lambda x: x.reshape(8, 3, 8).max((0, 2)),
+                lambda x: np.delete(x.reshape(8, 3, 8), 3, 2).max((0, 2)),
+            ),
+            (
+                lambda: empty(2, 900).argmax(1),
+                lambda x, m: first_equal(x.reshape(2, 900), m),
+                lambda x, m: first_equal(np.where(np.arange(900) == 411, np.nan, x.reshape(2, 900)), m),
+            ),
+            (
+                lambda: empty(2, 900).argmin(1),
+                lambda x, m: first_equal(-x.reshape(2, 900), m),
+                lambda x, m: first_equal(np.where(np.arange(900) < 500, -x.reshape(2, 900), np.nan), m),
+            ),
+        ],
+    ),
     ids=["any", "all", "size", "running", "window", "argmax", "argmin"],
 )
 def test_other_reductions_of_which_one_term_decides(

@@ -24,6 +24,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
 from tests.kernels import empty, example_region, kernels_of
+from tests.slow import first
 from tests.waiting import PATIENCE_S
 
 needs_clang = pytest.mark.skipif(clang_path() is None, reason="needs clang, which is not here")
@@ -138,7 +139,7 @@ MACHINE = {
 }
 
 
-@pytest.mark.parametrize("fault", MACHINE)
+@pytest.mark.parametrize("fault", first(2, MACHINE))
 def test_a_fault_is_the_kernels_own_and_the_service_goes_on(fault: str, service: MeasureService) -> None:
     code, status, says = MACHINE[fault]
     body = SourceBody("bad", "uop", "machine", "kernel", "", (1,), (1,), code=base64.b64encode(code).decode())

@@ -71,6 +71,7 @@ def test_each_service_has_its_gpu_and_all_have_the_compilers_of_one(
     assert first.has_compiled(KERNELS[0], schedule), "what one compiled is not compiled again to be judged"
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_loses_no_row(first: MeasureService, second: MeasureService) -> None:
     """Three kernels' batches on two services; the second's child dies, and none that follows it is to be trusted."""
     first._by_binary.clear()

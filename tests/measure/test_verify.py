@@ -143,10 +143,13 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *every(3, ((name, "") for name in example_asts() if name.split(".")[0] in FINALISTS)),
-        *every(3, itertools.product(OPERATIONS, ("float32", "float16", "bfloat16", "float64"))),
-    ],
+    every(
+        5,
+        [
+            *every(3, ((name, "") for name in example_asts() if name.split(".")[0] in FINALISTS)),
+            *every(3, itertools.product(OPERATIONS, ("float32", "float16", "bfloat16", "float64"))),
+        ],
+    ),
 )
 def test_what_tinygrad_compiles_passes_as_a_finalist(name: str, dtype: str) -> None:
     """On data of every kind: tinygrad's own schedule of a kernel is not called wrong."""

@@ -149,6 +149,7 @@ def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_pa
     assert f"nothing was searched: {line}" in result.warnings
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_path: Path) -> None:
     done = optimized(SCRIPTS / "one_layer.py", "--search", "hand-coded", "--report", tmp_path, "--", "8")
     assert done.returncode == ExitCode.BUDGET_HIT, "it searched nothing, whoever asked for that"
@@ -172,6 +173,7 @@ def one_layer(folder: Path) -> Settings:
     return Settings(script, device=os.environ["DEV"], folder=folder, search="hand-coded", script_args=("8",))
 
 
+@pytest.mark.slow
 def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_the_journal_of_a_run_has_what_is_doubtful(
         assert {record.measurement.run_id for record in journal.records(PROTOCOL)} == {device.run_id}
 
 
+@pytest.mark.slow
 def test_hosts_measure_for_the_search_and_a_dead_scheduler_ends_only_that(fleet: LocalFleet, tmp_path: Path) -> None:
     with helped(fleet, tmp_path) as run:
         device, works = run.device, run.works[:2]

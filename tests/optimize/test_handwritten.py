@@ -74,6 +74,7 @@ def row(result: Result) -> RegionResult:
     return found
 
 
+@pytest.mark.slow
 def test_the_faster_one_is_chosen_and_verified_by_every_rule(row: RegionResult) -> None:
     assert row.outcome == "improved" and row.chosen.schedule.kind == ScheduleKind.SOURCE
     assert row.chosen.name == "apart" and describe(row.chosen.schedule) == "source:apart"

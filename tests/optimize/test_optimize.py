@@ -256,6 +256,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     assert json.loads(done.stdout)["measurements"] == len(timings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals",
     [
@@ -447,6 +448,7 @@ def test_a_failed_verification_is_explained_in_one_line() -> None:
     assert wrong == "the whole model is wrong with these schedules, do not use them: error 0.3 of a tolerated 0.1"
 
 
+@pytest.mark.slow
 def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"SQLite format 3\x00" + b"garbage" * 500)
     before = (tmp_path / "journal.sqlite").read_bytes()

@@ -79,6 +79,7 @@ def test_a_program_that_writes_to_the_terminal_leaves_no_bars() -> None:
     assert "━" not in written[written.index("0\r\n") : written.index("it still runs")]
 
 
+@pytest.mark.slow
 def test_a_bar_counts_down_by_itself_and_says_that_the_budget_is_over() -> None:
     written = on_a_terminal(
         "with progress() as p:\n"

@@ -307,6 +307,7 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     assert weights({large[0]: 0.0}) == {large[0]: 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "lora_train"])
 def test_a_plan_leaves_what_the_model_leaves(name: str) -> None:
     """Also where operands are made again."""
@@ -660,6 +661,7 @@ def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "every kernel stays alone" in finished.report_path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_says_that_there_is_no_program_for_a_region(tmp_path: Path) -> None:
     dev, folder = os.environ["DEV"], tmp_path / "out"
     settings = Settings(str(SCRIPT), device=dev, measurements=8, folder=folder, regions=True, script_check=False)

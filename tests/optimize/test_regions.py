@@ -107,6 +107,7 @@ def test_it_is_in_the_result_and_shown(finished: Finished, norm: Region, workloa
     assert "3 kernels: " in finished.report_path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_search_varies_its_parts_by_what_is_predicted_of_them(norm: Region) -> None:
     space = space_of(norm, X86)
     judge = judge_of(Roofline(), space)

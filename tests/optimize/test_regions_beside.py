@@ -54,6 +54,7 @@ def result(workload: Workload, regions: list[Region]) -> Result:
     return planned_result(workload, *regions)
 
 
+@pytest.mark.slow
 def test_all_of_them_are_in_one_plan_that_leaves_the_same(workload: Workload, candidates: list[Candidate]) -> None:
     alone_s = {call.region.id: 1e-5 for call in workload.calls}
     best, *_ = plans_of(propose(workload), alone_s, {(c.region.id, c.again): 1e-6 for c in candidates})

@@ -47,6 +47,7 @@ def ran(settings: Settings) -> ExitCode:
         return optimize(settings, shown).exit_code
 
 
+@pytest.mark.slow
 def test_both_measure_for_the_search_and_one_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "check_gpu_count", lambda settings, choice: None)
     monkeypatch.setattr(spread, "AGREED", float("inf"))

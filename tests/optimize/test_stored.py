@@ -138,6 +138,7 @@ def test_what_proves_true_is_a_result_and_is_not_searched(
     assert not any(other.stored or other.known for other in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["chosen", "baseline"])
 def test_a_sealed_entry_that_cannot_be_read_is_one_warning_and_its_region_is_searched(
     side: str, opened: Begun, works: list[RegionWork], tmp_path: Path
@@ -497,6 +498,7 @@ def test_what_a_store_cannot_take_is_one_line_and_the_rest_is_there(
 # ---- a run
 
 
+@pytest.mark.slow
 def test_a_run_uses_a_store_and_says_so(opened: Begun, tmp_path: Path) -> None:
     entry = entry_of(opened, opened.works[0])
     store = store_of(tmp_path, entry)
@@ -515,6 +517,7 @@ def test_a_run_uses_a_store_and_says_so(opened: Begun, tmp_path: Path) -> None:
     assert entry in [one.entry for one in store.all()]
 
 
+@pytest.mark.slow
 def test_a_run_does_not_search_what_a_store_says_has_nothing_and_a_wrong_one_costs_no_more_than_a_gain(
     opened: Begun, tmp_path: Path
 ) -> None:

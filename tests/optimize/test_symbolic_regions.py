@@ -157,6 +157,7 @@ def opened(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [None, *(pytest.param(end, marks=pytest.mark.slow if n else ()) for n, end in enumerate(ENDS))]
 )

@@ -130,6 +130,7 @@ def test_a_schedule_is_measured_at_both_ends_and_counts_as_one(
     assert sum(s * end.share for s, end in zip(work.scales, work.ends, strict=True)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_or_fails_at_one_end_is_no_time(opened: Begun, work: RegionWork) -> None:
     low, high = rows_of(opened, work, work.space.baseline())
     assert ends.observed(work.ends, [low, high]).status == Status.OK
@@ -230,6 +231,7 @@ def results(opened: Begun, estimates: Estimates, candidates: Candidates) -> Regi
     return opened.judge(estimates, candidates).run()
 
 
+@pytest.mark.slow
 def test_a_result_has_one_row_for_each_kernel_with_its_values(
     opened: Begun, candidates: Candidates, results: RegionResults
 ) -> None:

@@ -96,6 +96,7 @@ def kept(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(folder)
 
 
+@pytest.mark.slow
 def test_the_best_total_is_there_over_seconds_and_over_measurements(kept: Kept, result: Result) -> None:
     for name, axis in (("best total over seconds", "elapsed_s"), ("best total over measurements", "measurements")):
         assert kept.axes[name] == axis

@@ -105,6 +105,7 @@ def test_a_tiny_model_beats_random_and_the_roofline_on_held_out_kernels(
     assert learned > pairwise(data, np.random.default_rng(0).normal(size=len(index)), index) + 0.2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: TrainingData, tmp_path: Path) -> None:
     settings = replace(SETTINGS, epochs=4, validate_every=2, net=NetSettings(hidden=8, layers=1))
     whole: list[dict[str, float]] = []
@@ -153,6 +154,7 @@ def space_of(tensor: object, name: str = "sm_90") -> KernelSpace:
     return KernelSpace(Region((kernel_of(kernels_of(tensor)[-1]),)), KNOWN_TARGETS[name])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_predictions_are_finite_ordered_and_the_same_in_any_batch(predictor: LearnedPredictor) -> None:
     space = space_of(empty(64, 96) @ empty(96, 80))
     schedules = [action.schedule for action in space.actions(RAW)]

@@ -88,6 +88,7 @@ def many(result: Result, times: int) -> Result:
     return replace(result, regions=tuple(rows * times), expectations=tuple(seen))
 
 
+@pytest.mark.slow
 def test_page_stays_small_with_hundreds_of_kernels() -> None:
     result = many(sample_result(), 20)
     text = render_report(result)
@@ -191,6 +192,7 @@ def test_page_and_console_say_that_every_kernel_stays_alone() -> None:
         assert "lan: every kernel stays alone: so it is" in text and "ecame one program" not in text
 
 
+@pytest.mark.slow
 def test_page_and_console_report_the_result_on_the_whole_model(page: Page) -> None:
     text = " ".join(" ".join(page.text).split())
     assert "The whole model" in text and "0.0031, at most 0.043 passes; seed 7" in text and "71.3 ms → 39.1 ms" in text

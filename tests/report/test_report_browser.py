@@ -86,6 +86,7 @@ def overflow(browser: Browser) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390, 760, 1200])
 def test_a_plan_stays_within_the_page(browser: Browser, page_of_a_plan: str, width: int) -> None:
     ready(browser, page_of_a_plan, width=width)

@@ -205,6 +205,7 @@ def test_sources_are_packed_whole_with_the_lines_that_differ() -> None:
     assert rows[0].number in few.held, "what took longest comes first"
 
 
+@pytest.mark.slow
 def test_step_and_sum_are_both_shown_and_a_difference_is_explained() -> None:
     sample = sample_result()
     check = sample.model_check

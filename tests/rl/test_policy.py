@@ -53,6 +53,7 @@ def values(proposal: Proposal) -> list[float]:
 # What a policy says
 
 
+@pytest.mark.slow
 def test_a_new_policy_takes_every_legal_step_as_often() -> None:
     for net in (PolicyNet(SMALL), PolicyNet(trunk=read(SHIPPED).nets[0])):
         for observation, proposal in zip(

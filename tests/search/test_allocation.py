@@ -406,6 +406,7 @@ def test_a_search_in_a_process_knows_how_many_it_may_ask_for_before_it_chooses_t
     assert batches[0] == batches[1] and max(batches[0]) == MOST_ALONE
 
 
+@pytest.mark.slow
 def test_processes_search_for_an_allocator(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     allocator = Allocator(
@@ -442,6 +443,7 @@ def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
     assert seen == [o.schedule for o in strategy_of("ppo")(asked(space, Ledger(max_measurements=3)))]
 
 
+@pytest.mark.slow
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     region, space = matmul()
     with SearchWorkers(

@@ -75,6 +75,7 @@ def steps_taken(found: Schedule) -> str:
     return str(sorted(opt.op for opt in opts_of(found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mcts", "predicted-beam"])
 def test_a_search_measures_what_is_like_a_fast_one_last(name: str) -> None:
     table = synthetic_table(2)

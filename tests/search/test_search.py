@@ -19,6 +19,7 @@ from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Prediction, Schedule
 from tests.replay_table import BASELINE, KERNELS, Wrapped, chain_table, inverted_predict, noisy_predict, synthetic_table
+from tests.slow import every
 from tests.table_search import EXHAUSTING, best_s, run
 
 NAMES = [*STRATEGIES, "beam:1", "beam:8"]
@@ -65,7 +66,8 @@ def test_mcts_crosses_the_valley(sigma: float) -> None:
         assert best_s(first_within("mcts", problem, table.best_s)) == table.best_s
 
 
-@pytest.mark.parametrize("name", [name for name in SEARCHES if name != "prior"])  # which believes it, whatever it sees
+# all but the prior, which believes it, whatever it sees
+@pytest.mark.parametrize("name", every(3, [name for name in SEARCHES if name != "prior"]))
 @pytest.mark.parametrize("predictor", ["constant", "inverted"])
 def test_a_useless_predictor_does_not_keep_a_search_from_improving(name: str, predictor: str) -> None:
     table = synthetic_table()

@@ -106,6 +106,7 @@ def gains(space: KernelSpace) -> Callable[[Schedule], float]:
     return lambda s: 1e-4 if space.key(s) == good else 1e-3 * (1 + 0.004 * random.Random(space.key(s)).random())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [Limits(least_saving=0.0), Limits(least_saving=0.0, searching=2, alternate=False)])
 def test_what_one_kernel_finds_similar_kernels_measure_also_in_the_middle_of_a_search(limits: Limits) -> None:
     spaces = [space_of(96, 44), space_of(48, 20)]
@@ -206,6 +207,7 @@ def test_a_level_of_a_beam_is_whole_also_where_others_measured_meanwhile() -> No
     assert measured[0] == measured[1] and len(measured[0]) == 40
 
 
+@pytest.mark.slow
 def test_a_search_in_another_process_asks_anew_after_a_hint(tmp_path: Path) -> None:
     spaces = [space_of(96, 44), space_of(48, 20)]
     limits = Limits(least_saving=0.0, searching=2, measuring=4, alternate=False)
@@ -226,6 +228,7 @@ def test_a_search_in_another_process_asks_anew_after_a_hint(tmp_path: Path) -> N
     assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and allocator.ledger.measurements == 24
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_from_what_others_measured_while_it_waited(tmp_path: Path) -> None:
     """In this process and in another: it is not asked for again, and steps from it are met."""
     space = space_of(96, 44)

@@ -132,6 +132,7 @@ def mean_return(net: PolicyNet, *names: str, episodes: int = 30) -> float:
     return float(np.mean(paid))
 
 
+@pytest.mark.slow
 def test_ppo_improves_its_return_on_a_real_kernel() -> None:
     settings = PpoSettings(
         steps=480, rollout=8, batch=32, epochs=4, learning_rate=4e-3, most_steps=4, start="raw", curriculum=0.0

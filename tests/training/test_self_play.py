@@ -118,6 +118,7 @@ def test_an_example_set_gathers_what_batch_of_makes_of_the_observations() -> Non
     assert torch.allclose(logits, ours, atol=1e-5) and torch.allclose(values, our_value, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_learning_predicts_the_visits_better() -> None:
     ours = together([played(name) for name in ("matmul", "sum", "rows")])
     others = together([played("other matmul")])

@@ -145,6 +145,7 @@ def test_a_folder_of_other_settings_is_refused(whole: tuple[Path, dict[str, floa
     assert (out / POLICY).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     """A budget of nothing is one rollout."""
     settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 12})
@@ -205,6 +206,7 @@ def test_self_play_that_was_cut_plays_the_others(
     assert "cannot be read" in caplog.text
 
 
+@pytest.mark.slow
 def test_self_play_that_the_budget_cut_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = changed(SETTINGS, {"ppo.steps": 0, "learning.epochs": 1})
     with monkeypatch.context() as patch:

@@ -133,6 +133,7 @@ def same_metrics(one: Path, other: Path) -> None:
 # ---- what a training gives ----
 
 
+@pytest.mark.slow
 def test_what_was_trained_ranks_kernels_it_never_saw_better_than_chance(data: TrainingData, whole: Trained) -> None:
     assert 0.6 < whole.about.metrics["pairwise"] < 1
     index = np.flatnonzero(data.part("workload", "test") & ~data.failed)

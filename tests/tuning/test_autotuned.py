@@ -90,6 +90,7 @@ def names_of(run: Callable[[], object]) -> set[str]:
     return set(recorder.names.values())
 
 
+@pytest.mark.slow
 def test_it_is_tuned_once_for_each_shape_and_runs_what_was_found(tuner: Tuner, tmp_path: Path) -> None:
     """Whatever numbers it is called with, and under a `TinyJit` that captures it."""
     tuned = kcg.autotuned(cache=tmp_path, budget="20s", quiet=True)(step)

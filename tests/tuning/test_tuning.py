@@ -80,6 +80,7 @@ def names_of(run: Any) -> set[str]:
     return set(recorder.names.values())
 
 
+@pytest.mark.slow
 def test_the_result_is_that_of_a_run_and_nothing_of_this_process_changed(real: Tuned, folder: Path) -> None:
     result = real.result
     assert result.workload == "function:layer" and result.preset == "32×64 float"
@@ -121,6 +122,7 @@ def test_a_check_that_fails_to_call_it_again_says_so_and_raises_nothing(changed:
     assert check.passed is None and "not again" in check.reason and asked
 
 
+@pytest.mark.slow
 def test_a_function_that_does_not_repeat_itself_proves_nothing(changed: Tuned) -> None:
     numbers = iter(range(100))
     (check,) = Function(Call(lambda x: layer(x) * (1 + next(numbers)), (X,))).checks([changed.result], timeout_s=600.0)

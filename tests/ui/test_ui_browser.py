@@ -70,6 +70,7 @@ def enter(browser: Browser, server: Server, *, width: int = 1200, dark: bool = F
     browser.wait("document.documentElement?.dataset.script === 'ready'")
 
 
+@pytest.mark.slow
 def test_the_token_does_not_stay_in_the_address(browser: Browser, server: Server) -> None:
     enter(browser, server)
     assert server.token not in browser.js("location.href + document.documentElement.outerHTML")
@@ -91,6 +92,7 @@ def test_nothing_reaches_beyond_the_page(browser: Browser, server: Server, width
     assert shown == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_redrawn_without_a_reload(browser: Browser, server: Server, folder: Path) -> None:
     file = live_file(folder / "goes-on")
     enter(browser, server)
@@ -105,6 +107,7 @@ def test_a_run_that_goes_on_is_redrawn_without_a_reload(browser: Browser, server
     assert browser.js("document.querySelector('#runs table') === window.kept") is True, "what did not change stays"
 
 
+@pytest.mark.slow
 def test_the_focus_stays_where_it_is_while_the_list_changes(browser: Browser, server: Server, folder: Path) -> None:
     enter(browser, server)
     browser.js("document.querySelector('#runs a').focus()")
@@ -139,6 +142,7 @@ def test_a_page_whose_server_ended_says_so(browser: Browser, tmp_path: Path) -> 
     browser.messages.clear()  # the browser's own, of a server that is gone
 
 
+@pytest.mark.slow
 def test_a_real_run_is_seen_from_its_start_to_its_result(browser: Browser, tmp_path: Path) -> None:
     script, go, out = tmp_path / "waiting.py", tmp_path / "go", tmp_path / "out"
     script.write_text(WAITING)

@@ -32,6 +32,7 @@ from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, 
 from kcg.workloads.tally import LINES, Tally, read_tally
 from tests.commands import python
 from tests.known_targets import X86
+from tests.slow import first_rows
 from tests.waiting import PATIENCE_S
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -128,6 +129,7 @@ def test_replays_of_a_graph_are_counted_by_its_kernels(
     assert max(c.calls for c in graphed.calls) == POSITIONS
 
 
+@pytest.mark.slow
 def test_a_kernel_of_sharded_tensors_is_one_that_a_single_device_can_run(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
@@ -192,6 +194,7 @@ def test_kernels_are_recorded_whatever_their_name_if_their_schedule_is_free() ->
     assert doubled.calls == 3
 
 
+@pytest.mark.slow
 def test_processes_that_a_script_starts_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     captured = capture_of(SCRIPTS / "processes.py")
     printed = capfd.readouterr().err
@@ -200,6 +203,7 @@ def test_processes_that_a_script_starts_are_named(capfd: pytest.CaptureFixture[s
     assert sum(c.calls for c in captured.workload.calls) == 1
 
 
+@pytest.mark.slow
 def test_arguments_input_output_and_neighbours_are_the_scripts_own(tmp_path: Path) -> None:
     done = run("capture", "--out", tmp_path / "c.sqlite", "--", SCRIPTS / "any_ending.py", "lines", stdin="3\n4\n")
     assert done.returncode == ExitCode.OK, done.stderr[:1000]
@@ -207,9 +211,7 @@ def test_arguments_input_output_and_neighbours_are_the_scripts_own(tmp_path: Pat
     assert done.stderr.count("much to say") == 20_000 and "much to say" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("how", "kernels"), [pytest.param("exit", 2, marks=pytest.mark.slow), ("leave", 2), ("later", 4)]
-)
+@pytest.mark.parametrize(("how", "kernels"), first_rows(1, [("leave", 2), ("later", 4), ("exit", 2)]))
 def test_nothing_is_lost_however_a_script_ends_well(how: str, kernels: int) -> None:
     captured = capture_of(SCRIPTS / "any_ending.py", how)
     assert len(captured.workload.calls) == kernels and captured.lines == ()
@@ -252,7 +254,7 @@ SAID_TWICE = {"exit-3", "replaced"}
 SOME_FAILING = [pytest.param(how, says, marks=pytest.mark.slow if how in AS_OTHERS else ()) for how, says in FAILING]
 
 
-@pytest.mark.parametrize(("how", "says"), SOME_FAILING)
+@pytest.mark.parametrize(("how", "says"), first_rows(2, SOME_FAILING))
 def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +273,7 @@ KILLED = [
 ]
 
 
-@pytest.mark.parametrize(("how", "name"), KILLED)
+@pytest.mark.parametrize(("how", "name"), first_rows(1, KILLED))
 def test_a_script_that_dies_by_a_signal_keeps_what_it_ran(how: str, name: str, ran_well: Captured) -> None:
     """All that is known of one that ends well: kernels, counts, how they are asked for, sequences with their lines."""
     script = SCRIPTS / "any_ending.py"
@@ -307,6 +309,7 @@ if {dies}:
 """
 
 
+@pytest.mark.slow
 def test_variables_devices_replays_and_what_is_left_out_are_kept_too(tmp_path: Path) -> None:
     script, found = tmp_path / "dying.py", list[Captured]()
     for dies in (False, True):
@@ -427,6 +430,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, boo
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "idle"), CASES)
 def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(
     how: str, idle: bool, interrupted: dict[tuple[str, bool], Interrupted]

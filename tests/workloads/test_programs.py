@@ -87,6 +87,7 @@ def test_workers_return_objects_of_the_scripts_own_classes(
     assert len(captured.workload.calls) == 1
 
 
+@pytest.mark.slow
 def test_modules_and_packages_run_with_their_relative_imports_and_their_workers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_an_optimisation_knows_a_program_by_its_form(tmp_path: Path) -> None:
     assert Settings("absent").program is None
 
 
+@pytest.mark.slow
 def test_optimize_takes_a_module_and_code_as_python_does() -> None:
     def plan(*words: str) -> dict[str, object]:
         done = python("-m", "kcg.optimize", "--dry-run", "--json", *words, cwd=SCRIPTS)

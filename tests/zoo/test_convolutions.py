@@ -230,6 +230,7 @@ FORWARDS = {f.__name__: f for f in (resnet, convnext, efficientnet, mobilenet, u
 IN_HALF = ("yolo",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "preset", "tolerance"),
     [(name, "mini", 1e-4) for name in FORWARDS if name != "yolo"] + [(name, "mini-f16", 2e-2) for name in IN_HALF],

@@ -14,6 +14,7 @@ from kcg.workloads.zoo import synthetic_gather as gather
 from kcg.workloads.zoo import synthetic_matmul as matmul
 from kcg.workloads.zoo import synthetic_reduce as reduce
 from kcg.workloads.zoo import synthetic_transpose as transpose
+from tests.slow import first
 from tests.zoo.reference import Array, State, check, conv2d, gelu_tanh, silu
 
 
@@ -163,7 +164,7 @@ def synthetic_gather(state: State, config: Any, **given: Array) -> tuple[Array, 
 FAMILIES = [synthetic_matmul, synthetic_conv, synthetic_reduce, synthetic_transpose, synthetic_gather]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first(2, FAMILIES))
 @pytest.mark.parametrize(("preset", "tolerance"), [("mini", 1e-4), ("mini-f16", 2e-2)])
 def test_synthetic(family: Any, preset: str, tolerance: float) -> None:
     check(family.__name__, family, preset=preset, tolerance=tolerance)

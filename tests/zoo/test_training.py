@@ -254,6 +254,7 @@ def test_gradients(name: str) -> None:
     check_gradients(name, LOSSES[name], gradients=family(name).gradients, preset=preset, only=only)
 
 
+@pytest.mark.slow
 def test_gradients_in_float16() -> None:
     # ReLU of a rounded number chooses another side now and then, which moves a gradient by several per cent
     gradients = family("mlp_train").gradients

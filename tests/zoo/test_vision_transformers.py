@@ -63,6 +63,7 @@ def vit(state: State, config: Any, *, pictures: Array) -> Array:
     return linear(state, "head", layer_norm(state, "norm", x)[:, 0])
 
 
+@pytest.mark.slow
 @of_presets(MINI, MINI_F16)
 def test_vit(preset: str, tolerance: float) -> None:
     check("vit", vit, preset=preset, tolerance=tolerance)

@@ -76,7 +76,7 @@ def parameters(region: Region, loads: str = POINTER) -> TileParameters:
 
 
 @interpreted
-@pytest.mark.parametrize("loads", [POINTER, TMA])
+@pytest.mark.parametrize("loads", first(1, [POINTER, TMA]))
 def test_attention(loads: str, tmp_path: Path) -> None:
     cases = {}
     for attention in ATTENTIONS:
@@ -187,6 +187,7 @@ def test_masks_are_computed_where_they_matter(tmp_path: Path) -> None:
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_mask_that_is_missing_is_found(tmp_path: Path) -> None:
     """The comparison itself: one block more without a mask, and one that has neither."""
@@ -345,6 +346,7 @@ def in_parts(region: Region, split: int, loads: str = POINTER) -> TileParameters
     return replace(parameters(region, loads), split=split)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("split", [pytest.param(2, marks=SLOW), 3, pytest.param(8, marks=SLOW)])
 def test_keys_are_split(split: int, tmp_path: Path) -> None:
@@ -405,6 +407,7 @@ def test_what_is_missing_of_parts_is_found(tmp_path: Path) -> None:
     assert all(wrong), wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_causal_rows_of_several_heads_end_where_their_last_token_does(tokens_first: bool, tmp_path: Path) -> None:
     """Of tiles that begin anywhere in a head, and of tiles with all heads of some tokens."""
@@ -417,6 +420,7 @@ def test_causal_rows_of_several_heads_end_where_their_last_token_does(tokens_fir
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_prior_splits_keys_where_tiles_leave_multiprocessors_idle() -> None:
     """About as many programs as multiprocessors; none more where tiles are enough, or keys few."""
     target = replace(TARGET, cores=132)
@@ -461,6 +465,7 @@ def test_programs_for_decoding_spill_nothing(build: Callable[..., Tensor]) -> No
         assert all(dict(launch.compiled.report)["spilled_bytes"] == 0 for launch in launches)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     "preset",

@@ -29,6 +29,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program,
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 from tests.plans import run
+from tests.slow import first_rows
 
 TARGET = KNOWN_TARGETS["sm_90"]
 FEW = replace(TARGET, cores=5)  # persistent programs of small kernels have several tiles
@@ -96,7 +97,7 @@ IN_FORMATS = [
 
 
 @with_triton
-@pytest.mark.parametrize(("chain", "dtypes"), IN_FORMATS)
+@pytest.mark.parametrize(("chain", "dtypes"), first_rows(2, IN_FORMATS))
 def test_each_stores_its_own_result(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for dtype in dtypes:
@@ -113,6 +114,7 @@ def test_each_stores_its_own_result(chain: Made, dtypes: tuple[str, ...], tmp_pa
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @with_triton
 def test_programs_of_random_parameters_are_right(tmp_path: Path) -> None:
     cases = {}
@@ -144,6 +146,7 @@ def layers(flux: Proposals) -> dict[tuple[int, ...], Candidate]:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_layer_of_both_streams_is_proposed_in_every_block(
     flux: Proposals, layers: dict[tuple[int, ...], Candidate]
 ) -> None:

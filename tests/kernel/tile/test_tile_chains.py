@@ -48,6 +48,7 @@ def drawn(kernel: TileKernel, rng: Random) -> TileSource:
     return random_program(kernel, TARGET, rng, looped)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)], ids=["some", "many"])
 def test_random_chains_with_random_parameters(seeds: range, tmp_path: Path) -> None:
@@ -228,6 +229,7 @@ SPIKED: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
 }
 
 
+@pytest.mark.slow
 @interpreted
 def test_rows_far_below_0_and_with_single_large_scores_are_right_in_float32(tmp_path: Path) -> None:
     """A row's maximum is subtracted before anything else is done: near -200 a product with log2(e) is off by 1e-5."""
@@ -311,6 +313,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
 """In which program which text becomes which other."""
 
 
+@pytest.mark.slow
 @interpreted
 def test_every_fault_is_found(tmp_path: Path) -> None:
     right = faultless()

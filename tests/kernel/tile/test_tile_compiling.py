@@ -153,6 +153,7 @@ NEW: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_shell_sets_of_triton_makes_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     region, made = regions()["linear_gelu"], []
     schedule = schedule_of(default_parameters(read_kernel(region), target_of("sm_90")))
@@ -187,6 +188,7 @@ def test_shared_memory_is_that_of_the_architecture_not_what_static_arrays_may_ta
     assert {arch: shared_bytes(target_of(arch)) >> 10 for arch in kib} == kib
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_more_tensor_memory_than_there_is_does_not_compile() -> None:
     """Triton would say so only when it loads it: sums of 256 x 384 are 768 columns of 128 rows."""
     p = TileParameters(CONTRACTION, ((0,), (1,)), (256, 384), reduce_tile=64, num_warps=8, num_stages=1, loads=TMA)
@@ -196,6 +198,7 @@ def test_a_program_that_takes_more_tensor_memory_than_there_is_does_not_compile(
     assert dict(small.launches[0].compiled.report)["tcgen05"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -251,6 +254,7 @@ def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path)
     compiled(programs, "sm_90", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp8e4m3", "fp8e5m2"])
 def test_floats_of_8_bits_are_made_by_the_conversion_that_tinygrads_kernels_use(kind: str, tmp_path: Path) -> None:
     """From whatever type, by way of float32; CUDA's own class converts with saturation."""
@@ -264,6 +268,7 @@ def test_floats_of_8_bits_are_made_by_the_conversion_that_tinygrads_kernels_use(
     assert all([c for c in row["conversions"] if kind[3:] in c] == [wanted] for row in made.values())
 
 
+@pytest.mark.slow
 def test_hints_about_neighbours_leave_stores_as_narrow_as_they_are(tmp_path: Path) -> None:
     """Rows of 49 elements are aligned to nothing: no two of them may be stored at once."""
     target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()

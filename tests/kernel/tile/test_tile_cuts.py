@@ -28,6 +28,7 @@ from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first_rows
 
 TARGET = KNOWN_TARGETS["sm_90"]
 FEW = replace(TARGET, cores=5)  # persistent programs of small kernels have several tiles
@@ -133,7 +134,7 @@ IN_FORMATS = [
 
 
 @with_triton
-@pytest.mark.parametrize(("chain", "dtypes"), IN_FORMATS)
+@pytest.mark.parametrize(("chain", "dtypes"), first_rows(1, IN_FORMATS))
 def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for dtype in dtypes:
@@ -155,6 +156,7 @@ def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize(
     ("dtypes", "programs"),

@@ -191,6 +191,7 @@ def instance_norm(size: int) -> list[Region]:
     return [one.region for one in candidates_of(sequence_of(block(block(Tensor.empty(1, 32, size, size, size)))))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 32])
 def test_no_default_has_more_sums_than_registers(size: int) -> None:
     """Of 32³ the norm of a channel needs 32,768 columns of the convolution's result in one tile."""

@@ -71,6 +71,7 @@ def test_halves_of_the_tiles_left_are_right(chain: Made, tmp_path: Path) -> None
     assert cases and not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 def test_halves_are_candidates_where_they_fit_into_the_last_wave() -> None:
     """Of 2,560 rows there are 720 tiles of 128 × 256: 60 are left after five waves of 132, and 108 of 4,608 rows."""
     target, found = replace(TARGET, cores=132), []

@@ -138,6 +138,7 @@ def residual() -> Region:
     return region((x @ w.T).gelu() + there.cast("bfloat16"))
 
 
+@pytest.mark.slow
 def test_registers_are_limited_where_more_programs_fit_then() -> None:
     of = space(residual())
     p = replace(of.parameters(of.start()), tile=(128, 128), num_warps=8, num_stages=2, epilogue_parts=1)
@@ -165,6 +166,7 @@ def test_reads_are_early_where_there_are_some_and_registers_for_them() -> None:
     assert values(plain, plain.parameters(plain.start())) == (False,), "a bias is one row"
 
 
+@pytest.mark.slow
 @triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loops_over_rows_load_ahead_where_the_compiler_can(dtype: str) -> None:
@@ -179,6 +181,7 @@ def test_loops_over_rows_load_ahead_where_the_compiler_can(dtype: str) -> None:
     assert legal_values(odd.kernel, odd.target, start, "num_stages") == (1,)
 
 
+@pytest.mark.slow
 @triton
 def test_a_limit_of_registers_is_kept() -> None:
     of = residual()

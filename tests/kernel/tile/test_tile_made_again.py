@@ -46,6 +46,7 @@ def test_they_are_right_and_do_not_touch_the_value(tmp_path: Path) -> None:
     assert not any(compare(cases, tmp_path))
 
 
+@pytest.mark.slow
 @with_triton
 def test_the_priors_choice_spills_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -23,7 +23,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import Case, compare
 from tests.kernel.tile.test_tile_attention import TARGET, biased, causal, interpreted, parameters, plain
 from tests.kernels import empty
-from tests.slow import every
+from tests.slow import first
 
 
 def of_rows(region: Region) -> TileParameters:
@@ -40,7 +40,7 @@ REGIONS: dict[str, tuple[Callable[[], Tensor], Callable[[Region], TileParameters
 
 
 @interpreted
-@pytest.mark.parametrize("name", every(2, REGIONS))
+@pytest.mark.parametrize("name", first(1, REGIONS))
 def test_a_row_with_nan_is_nan_as_in_tinygrads_own_kernels(name: str, tmp_path: Path) -> None:
     make, chosen = REGIONS[name]
     region, (target, _) = region_of(make()), detect(os.environ["DEV"], ACTION_SPACE_VERSION)

@@ -33,6 +33,7 @@ def gates(of: Region) -> list[list[str]]:
     return [[gate.render() for gate in load.gates] for load in needed_loads(kernel).values()]
 
 
+@pytest.mark.slow
 @interpreted
 def test_what_is_not_chosen_is_not_loaded_and_numbers_stay(tmp_path: Path) -> None:
     x, mask = empty(3, 40, 40), empty(40, 40, dtype="bool")

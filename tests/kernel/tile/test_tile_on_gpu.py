@@ -219,6 +219,7 @@ FORMS: dict[str, Form] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("name", some(FORMS, {"keys split over programs", "rows"}))
 def test_a_program_of_each_form_takes_both_calls_of_a_step(name: str) -> None:
@@ -315,6 +316,7 @@ def fused(regions: dict[str, Region], target: Target) -> dict[Region, Program]:
     return programs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_the_parts_of_a_block_compile() -> None:
     assert len(fused(parts_of_block(), replace(KNOWN_TARGETS["sm_90"], cores=132))) == 3
@@ -505,6 +507,7 @@ APART = {"whole blocks", "causal heads of 64", "a bias"}
 divide, masks on both sides, tiles across heads, and functions of scores."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("name", some(ATTENTIONS, {"causal heads of 64"}))
 def test_attention_is_specialised_and_spills_nothing(name: str) -> None:
@@ -632,6 +635,7 @@ def is_pipelined(schedule: Schedule) -> bool:
     return TileParameters.from_json(schedule.body).form == PIPELINED
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 @pytest.mark.parametrize("name", some(PRODUCTS, {"odd sizes"}))
 def test_products_are_pipelined_and_spill_nothing(name: str) -> None:

@@ -261,6 +261,7 @@ def test_parameters_survive_their_json_and_foreign_ones_are_refused() -> None:
             TileParameters.from_json(text)
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_legal_and_what_is_legal_can_be_generated() -> None:
     """The prior's choices, of kernels of few elements as well, programs drawn at random, and steps from there."""
     product = empty(256, 512, dtype="float16") @ empty(512, 768, dtype="float16")
@@ -292,6 +293,7 @@ def tma_cases() -> dict[str, Region]:
     return {name: Region((kernel_of(kernels_of(x)[-1]),)) for name, x in tensors.items()}
 
 
+@pytest.mark.slow
 @interpreted
 def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) -> None:
     few = replace(TARGET, cores=2)  # so that a program takes several tiles
@@ -311,6 +313,7 @@ def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) ->
     check(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_what_is_added_to_each_sum_may_be_read_before_the_loop(tmp_path: Path) -> None:
     """Of every block of a tile, by descriptors, in a persistent grid, in halves and pieces; and once only."""
@@ -341,6 +344,7 @@ def test_what_is_added_to_each_sum_may_be_read_before_the_loop(tmp_path: Path) -
     check(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) -> None:
     cases = {}
@@ -541,6 +545,7 @@ def odd_rows() -> dict[str, tuple[Region, int]]:
     return {name: (Region((kernel_of(kernels_of(x)[-1]),)), unit) for name, (x, unit) in tensors.items()}
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     "names",

@@ -25,6 +25,7 @@ from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first
 
 TARGET = KNOWN_TARGETS["sm_90"]
 interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -141,6 +142,7 @@ def programs(region: Region) -> dict[str, TileParameters]:
     }
 
 
+@pytest.mark.slow
 @interpreted
 def test_rows_of_several_kernels(tmp_path: Path) -> None:
     cases = {}
@@ -154,7 +156,7 @@ def test_rows_of_several_kernels(tmp_path: Path) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("changes", [{}, {"persistent": 1}, {"epilogue_parts": 2}], ids=str)
+@pytest.mark.parametrize("changes", first(1, [{}, {"persistent": 1}, {"epilogue_parts": 2}]), ids=str)
 def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) -> None:
     cases = {}
     for chain in (projection, activation_beside, split_sum):
@@ -169,6 +171,7 @@ def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) 
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_sum_of_contractions_shares_the_tiles_of_its_last_wave(tmp_path: Path) -> None:
     """Three multiprocessors and four tiles: of the last one each program takes a part of both loops."""
@@ -298,8 +301,8 @@ def test_steps_within_a_row_have_no_masks(dtype: str, tmp_path: Path) -> None:
     """Rows of any length from anywhere in a buffer, first and last ones included; steps of several sizes; rows that
     belong to no program's tile."""
     cases = {}
-    for first, width in ((0, 2), (0, 5), (3, 17), (0, 33), (5, 61), (8, 64), (1, 100), (7, 203)):
-        x, labels = rows_from(first, width, dtype), empty(5, dtype="int32")
+    for begin, width in ((0, 2), (0, 5), (3, 17), (0, 33), (5, 61), (8, 64), (1, 100), (7, 203)):
+        x, labels = rows_from(begin, width, dtype), empty(5, dtype="int32")
         loss = region_of(x.float().sparse_categorical_crossentropy(labels, reduction="none"))
         kernel = read_region(loss)
         for height, step, warps in ((1, 16, 1), (2, 32, 1), (4, 64, 2), (1, 128, 4)):
@@ -308,7 +311,7 @@ def test_steps_within_a_row_have_no_masks(dtype: str, tmp_path: Path) -> None:
             if width == 203 and step < 128:
                 loops = re.findall(r"range\(\d+, \d+, \d+\):\n((?: {8}.*\n)+)", program.source)
                 assert [f"< {width}" in body for body in loops] == [True, False, True], program.source
-            cases[f"{width} from {first} by {height}x{step}"] = Case(loss, program)
+            cases[f"{width} from {begin} by {height}x{step}"] = Case(loss, program)
     assert not wrong_of(cases, tmp_path)
 
 
@@ -355,6 +358,7 @@ def test_what_divides_a_head_is_multiplied_with_the_result_where_that_is_the_sam
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @interpreted
 def test_persistent_programs_finish_several_tiles_in_branches(tmp_path: Path) -> None:
     """By TMA and through pointers; of each program some tiles are of the query or the key, others of neither."""

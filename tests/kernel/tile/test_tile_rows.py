@@ -52,6 +52,7 @@ def apart(region: Region, tile: tuple[int, int], size: int = 16, warps: int = 1)
     return TileParameters(ROWS, axes_apart(read_region(region)), tile, reduce_tile=size, num_warps=warps, num_stages=1)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     ("dtype", "streams"),

@@ -217,6 +217,7 @@ def sharing(region: Region) -> TileKernel:
     return kernel
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize(
     ("chain", "dtypes"), in_formats(gated, gate_kept, normed, turned, slow=(apart, three, in_batches))
@@ -326,6 +327,7 @@ def test_a_join_is_proposed_with_the_products_that_it_joins() -> None:
         assert len(found.region.outputs) == 1 and read_region(found.region).contraction is not None
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize(("chain", "dtypes"), in_formats(projections, slow=(heads,)))
 def test_tiles_of_several_contractions_in_one_launch_are_right(
@@ -405,6 +407,7 @@ def test_descriptors_of_persistent_programs_are_made_once() -> None:
     assert source.count("    for tile") == source.count(", flatten=True):") == 3
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_programs_of_random_parameters_are_right(count: int, tmp_path: Path) -> None:

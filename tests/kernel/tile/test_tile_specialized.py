@@ -25,7 +25,7 @@ from tests.kernel.tile.running import Case
 from tests.kernel.tile.test_tile_on_gpu import ATTENTIONS, attention_of, heads
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
-from tests.slow import some
+from tests.slow import first, some
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], cores=2)
 """Of a handful of tiles each multiprocessor has several."""
@@ -40,7 +40,7 @@ def case_of(region: Region, parameters: TileParameters) -> Case:
     return Case(region, generate_kernel(read_region(region), TARGET, parameters))
 
 
-@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize("persistent", first(2, [0, 1]))
 @pytest.mark.parametrize("name", some(ATTENTIONS, {"both sides, odd rows", "a bias"}))
 def test_groups_of_warps_keep_to_their_protocol(name: str, persistent: int) -> None:
     """Of two groups that compute and of three, where there are registers for them; of two slots and of three."""

@@ -59,6 +59,7 @@ def of_tf32(of: TileSpace, form: str) -> list[Schedule]:
     return [s for s in of.neighbours(begin) if traits_of(s).tf32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "form"), [(matmul, CONTRACTION), pytest.param(attention, STREAM, marks=pytest.mark.slow)]
 )
@@ -91,6 +92,7 @@ def test_a_schedule_of_parts_rounds_where_one_of_its_parts_does() -> None:
     assert not traits_of(Schedule(ScheduleKind.TILE, "{}")).tf32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "form"), every(2, [(matmul, CONTRACTION), (attention, STREAM)]))
 def test_it_compiles_to_tensor_cores_and_says_that_it_rounds(
     made: Made, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     getenv.cache_clear()
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "every region"])
 def test_programs_of_such_rows_are_right(every: bool, short_rows: None, tmp_path: Path) -> None:
@@ -147,6 +148,7 @@ def test_programs_of_a_vocabulary_are_right(tmp_path: Path) -> None:
     assert not wrong_of(cases, tmp_path)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_programs_of_a_vocabulary_compile(tmp_path: Path) -> None:
     programs = {}

@@ -34,6 +34,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program,
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 from tests.plans import run
+from tests.slow import first
 
 TARGET = KNOWN_TARGETS["sm_90"]
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
@@ -109,7 +110,7 @@ def one_of(*tensors: Tensor) -> TileKernel:
 
 
 @with_triton
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", first(3, GROUPS))
 def test_each_stores_its_own_result(name: str, tmp_path: Path) -> None:
     build, launched, texts = GROUPS[name]
     region, kernel = read(build())
@@ -144,6 +145,7 @@ def test_a_pointers_name_is_no_buffers() -> None:
     assert names.isdisjoint(line.split(" = ")[0].strip() for line in lines)
 
 
+@pytest.mark.slow
 @with_triton
 def test_random_groups_are_right(tmp_path: Path) -> None:
     """Of any number, rows, terms and formats, with and without a bias, and of any parameters."""
@@ -261,7 +263,7 @@ def test_one_that_needs_anothers_result_is_proposed_where_each_row_needs_its_own
     assert not [c for c in candidates_of(sequence_of(second)) if c.form is Form.VECTOR]
 
 
-@pytest.mark.parametrize("preset", ["mini-decode", "3.2-1b-decode"])
+@pytest.mark.parametrize("preset", first(1, ["mini-decode", "3.2-1b-decode"]))
 def test_products_of_a_decoding_llama_are_candidates(preset: str) -> None:
     """In both layers query, key and value as one launch, and gate and up as one program, beside calls whose lengths are
     symbolic."""
@@ -281,6 +283,7 @@ def flux() -> Proposals:
     return propose(captured("flux", "1024"))
 
 
+@pytest.mark.slow
 def test_the_modulation_of_flux_is_planned_in_groups(flux: Proposals) -> None:
     """Of 38 equal products 6 and 3 were captured: so six groups of six run, and twelve of three, and two of each are
     left."""

@@ -257,6 +257,7 @@ def recent(queries: int = 1) -> Region:
     return region_of(q.scaled_dot_product_attention(k, v, attn_mask=mask, enable_gqa=True))
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("queries", [1, 5])
 def test_the_last_keys_of_a_cache_are_read(queries: int, tmp_path: Path) -> None:
@@ -312,6 +313,7 @@ def blocks_of(source: str, program: int, group: int | None) -> tuple[int, list[t
     return named["start"], blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIALIZED_SPANS)
 @pytest.mark.parametrize(("height", "step"), every(3, [(192, 64), (128, 128), (128, 64)]))
 def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str, height: int, step: int) -> None:
@@ -358,6 +360,7 @@ def test_windows_spill_nothing(size: int, heads: int, wide: bool) -> None:
             assert (report["spilled_bytes"], report["wgmma"]) == (0, 1), (p.form, report)
 
 
+@pytest.mark.slow
 def test_a_narrower_window_is_expected_to_take_less() -> None:
     """Of both forms, and of one token: then fewer bytes of the cache."""
     seconds: dict[str, list[float]] = {STREAM: [], SPECIALIZED: []}
