@@ -724,7 +724,7 @@ class Result:
     created: str  # ISO date and time
     command: str
     kcg_version: str
-    complete: bool = True  # False: interrupted or out of budget before all was tried
+    complete: bool = True  # False: it ended before an answer, see `kcg.report.endings`
     failures: tuple[tuple[str, int], ...] = ()  # status -> count
     progress: tuple[ProgressPoint, ...] = ()
     recomputes: tuple[Recompute, ...] = ()

@@ -20,6 +20,7 @@ from kcg.cli import counted
 from kcg.kernel.kinds import describe, noun_of
 from kcg.nouns import printable
 from kcg.report.counts import how_many, share_of
+from kcg.report.endings import incomplete
 from kcg.report.formats import format_seconds, format_speedup
 from kcg.report.next_steps import NextStep, next_steps
 from kcg.report.result import OUTCOMES, UNTIMED
@@ -410,9 +411,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         )
         lines.append((reported, "yellow"))
     lines += [(str(left), "yellow") for left in result.left_out]
-    if not result.complete:
-        nothing = any(warning.startswith("nothing was searched") for warning in result.warnings)
-        why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
+    if why := incomplete(result):
         lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
 

@@ -40,6 +40,7 @@ from kcg.optimize.wholes import is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.report.counts import how_many, share_of
+from kcg.report.endings import ANSWERED, exit_code_of
 from kcg.report.formats import format_seconds, format_share
 from kcg.report.next_steps import resumed
 from kcg.report.page import FILE_NAME as REPORT
@@ -458,17 +459,14 @@ def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...
 
 def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, budget: Budget, log: RunLog) -> Finished:
     """Write the result, with the check of the whole, and its report."""
-    late = budget.late_at is not None and time.monotonic() > budget.late_at
-    if late and not log.interrupted:
+    if budget.late_at is not None and time.monotonic() > budget.late_at and not log.interrupted:
         log.warn(f"the budget of {budget.limit_s:g} s is less than timing and verifying the kernels takes")
     device.notice_moved_journal()
-    phases, answered = log.phases(), False
-    if ended.candidates is not None and ended.results is not None:
-        answered = has_an_answer(result, ended.candidates, undecided=ended.results.undecided, budget=budget)
+    phases, result = log.phases(), replace(result, model_check=check)
+    code = exit_code_of(result)
     result = replace(
         result,
-        model_check=check,
-        complete=result.complete and not log.ended_early and not late and answered,
+        complete=result.complete and not log.ended_early and code in ANSWERED,
         search_s=sum(seconds for _, seconds in phases),
         warnings=tuple(log.warnings),
         phases=phases,
@@ -477,33 +475,9 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
     device.set_aside(RESULT, REPORT)
     write_result(result, path)
     report = write_report(result, device.folder)
-    code = exit_code_of(result, interrupted=log.interrupted, lost=bool(log.lost))
+    if log.ended_early:
+        code = ExitCode.INTERRUPTED if log.interrupted else ExitCode.DEVICE_UNUSABLE
     return Finished(result, path, report, code, lost=log.lost)
-
-
-def has_an_answer(result: Result, candidates: Candidates, *, undecided: int, budget: Budget) -> bool:
-    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
-    a candidate that was not judged nor a kernel to which its budget did not come."""
-    improved = any(row.outcome == "improved" for row in result.regions)
-    cut = budget.limit_s is not None and not candidates.settled and not candidates.used_up
-    missing = cut and any(row.outcome == "not searched" for row in result.regions)
-    return candidates.searched and (improved or not (undecided or missing))
-
-
-def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
-    """The exit code of a run, worst news first. What is unjudged or fails counts for nothing: it is the rest's."""
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    if lost:
-        return ExitCode.DEVICE_UNUSABLE
-    wrong_model = result.model_check is not None and result.model_check.passed is False
-    if wrong_model or any(r.chosen.verification.wrong for r in result.regions):
-        return ExitCode.VERIFICATION_FAILED
-    if not result.complete:
-        return ExitCode.BUDGET_HIT
-    if not any(r.outcome == "improved" for r in result.regions):
-        return ExitCode.NOTHING_IMPROVED
-    return ExitCode.OK
 
 
 # ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.

@@ -41,7 +41,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.optimize.console import print_result
 from kcg.optimize.region_plans import _fastest, fastest_step
-from kcg.optimize.run import exit_code_of
+from kcg.report.endings import exit_code_of
 from kcg.report.formats import format_seconds
 from kcg.report.page import render_report, step_of
 from kcg.report.result import from_dict, to_dict
@@ -143,7 +143,7 @@ def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted:
     assert result.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
     assert result.runs == 4 + 1, "it repeats itself, and rounding does not explain it; one more for what is right"
     failed = replace(wrong, model_check=result)
-    assert exit_code_of(failed, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    assert exit_code_of(failed) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
         check_model_result(failed)
 
