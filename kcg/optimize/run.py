@@ -30,6 +30,7 @@ from kcg.optimize.judging import Judging
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
+from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
@@ -462,7 +463,10 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
     if budget.late_at is not None and time.monotonic() > budget.late_at and not log.interrupted:
         log.warn(f"the budget of {budget.limit_s:g} s is less than timing and verifying the kernels takes")
     device.notice_moved_journal()
-    phases, result = log.phases(), replace(result, model_check=check)
+    searched = [*ended.works, *(ended.proposed.works if ended.proposed is not None else ())]
+    expected_s = ended.candidates.expected if ended.candidates is not None else {}
+    outlook = outlook_of(searched, ended.judged, result.regions, expected_s)
+    phases, result = log.phases(), replace(result, model_check=check, outlook=outlook)
     code = exit_code_of(result)
     result = replace(
         result,

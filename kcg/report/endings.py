@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from kcg.cli import counted
 from kcg.errors import ExitCode
+from kcg.report.formats import format_seconds
 from kcg.types import Result
 
 NO_WHOLE: Final = "not run: kcg has no runnable "
@@ -27,7 +29,9 @@ def exit_code_of(result: Result) -> ExitCode:
         return ExitCode.VERIFICATION_FAILED
     if any(row.outcome == "improved" for row in result.regions):
         return ExitCode.OK if is_checked(result) else ExitCode.UNCHECKED
-    return ExitCode.NOTHING_IMPROVED if any(r.outcome in SEARCHED for r in result.regions) else ExitCode.NOTHING_SEARCHED
+    return (
+        ExitCode.NOTHING_IMPROVED if any(r.outcome in SEARCHED for r in result.regions) else ExitCode.NOTHING_SEARCHED
+    )
 
 
 def is_checked(result: Result) -> bool:
@@ -51,3 +55,27 @@ def incomplete(result: Result) -> str:
             why = f": {check.reason.removeprefix('not run: ')}" if check is not None and check.reason else ""
             return f"what improved was verified part by part, and the whole was not checked{why}"
     return "the run ended before all was done; what is shown is the best so far"
+
+
+def may_find_more(result: Result) -> bool:
+    """Whether more time is expected to bring something, by what the run itself estimated."""
+    return result.outlook is not None and bool(result.outlook.unjudged or result.outlook.searches)
+
+
+def outlook_lines(result: Result) -> list[str]:
+    """What more time is expected to bring, a short line each; nothing where the run expects nothing of it."""
+    lines, outlook = [], result.outlook
+    if outlook is not None and outlook.unjudged:
+        what = counted(outlook.unjudged, "kernel or region", "kernels and regions")
+        lines.append(f"found and not judged in time: {what}, {_saves(outlook.unjudged_s, result)} by the search")
+    if outlook is not None and outlook.searches:
+        what = counted(outlook.searches, "search was", "searches were")
+        saves = _saves(outlook.expected_s, result)
+        lines.append(f"{what} stopped before the next measurements, which are expected to save {saves}")
+    return lines
+
+
+def _saves(seconds: float, result: Result) -> str:
+    """So much of what the workload takes now."""
+    now_s = result.total_after_s
+    return f"{format_seconds(seconds)} of {format_seconds(now_s)}" if now_s > 0 else format_seconds(seconds)

@@ -14,6 +14,7 @@ from kcg import shell
 from kcg.cli import parse_budget
 from kcg.errors import UsageError
 from kcg.kernel.kinds import fits_beam_cache, traits_of
+from kcg.report.endings import may_find_more
 from kcg.types import RegionResult, Result, Target
 from kcg.workloads.script import Form, Program, bounded, workload_name
 
@@ -40,7 +41,8 @@ def next_steps(result: Result, path: Path) -> tuple[NextStep, ...]:
     found = [row for row in result.deployed if row.outcome == "improved" and row.chosen.verification.passed]
     if not found:
         return tuple(_looking_further(result))
-    return *_using(result, path, found), *([] if result.complete else _looking_further(result))
+    further = not result.complete or may_find_more(result)
+    return *_using(result, path, found), *(_looking_further(result) if further else [])
 
 
 def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterator[NextStep]:

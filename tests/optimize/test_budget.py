@@ -30,6 +30,7 @@ from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.judging import CHECKED, Judging
+from kcg.optimize.outlook import outlook_of
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _found_nothing
@@ -37,7 +38,7 @@ from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.report.endings import exit_code_of, incomplete
 from kcg.report.result import TIME_OVER, UNTIMED, read_result
 from kcg.search.problem import Observation
-from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
+from kcg.types import Kernel, ModelCheck, Outlook, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, optimized, whole_run
 from tests.sample_result import sample_result
 
@@ -78,9 +79,7 @@ def test_the_exit_code_is_that_of_the_rest_where_a_kernel_is_unjudged() -> None:
         replace(row, chosen=replace(row.chosen, verification=UNVERIFIED)) if row.outcome == "quarantined" else row
         for row in failing.regions
     )
-    assert exit_code_of(replace(failing, regions=rows)) == ExitCode.OK, (
-        "it fails, which proves nothing"
-    )
+    assert exit_code_of(replace(failing, regions=rows)) == ExitCode.OK, "it fails, which proves nothing"
     wrong = replace(only(sample, "improved"), model_check=ModelCheck(False, "the output differs by 0.3"))
     assert exit_code_of(wrong) == ExitCode.VERIFICATION_FAILED
     assert code("kept", "undecided") == code("undecided") == ExitCode.NOTHING_IMPROVED, "it was searched"
@@ -119,7 +118,9 @@ def test_each_exit_code_has_its_line() -> None:
     alone = replace(sample, regions=(replace(row, note="there is no other schedule"),))
     assert "not searched" not in nothing_faster(alone)
     late = only(sample_result(), "kept", "undecided")
-    assert nothing_faster(late).startswith("nothing was verified to be faster in time, and 1 kernel may be; give it more")
+    assert nothing_faster(late).startswith(
+        "nothing was verified to be faster in time, and 1 kernel may be; give it more"
+    )
     assert incomplete(replace(late, complete=True)) == ""
     warnings = ("it rains", "nothing was searched: no time")
     idle = replace(only(sample, "not searched"), complete=False, warnings=warnings)
@@ -365,6 +366,13 @@ def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_an
     for row in undecided:
         assert row.chosen == row.baseline and row.after_s == row.before_s > 0
         assert "there was no time to judge" in row.note
+    by_id = {work.id: row for work, row in zip(opened.works, results.rows, strict=True)}
+    left_s = sum(work.saving_s for work in opened.works if work is not largest)
+    hoped = {work.id: 2e-6 for work in opened.works}
+    found = outlook_of(opened.works, by_id, results.rows, hoped)
+    assert found == Outlook(2, pytest.approx(left_s), 3, pytest.approx(6e-6)) and left_s > 0
+    planned = [replace(row, calls=0) if row in undecided else row for row in results.rows]
+    assert outlook_of(opened.works, by_id, planned, hoped) == Outlook(0, 0, 1, pytest.approx(2e-6)), "no call is left"
     assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in opened.log.warnings)
 
 
