@@ -63,6 +63,7 @@ from kcg.types import (
     Workload,
 )
 from kcg.unexpected import reported_to
+from kcg.workloads import left
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Late
 
 RESULT = "RESULT.json"
+RECORDED = "recorded"  # beside it, until it was compared: what a script left when its kernels were recorded
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ def optimize(
         log.begin(CAPTURING)
         if captured is None:
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
-                captured = capture(settings, device, budget=budget, log=log)
+                left.forget(device.folder / RECORDED)
+                keeping = left.Keeping(device.folder / RECORDED, settings.seed) if settings.script_check else None
+                captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
@@ -227,6 +231,8 @@ def optimize(
                     if not log.ended_early:
                         searched = works if candidates is None else candidates.works
                         store.add_nothing(finished.result, searched, settings, judged=judged, seen=compared, log=log)
+                if finished.result.complete:  # else `kcg check` may still compare it
+                    left.forget(device.folder / RECORDED)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
@@ -273,8 +279,10 @@ def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[R
 # ---- the steps ----
 
 
-def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) -> Captured:
-    """The workload's kernels; those of a script by running it once."""
+def capture(
+    settings: Settings, device: Device, *, budget: Budget, log: RunLog, keeping: left.Keeping | None = None
+) -> Captured:
+    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted."""
     from kcg.workloads.registry import find
 
     if (program := settings.program) is None:
@@ -286,14 +294,15 @@ def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) 
     log.progress.phase(f"running {program.label} to record its kernels")
     begin = time.monotonic()
     with log.progress.paused():  # the program writes to the terminal
-        captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
+        late = _late(program.label, budget, log)
+        captured = capture_program(program, dev=device.choice.dev, late=late, keeping=keeping)
     recorded_s = time.monotonic() - begin
     if captured.interrupted:
         raise KeyboardInterrupt
     for line in captured.lines:
         log.progress.line(f"kcg: {line}", important=True)
     log.warn(*captured.notes)
-    return Captured(captured.workload, recorded_s)
+    return Captured(captured.workload, recorded_s, recorded=None if keeping is None else keeping.folder)
 
 
 def _late(label: str, budget: Budget, log: RunLog) -> Late | None:

@@ -11,6 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcg.judge.ends import mean, observed, timed_at
@@ -432,6 +433,7 @@ class Captured:
     recorded_s: float = 0.0
     call: Call | None = None  # of a function of this process
     why_once: str = ""  # why that is not called again, in words; empty where it is
+    recorded: Path | None = None  # where what a script left is kept, see `kcg.workloads.left`
 
 
 @dataclass(frozen=True)
