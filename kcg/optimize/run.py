@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Late
 
 RESULT = "RESULT.json"
-RECORDED = "recorded"  # beside it, until it was compared: what a script left when its kernels were recorded
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ def optimize(
         log.begin(CAPTURING)
         if captured is None:
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
-                left.forget(device.folder / RECORDED)
-                keeping = left.Keeping(device.folder / RECORDED, settings.seed) if settings.script_check else None
+                left.forget(device.folder / left.FOLDER)
+                keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
                 captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
         else:  # before this was called
             log.jobs.add(
@@ -232,7 +231,7 @@ def optimize(
                         searched = works if candidates is None else candidates.works
                         store.add_nothing(finished.result, searched, settings, judged=judged, seen=compared, log=log)
                 if finished.result.complete:  # else `kcg check` may still compare it
-                    left.forget(device.folder / RECORDED)
+                    left.forget(device.folder / left.FOLDER)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process

@@ -21,6 +21,7 @@ from kcg.files import write_whole
 if TYPE_CHECKING:
     from kcg.workloads.script import Program
 
+FOLDER = "recorded"  # beside a result, until it was compared
 ANSWER = "recorded.json"
 PROPERTIES = ("place", "dtype", "eps", "fed_by")  # of a piece, beside its values
 MOST_BYTES = 1 << 29

@@ -334,7 +334,7 @@ class Rounds:
     def __init__(self, taken_s: dict[int | None, float], *, time_for: int = 100, fails_at: int = 100) -> None:
         self.order: list[int | None] = []
         self.changed, self._taken_s, self.script = [set[str]()] * len(taken_s), taken_s, script_of(SCRIPT)
-        self._time_for, self._fails_at = time_for, fails_at
+        self._time_for, self._fails_at, self.recorded = time_for, fails_at, None
 
     @property
     def count(self) -> int:
