@@ -304,12 +304,20 @@ class RecordingObserver(Observer):
     def __init__(self, recorder: Recorder, name_of: Callable[[UOp], str], *, seed: int) -> None:
         """`name_of` an AST that was recorded; empty where it is none that can be asked for."""
         super().__init__(name_of, lambda: None, seed=seed, shake=False)
-        self._recorder = recorder
+        self._recorder, self._memory = recorder, _RecordedMemory()
         self._known: dict[str, tuple[str, tuple[int, ...]] | None] = {}  # by tag
         self._read, self._read_bytes = deque(), 0
 
     def _watch_kernels(self, realize: Any) -> None:
         self._watch_executions(realize)  # the recorder says what is compiled
+
+    def _executed(self, call: UOp, inputs: tuple[UOp, ...]) -> None:
+        """What ran before on the same memory shows nothing new, also where no graph holds it: a training step of 60
+        calls took 7 ms longer on a CPU."""
+        place = tuple(id(u) for u in inputs)
+        if self._seen.get(call) != (self._memory.version, *place):
+            super()._executed(call, inputs)
+            self._seen[call] = (self._memory.version, *place)
 
     def _keep_read(self, piece: Piece) -> None:
         self._read.append(piece)
@@ -351,6 +359,26 @@ class _Memory:
 
     def holds(self, buffer: Buffer) -> bool:
         return bool(self.fed_by(buffer))
+
+
+class _RecordedMemory(_Memory):
+    """The same, of which a buffer that nothing was asked of yet is no news to what ran before, as the host's copy of
+    each loss that a script reads: it was not in its hands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+    def add(self, buffer: Buffer, fed_by: frozenset[str]) -> None:
+        version, is_new = self.version, buffer.base not in self._asked
+        super().add(buffer, fed_by)
+        if is_new:
+            self.version = version
+            self._asked.add(buffer.base)
+
+    def fed_by(self, buffer: Buffer) -> frozenset[str]:
+        self._asked.add(buffer.base)
+        return super().fed_by(buffer)
 
 
 def _written(ast: UOp) -> tuple[int, ...]:
