@@ -48,14 +48,13 @@ def incomplete(result: Result) -> str:
     """Why a result is not complete, in a line; empty where it is."""
     if result.complete:
         return ""
-    match exit_code_of(result):
-        case ExitCode.NOTHING_SEARCHED:
-            return next((w for w in result.warnings if w.startswith("nothing was searched")), "nothing was searched")
-        case ExitCode.UNCHECKED:
-            check = result.model_check
-            why = f": {check.reason.removeprefix('not run: ')}" if check is not None and check.reason else ""
-            return f"what improved was verified part by part, and the whole was not checked{why}"
-    return "the run ended before all was done; what is shown is the best so far"
+    code, check = exit_code_of(result), result.model_check
+    if code == ExitCode.UNCHECKED:
+        why = f": {check.reason.removeprefix('not run: ')}" if check is not None and check.reason else ""
+        return f"what improved was verified part by part, and the whole was not checked{why}"
+    early = "the run ended before all was done; what is shown is the best so far"
+    other = "nothing was searched" if code == ExitCode.NOTHING_SEARCHED else early
+    return next((w for w in result.warnings if w.startswith("nothing was searched")), other)
 
 
 def may_find_more(result: Result) -> bool:
