@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from kcg.errors import MismatchError, ResultError, UsageError, VerificationError
+from kcg.errors import ExitCode, MismatchError, ResultError, UsageError, VerificationError
 from kcg.files import lock_file
 from kcg.tuning import (
     Installed,
@@ -137,15 +137,17 @@ class Autotuned(Generic[P, R]):
 
 
 def _usable(folder: Path, settings: Settings) -> Tuned | None:
-    """The result of a folder; None where there is none that can be read, or where it is not complete and this budget
+    """The result of a folder; None where there is none that can be read, or where it has no answer and this budget
     may bring more: it was another one, or the run was killed in it."""
     from kcg.optimize.live import FILE_NAME, read_live
+    from kcg.report.endings import exit_code_of, may_find_more
 
     try:
         found = load(folder / "RESULT.json")
     except ResultError:
         return None
-    if found.result.complete:
+    result = found.result
+    if result.complete and not (exit_code_of(result) == ExitCode.NOTHING_IMPROVED and may_find_more(result)):
         return found
     with contextlib.suppress(OSError, ResultError):
         if read_live(folder / FILE_NAME).exit_code is None:

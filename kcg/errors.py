@@ -21,7 +21,8 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a kcg command returns to the shell."""
+    """What a kcg command returns to the shell. `UNCHECKED`: improved, and the result is usable, but the whole was not
+    checked."""
 
     OK = 0
     INTERNAL = 1
@@ -29,7 +30,8 @@ class ExitCode(IntEnum):
     NOTHING_IMPROVED = 3
     VERIFICATION_FAILED = 4
     DEVICE_UNUSABLE = 5
-    BUDGET_HIT = 6
+    NOTHING_SEARCHED = 6
+    UNCHECKED = 7
     INTERRUPTED = 130
 
 

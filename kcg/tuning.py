@@ -231,12 +231,10 @@ class Tuned:
 
     @property
     def _missing(self) -> str:
-        """Why not all was done, and what to do; empty where it was."""
-        if self.result.complete:
-            return ""
-        nothing = (warning for warning in self.result.warnings if warning.startswith("nothing was searched"))
-        why = next(nothing, "incomplete: the budget ended before all was done")
-        return why.replace("--budget ", "budget=")
+        """Why it is not complete, and what to do; empty where it is."""
+        from kcg.report.endings import incomplete
+
+        return incomplete(self.result).replace("--budget ", "budget=")
 
     @property
     def _whole(self) -> str:

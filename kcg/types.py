@@ -658,6 +658,17 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What more time would be expected to bring, as a run itself estimates it when it ends: in seconds of one execution
+    of the workload, of calls that the chosen plan runs."""
+
+    unjudged: int = 0  # kernels and regions that were faster in the search, and were not judged in time
+    unjudged_s: float = 0.0  # what these would save by the times of the search
+    searches: int = 0  # kernels and regions whose search was stopped where more was expected of it
+    expected_s: float = 0.0  # what the next measurements of these searches were expected to save
+
+
+@dataclass(frozen=True)
 class RegionInPlan:
     """A region of several kernels that a plan runs as one program: what its row in `Result.regions` does not say."""
 
@@ -724,7 +735,7 @@ class Result:
     created: str  # ISO date and time
     command: str
     kcg_version: str
-    complete: bool = True  # False: interrupted or out of budget before all was tried
+    complete: bool = True  # False: it ended before an answer, see `kcg.report.endings`
     failures: tuple[tuple[str, int], ...] = ()  # status -> count
     progress: tuple[ProgressPoint, ...] = ()
     recomputes: tuple[Recompute, ...] = ()
@@ -742,6 +753,7 @@ class Result:
     planning: Planning | None = None  # None where no regions of several kernels were searched
     allow_tf32: bool = False  # whether products were allowed to round float32 operands to tf32
     dropped: tuple[Dropped, ...] = ()  # what was left out since the whole was wrong with it
+    outlook: Outlook | None = None  # what more time would bring; None where that was not worked out
 
     @property
     def deployed(self) -> tuple[RegionResult, ...]:

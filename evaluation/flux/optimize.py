@@ -86,7 +86,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, *command(settings), "--report", folder], stdout=subprocess.PIPE, text=True, check=False
         )
-    usable = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT)
+    usable = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED)
     if done.returncode not in usable:
         raise KcgError(f"the run on {settings.device} ended with exit code {done.returncode}")
     return entry_of(json.loads(done.stdout), " ".join(["python", *command(settings)])) | {"exit_code": done.returncode}

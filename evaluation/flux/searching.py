@@ -29,6 +29,8 @@ from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.measure.service import Request
 from kcg.search.problem import Observation
 
+USABLE = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED)
+
 CANARY_SHARE = 0.02
 MOST_S = 900.0  # that one unit may take
 
@@ -123,7 +125,7 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
                 process.communicate()
                 campaign.left.append(unit.method)
                 return
-        if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
+        if process.returncode not in USABLE:
             raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {printed.strip()[-300:]}")
         run = run_of(keep_report(campaign, unit.method, Path(folder)) / "RESULT.json")
     run |= {"command": f"python {command}"}

@@ -28,7 +28,7 @@ from kcg.errors import ExitCode, UsageError
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "evaluation" / "results" / "cold_runs.json"
-USABLE = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT)
+USABLE = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED)
 KEPT = ("measurements", "compilations", "total_before_s", "total_after_s", "failures", "complete")
 
 

@@ -162,7 +162,7 @@ def generate(
         )
     if not summary.measured and not summary.finished:
         typer.echo("kcg: the budget was over before anything was measured: give a larger --budget", err=True)
-        raise typer.Exit(ExitCode.BUDGET_HIT)
+        raise typer.Exit(ExitCode.NOTHING_SEARCHED)
 
 
 @app.command(epilog=examples("kcg dataset retime measured.sqlite --share 0.01"))

@@ -24,6 +24,7 @@ from kcg.compat.replays import ReplayClock, Replayed
 from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
 from kcg.measure import isolated
+from kcg.workloads.left import load_pieces, save_pieces
 from kcg.workloads.script import Form, Program, run_as_main
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
 
 ANSWER = "answer.json"
-PROPERTIES = ("place", "dtype", "eps", "fed_by")  # of a piece, beside its values
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,10 @@ class Ran:
 
 def read_answer(folder: Path, *, seconds: float) -> Ran | None:
     """What the child wrote into `folder`; None where it did not come to that."""
-    import numpy as np
-
     if not (folder / ANSWER).exists():
         return None
     answer = json.loads((folder / ANSWER).read_text())
-    pieces = tuple(
-        Piece(**{**of, "fed_by": tuple(of["fed_by"])}, values=np.load(folder / f"{place}.npy", mmap_mode="r"))
-        for place, of in enumerate(answer["pieces"])
-    )
+    pieces = load_pieces(folder, answer["pieces"])
     sets = {name: tuple(map(tuple, answer[name])) for name in ("replaced", "left")}
     steps = tuple(Replayed(**{**step, "seconds": tuple(step["seconds"])}) for step in answer["steps"])
     return Ran(**{**answer, **sets, "pieces": pieces, "steps": steps, "seconds": seconds})
@@ -110,8 +105,6 @@ class _Run:
 
     def finish(self) -> None:
         """Write the answer, once, and only in the process of the script itself: not in one that it forked."""
-        import numpy as np
-
         if self._done or os.getpid() != self._pid:
             return
         self._done = True
@@ -122,14 +115,12 @@ class _Run:
                 pieces, left_out = self._observer.pieces(MAX_BYTES)
         except Exception as error:  # of the device: what ran before on it may have failed
             self._raised(error)
-        for place, piece in enumerate(pieces):
-            np.save(self.folder / f"{place}.npy", piece.values, allow_pickle=False)
         answer = {
             "ended": self.ended,
             "words": self.words,
             "refused": self.refused,
             "left_out": left_out,
-            "pieces": [{name: getattr(piece, name) for name in PROPERTIES} for piece in pieces],
+            "pieces": save_pieces(self.folder, pieces),
             "kernels": len(self._changed & self._place.served) if self._place is not None else 0,
             "shaken": self._observer.shaken,
             "replaced": self._place.sets_replaced if self._place is not None else (),

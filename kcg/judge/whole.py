@@ -59,6 +59,11 @@ class Runner:
         """A process that prepares for it while kernels are searched; None where there is none."""
         return None
 
+    @property
+    def rounds(self) -> int:
+        """For which time is kept where plans are compared."""
+        return 1
+
     def announced(self, plans: str) -> str:
         """What is said when it begins; `plans` is of which, in words."""
         raise NotImplementedError

@@ -23,6 +23,7 @@ from kcg.cli import collect_rarely
 from kcg.judge.step import CHOSEN, compare, replays_of, run_own
 from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
 from kcg.measure import isolated
+from kcg.report.endings import NO_WHOLE
 from kcg.types import ModelCheck, Result, Workload
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Model(Runner):
         return self.child
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
-        none = "" if self.runnable else f"not run: kcg has no runnable {results[0].workload}"
+        none = "" if self.runnable else f"{NO_WHOLE}{results[0].workload}"
         return [(none if result.complete else "") or why_nothing(result) for result in results]
 
     def announced(self, plans: str) -> str:

@@ -1,19 +1,20 @@
 """A whole script, and what it leaves.
 
-It runs again, in fresh processes that can be killed (`kcg.judge.script_run`): with tinygrad's own
-schedules, then with the chosen ones, those of each of several plans, hand-written kernels included. All have the same
-seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again: `--no-script-check` leaves
-this out.
+It runs again, in a fresh process that can be killed (`kcg.judge.script_run`), with the chosen schedules, those of each
+of several plans, hand-written kernels included. What it leaves is compared with what it left when its kernels were
+recorded (`kcg.workloads.left`), with tinygrad's own schedules. Where that does not agree, or was not kept, it runs with
+tinygrad's own once more, and that is compared. All runs have the same seeds of Python, NumPy and tinygrad. All that the
+script does to the world, it does again: `--no-script-check` leaves this out.
 
 What is compared is what came out of kernels that have another schedule now: what is alive at the end, what the last
 call of a `TinyJit` returned, and what the script read last. Two runs that leave tensors of other shapes, or another
 number of them, cannot be compared. Where values differ by more than a single kernel may make them differ, two more runs
 tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
-random numbers differs from itself, and one tells what it makes of rounding. Only then
-does a script fail.
+random numbers differs from itself, and one tells what it makes of rounding. The recording is such a run where it left
+the same bytes. Only then does a script fail.
 
-Where it replays a `TinyJit`, its replays are timed in each run. Processes differ, so plans that are right run in turns,
-each as often as there is time.
+Where it replays a `TinyJit`, its replays are timed in each of these runs; not while it is recorded, which takes time of
+its own. Processes differ, so plans that are right run in turns, each as often as there is time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
-from kcg.judge.script_run import Ran, read_answer
+from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
 from kcg.judge.whole import (
     TIMEOUT_S,
     Cost,
@@ -50,6 +51,7 @@ from kcg.judge.whole import (
 from kcg.measure import isolated
 from kcg.measure.protocol import median
 from kcg.types import ModelCheck, Result
+from kcg.workloads.left import ANSWER, identity, read_recorded
 
 if TYPE_CHECKING:
     from kcg.workloads.script import Program
@@ -67,6 +69,7 @@ NO_STEPS = "not run: of a script without steps the best plan and every kernel al
 RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
 NO_REPLAYS = "it replays no TinyJit often enough"
 OTHER_STEPS = "it does not replay the same steps in each run"
+ONE_RUN = "it ran once more, with the chosen schedules alone"
 
 
 @dataclass
@@ -79,6 +82,7 @@ class Script(Runner):
     kernels: Sequence[Path] = ()  # files of the hand-written ones
     wanted: bool = True  # whether it runs again
     recorded_s: float = 0.0  # what recording its kernels took
+    recorded: Path | None = None  # where that kept what the script left
     check_device: Callable[[], None] = lambda: None
     """Called after a run that failed; its time may come on top of the timeout."""
     known: dict[bool | None, Ran] = field(default_factory=dict)
@@ -94,15 +98,27 @@ class Script(Runner):
             reasons[1:-1] = [NO_STEPS] * (len(results) - 2)
         return reasons
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is something that a first run is compared with."""
+        return self.recorded is not None and (self.recorded / ANSWER).exists()
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.is_recorded else RESERVED
+
     def announced(self, plans: str) -> str:
+        which = "the chosen schedules" if self.is_recorded else "tinygrad's own schedules and with the chosen ones"
         return (
-            f"running {self.program.what} again, with tinygrad's own schedules and with the chosen ones{plans} (its "
-            "side effects repeat; --no-script-check leaves this out)"
+            f"running {self.program.what} again, with {which}{plans} (its side effects repeat; --no-script-check "
+            "leaves this out)"
         )
 
     def expected_s(self, cost: Cost) -> float:
-        """A round is a run with tinygrad's own schedules and one with each plan."""
-        return cost.rounds * (1 + cost.plans) * MORE * self.recorded_s if self.wanted else 0.0
+        """A round is a run with tinygrad's own schedules, of which the first was the recording where that kept what it
+        left, and one with each plan."""
+        runs = cost.rounds * (1 + cost.plans) - self.is_recorded
+        return runs * MORE * self.recorded_s if self.wanted else 0.0
 
     def timeout_s(self, expected_s: float) -> float:
         return max(TIMEOUT_S, TIMES * expected_s)
@@ -132,6 +148,7 @@ class _Runs:
         self._paths = written(results, folder)
         if not script.observed:
             script.observed = tuple(sorted({kernel.id for region in regions for kernel in region.kernels}))
+        self.recorded = self._recorded()
         self._job: dict[str, Any] = {
             "form": script.program.form,
             "what": script.program.what,
@@ -163,12 +180,28 @@ class _Runs:
             raise _Died(ended.last_words)
         return ran
 
+    def _recorded(self) -> Ran | None:
+        """The run that recorded the script's kernels, with tinygrad's own schedules, as if it had been watched for the
+        kernels that are observed; None where what it left was not kept."""
+        script = self.script
+        if script.recorded is None:
+            return None
+        of = identity(script.program.command, seed=script.seed, dev=self._dev)
+        kept = read_recorded(script.recorded, of=of)
+        left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
+        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.recorded_s)
+
     def own(self, *, shake: bool | None = None) -> Ran:
         """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
-        with changed by one rounding unit (`shake`)."""
-        if shake not in self.script.known:
-            self.script.known[shake] = self.run(shake=bool(shake))
-        return self.script.known[shake]
+        with changed by one rounding unit (`shake`). The recording is another one where it left the same."""
+        known = self.script.known
+        if shake is False and shake not in known and self.recorded is not None:
+            first = self.own()
+            if first.ended == self.recorded.ended and equal(first.pieces, self.recorded.pieces):
+                known[shake] = self.recorded
+        if shake not in known:
+            known[shake] = self.run(shake=bool(shake))
+        return known[shake]
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -186,14 +219,14 @@ class _Comparison:
 
     def checks(self) -> list[ModelCheck]:
         """A check of each plan."""
-        # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
-        try:
-            own = self._runs.own()
-        except (isolated.Overdue, _Died) as error:
-            why = f"the script does not run again: with tinygrad's own schedules {_of(error)}"
-            return [self._with_steps(unclear(why))] * len(self._results)
-        self._untimed = own.untimed or ("" if _steps_of(own) else NO_REPLAYS)
-        self._timed[None] = [own]
+        own = self._runs.recorded
+        if own is None or None in self._runs.script.known:
+            # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
+            try:
+                own = self._runs.own()
+            except (isolated.Overdue, _Died) as error:
+                return [self._with_steps(_does_not_run(error))] * len(self._results)
+            self._saw_steps(None, own)
         seen: list[ModelCheck] = []
         for place in range(len(self._results)):
             if seen and seen[0].passed is None:  # it does not repeat itself, say: with other plans neither
@@ -212,38 +245,70 @@ class _Comparison:
     def _more_rounds(self, right: Sequence[int], own: Ran) -> None:
         """Time the steps of plans that are right in more runs, in turns, as long as there is time."""
         sides = [None, *right]
-        last = [self._timed[side][-1] for side in sides if side in self._timed]
-        while not self._untimed and len(self._timed[None]) < ROUNDS:
-            if not self._runs.has_time_for(*last, until=self._until):
+        last = [self._timed[side][-1] if side in self._timed else own for side in sides]
+        while not self._untimed and len(self._timed.get(None, ())) < ROUNDS:
+            missing = [side for side in sides if side not in self._timed]  # tinygrad's own, which was recorded only
+            turn = missing or sides
+            if not self._runs.has_time_for(*(last[sides.index(side)] for side in turn), until=self._until):
                 return
             try:
-                last = [self._runs.run(side, compared=False) for side in sides]
+                ran = [self._runs.run(side, compared=False) for side in turn]
             except (isolated.Overdue, _Died):
                 return
-            if any(ran.ended != own.ended or not _same_steps(ran, own) for ran in last):
+            if any(one.ended != own.ended or not _same_steps(one, self._timed[right[0]][0]) for one in ran):
                 return
-            for side, ran in zip(sides, last, strict=True):
-                self._timed[side].append(ran)
+            for side, one in zip(turn, ran, strict=True):
+                self._timed.setdefault(side, []).append(one)
+                last[sides.index(side)] = one
+
+    def _saw_steps(self, side: int | None, ran: Ran) -> None:
+        """The steps of the first run of a plan, or of tinygrad's own schedules: all are to replay the same."""
+        first = next(iter(self._timed.values()), [ran])[0]
+        if not self._untimed:
+            other = "" if _same_steps(ran, first) else OTHER_STEPS
+            self._untimed = ran.untimed or other or ("" if _steps_of(ran) else NO_REPLAYS)
+        self._timed[side] = [ran]
 
     def _compared(self, place: int, own: Ran) -> ModelCheck:
+        """The check of a plan, compared with the run `own`. Where that was recorded and does not agree, the script runs
+        with tinygrad's own schedules again, and is compared with that."""
         runs, result, changed = self._runs, self._results[place], len(self._runs.changed[place])
         try:
             chosen = runs.run(place)
         except isolated.Overdue as error:
             return unclear(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
         except _Died as error:
-            return _whose_fault(runs, own, _of(error))
+            again = self._run_again(own)
+            return again if isinstance(again, ModelCheck) else _whose_fault(runs, again, _of(error))
         if chosen.refused:
             return unclear(f"the chosen schedules cannot be used in the script: {chosen.refused}")
-        if chosen.ended != own.ended:
-            return _whose_fault(runs, own, chosen.words or "it ends well")
-        if not self._untimed:
-            self._untimed = chosen.untimed or ("" if _same_steps(chosen, own) else OTHER_STEPS)
-        self._timed[place] = [chosen]
-        check = _of_what_is_left(runs, result, own, chosen)
+        if own is runs.recorded and (check := _as_recorded(result, own, chosen)) is not None:
+            self._saw_steps(place, chosen)
+        else:
+            if isinstance(again := self._run_again(own), ModelCheck):
+                return again
+            if chosen.ended != again.ended:
+                return _whose_fault(runs, again, chosen.words or "it ends well")
+            self._saw_steps(place, chosen)
+            check = _of_what_is_left(runs, result, again, chosen)
         check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
         when = "the script runs again" + (f" ({chosen.words})" if chosen.ended else "")
         return occurring(check, served=chosen.kernels, changed=changed, when=when)
+
+    def _run_again(self, own: Ran) -> Ran | ModelCheck:
+        """A run with tinygrad's own schedules in the place of one that was recorded; else the same. A check where that
+        cannot be."""
+        if own is not self._runs.recorded:
+            return own
+        if None not in self._runs.script.known and not self._runs.has_time_for(own):
+            return unclear("it differs from what was recorded, and there was no time to see whether it always does")
+        try:
+            again = self._runs.own()
+        except (isolated.Overdue, _Died) as error:
+            return _does_not_run(error)
+        if None not in self._timed:
+            self._saw_steps(None, again)
+        return again
 
     def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
         """The check with what was seen of its steps, and of how many runs."""
@@ -251,15 +316,17 @@ class _Comparison:
             check = replace(check, seed=self._runs.script.seed, runs=self._runs.count)
         if self._untimed or place not in self._timed:
             return replace(check, untimed=self._untimed)
-        own, chosen = self._timed[None], self._timed[place]
+        own, chosen = self._timed.get(None, []), self._timed[place]
+        if not own and len(self._results) == 1:
+            return replace(check, untimed=ONE_RUN)
         replays = min(len(step.seconds) for ran in (*own, *chosen) for step in _steps_of(ran))
-        each = f"{len(own)} runs each, in turns" if len(chosen) > 1 else "one run each"
+        each = f"{len(chosen)} runs each, in turns" if len(chosen) > 1 else "one run each"
         return replace(
             check,
-            before_s=median([_step_s(ran) for ran in own]),
+            before_s=median([_step_s(ran) for ran in own]) if own else None,
             after_s=median([_step_s(ran) for ran in chosen]),
             spread_s=_spread_s(chosen),
-            clock=f"{own[0].clock}, median of {replays} replays in {each}",
+            clock=f"{chosen[0].clock}, median of {replays} replays in {each}",
         )
 
 
@@ -315,6 +382,25 @@ def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
     return ModelCheck(False, f"the script fails with the chosen schedules, and not with tinygrad's own: {words}")
 
 
+def _does_not_run(error: Exception) -> ModelCheck:
+    return unclear(f"the script does not run again: with tinygrad's own schedules {_of(error)}")
+
+
+def _as_recorded(result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
+    """Passed where a run with the chosen schedules left what the recording did, as far as one kernel may make it
+    differ; None where that says nothing, or not yet what is wrong."""
+    if chosen.ended or not own.pieces or not same_layout(own.pieces, chosen.pieces) or not says_something(own.pieces):
+        return None
+    check = judge_first(chosen.pieces, own.pieces, rounding_of(result))
+    return None if check is None else replace(check, compared=f"{_compared_words(own)}, as recorded")
+
+
+def _compared_words(own: Ran) -> str:
+    """What of a run was compared, and how much of it was not."""
+    compared = words_of_pieces(own.pieces)
+    return f"{compared}; {own.left_out} more left out for their size" if own.left_out else compared
+
+
 def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck:
     if not own.pieces and not chosen.pieces:
         where = f" ({own.words})" if own.ended else ""
@@ -327,9 +413,6 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
         return unclear(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
     if not says_something(own.pieces):
         return unclear("what the script left is zero or not finite with tinygrad's own schedules either")
-    compared = words_of_pieces(own.pieces)
-    if own.left_out:
-        compared += f"; {own.left_out} more left out for their size"
     rounding = rounding_of(result)
     check = judge_first(chosen.pieces, own.pieces, rounding)
     if check is None:
@@ -342,7 +425,7 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
         fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
         changed = changed_by(result, handwritten=bool(runs.script.kernels))
         runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
-    return replace(check, compared=compared)
+    return replace(check, compared=_compared_words(own))
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:

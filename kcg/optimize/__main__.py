@@ -25,6 +25,17 @@ app = command_app()
 export_app = command_app()
 apply_app = command_app()
 
+EXIT_CODES = """\b
+Exit codes:
+  0    improved, and checked as a whole
+  2    wrong usage
+  3    searched, and nothing was verified to be faster
+  4    something is proven wrong
+  5    the device is unusable
+  6    nothing was searched
+  7    improved, part by part: the whole was not checked
+  130  interrupted"""
+
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names of workloads; where there are none the shell completes files."""
@@ -35,7 +46,8 @@ def complete_workload(incomplete: str) -> list[str]:
 
 @app.command(
     context_settings={**SETTINGS, "allow_extra_args": True},
-    epilog=examples(
+    epilog=f"{EXIT_CODES}\n\n"
+    + examples(
         "kcg optimize flux/mini --budget 60s",
         "kcg optimize train.py --budget 5m -- --its-own arguments",
         "kcg optimize -m package.module",
@@ -235,6 +247,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.settings import Settings, check_gpu_count, check_names, with_fleet
+    from kcg.report.endings import incomplete
     from kcg.report.next_steps import resumed
 
     assert isinstance(settings, Settings)
@@ -284,7 +297,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
         shown.line(nothing_faster(finished.result))
-    elif finished.exit_code == ExitCode.BUDGET_HIT:
+    elif finished.exit_code in (ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED):
         shown.line(incomplete(finished.result))
     if wandb != "disabled" and finished.exit_code != ExitCode.INTERRUPTED:  # who interrupts it waits for nothing more
         from kcg.optimize.tracking import send
@@ -312,12 +325,17 @@ def not_verified(result: Result) -> str:
 
 
 def nothing_faster(result: Result) -> str:
-    """What is said where a search found nothing, in one line."""
+    """What is said where nothing is verified to be faster, in one line."""
+    from kcg.report.counts import how_many
     from kcg.report.result import TIME_OVER, UNTIMED, USED_UP
 
     notes = [region.note for region in result.regions if region.outcome == "not searched"]
     more_time = "give it more time with --budget"
     advice = {USED_UP: "give it more with --measurements", TIME_OVER: more_time, UNTIMED: more_time}
+    undecided = [row.region for row in result.regions if row.outcome == "undecided"]
+    if undecided:
+        idle = _not_searched(result)
+        return f"nothing was verified to be faster in time, and {how_many(undecided)} may be{idle}; {more_time}"
     what_to_do = next((advice[note] for note in notes if note in advice), "try --effort thorough")
     return f"nothing was faster than tinygrad's own schedules, which are kept{_not_searched(result)}; {what_to_do}"
 
@@ -329,15 +347,6 @@ def _not_searched(result: Result) -> str:
     rows = [row for row in result.regions if row.outcome == "not searched" and row.note != NO_OTHER]
     missing = share_of((row.region for row in rows), (row.region for row in result.regions))
     return f" ({missing} were not searched)" if rows else ""
-
-
-def incomplete(result: Result) -> str:
-    """Why a run ended before all was done, in one line."""
-    message = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
-    return message or (
-        f"the budget ended before everything was done{_not_searched(result)}: what is missing is said above; give it "
-        "more with --budget"
-    )
 
 
 @apply_app.command(

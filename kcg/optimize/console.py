@@ -20,6 +20,7 @@ from kcg.cli import counted
 from kcg.kernel.kinds import describe, noun_of
 from kcg.nouns import printable
 from kcg.report.counts import how_many, share_of
+from kcg.report.endings import incomplete, outlook_lines
 from kcg.report.formats import format_seconds, format_speedup
 from kcg.report.next_steps import NextStep, next_steps
 from kcg.report.result import OUTCOMES, UNTIMED
@@ -220,10 +221,11 @@ def print_result(result: Result, console: Console, *, files: tuple[Path, Path] |
 
     options = console.options.update(width=width)
     taken = sum(len(console.render_lines(part, options, pad=False)) for part in (*plan, *below))
-    taken += len(commands) + len(steps) + bool(steps) + 1  # the shell's next prompt
+    ahead = outlook_lines(result)
+    taken += len(commands) + len(ahead) + len(steps) + bool(steps) + 1  # the shell's next prompt
     for part in (*_kernel_parts(result, console, width, lines=SCREEN - taken), *plan, *below):
         console.print(part, width=width)
-    for line in commands:
+    for line in (*commands, *ahead):
         console.print(_text(console, line), soft_wrap=True)
     _print_steps(steps, console, width)
 
@@ -410,9 +412,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         )
         lines.append((reported, "yellow"))
     lines += [(str(left), "yellow") for left in result.left_out]
-    if not result.complete:
-        nothing = any(warning.startswith("nothing was searched") for warning in result.warnings)
-        why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
+    if why := incomplete(result):
         lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
 

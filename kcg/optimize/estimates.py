@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.judge.paired import FRESH_CHILD_S
 from kcg.judge.whole import Cost
-from kcg.judge.whole_script import RESERVED
 from kcg.kernel.kinds import JoinsKernels, kind_named, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
@@ -340,7 +339,7 @@ class Estimates:
             if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
-        rounds = RESERVED if has_plan and self.captured.workload.steps else 1
+        rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1
         return self.whole_s(plans=1 + has_plan, rounds=rounds)  # the best one beside that of every kernel alone
 
 

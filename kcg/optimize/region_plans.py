@@ -402,7 +402,7 @@ def _fastest(checks: Sequence[ModelCheck]) -> tuple[int, str]:
     right = [place for place, seen in enumerate(checks) if seen.passed]
     timed = {place: seconds for place in right if (seconds := checks[place].after_s) is not None}
     if timed:
-        before_s = min(seen.before_s for seen in checks if seen.before_s is not None)
+        before_s = min((seen.before_s for seen in checks if seen.before_s is not None), default=math.inf)
         fastest = min(timed, key=lambda place: timed[place])
         as_fast_s = timed[fastest] + checks[fastest].spread_s
         level = [place for place, seconds in timed.items() if seconds - checks[place].spread_s <= as_fast_s]

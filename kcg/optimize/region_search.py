@@ -194,7 +194,8 @@ def search_regions(
         store.leave_out(timed, both, log=log)
     weights = by_plan(proposals, kernels, timed, device.service.target)
     searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
-    both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
+    expected = {**found.expected, **searched.expected}
+    both_found = replace(found, works=both.works, settled=found.settled and searched.settled, expected=expected)
     return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 
 

@@ -30,6 +30,7 @@ from kcg.optimize.judging import Judging
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
+from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
@@ -40,6 +41,7 @@ from kcg.optimize.wholes import is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.report.counts import how_many, share_of
+from kcg.report.endings import ANSWERED, exit_code_of
 from kcg.report.formats import format_seconds, format_share
 from kcg.report.next_steps import resumed
 from kcg.report.page import FILE_NAME as REPORT
@@ -61,6 +63,7 @@ from kcg.types import (
     Workload,
 )
 from kcg.unexpected import reported_to
+from kcg.workloads import left
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -118,7 +121,9 @@ def optimize(
         log.begin(CAPTURING)
         if captured is None:
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
-                captured = capture(settings, device, budget=budget, log=log)
+                left.forget(device.folder / left.FOLDER)
+                keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
+                captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
@@ -225,6 +230,8 @@ def optimize(
                     if not log.ended_early:
                         searched = works if candidates is None else candidates.works
                         store.add_nothing(finished.result, searched, settings, judged=judged, seen=compared, log=log)
+                if finished.result.complete:  # else `kcg check` may still compare it
+                    left.forget(device.folder / left.FOLDER)
                 shown.end(finished.exit_code, log.elapsed_s)
                 return finished
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
@@ -271,8 +278,10 @@ def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[R
 # ---- the steps ----
 
 
-def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) -> Captured:
-    """The workload's kernels; those of a script by running it once."""
+def capture(
+    settings: Settings, device: Device, *, budget: Budget, log: RunLog, keeping: left.Keeping | None = None
+) -> Captured:
+    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted."""
     from kcg.workloads.registry import find
 
     if (program := settings.program) is None:
@@ -284,14 +293,15 @@ def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) 
     log.progress.phase(f"running {program.label} to record its kernels")
     begin = time.monotonic()
     with log.progress.paused():  # the program writes to the terminal
-        captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
+        late = _late(program.label, budget, log)
+        captured = capture_program(program, dev=device.choice.dev, late=late, keeping=keeping)
     recorded_s = time.monotonic() - begin
     if captured.interrupted:
         raise KeyboardInterrupt
     for line in captured.lines:
         log.progress.line(f"kcg: {line}", important=True)
     log.warn(*captured.notes)
-    return Captured(captured.workload, recorded_s)
+    return Captured(captured.workload, recorded_s, recorded=None if keeping is None else keeping.folder)
 
 
 def _late(label: str, budget: Budget, log: RunLog) -> Late | None:
@@ -458,17 +468,17 @@ def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...
 
 def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, budget: Budget, log: RunLog) -> Finished:
     """Write the result, with the check of the whole, and its report."""
-    late = budget.late_at is not None and time.monotonic() > budget.late_at
-    if late and not log.interrupted:
+    if budget.late_at is not None and time.monotonic() > budget.late_at and not log.interrupted:
         log.warn(f"the budget of {budget.limit_s:g} s is less than timing and verifying the kernels takes")
     device.notice_moved_journal()
-    phases, answered = log.phases(), False
-    if ended.candidates is not None and ended.results is not None:
-        answered = has_an_answer(result, ended.candidates, undecided=ended.results.undecided, budget=budget)
+    searched = [*ended.works, *(ended.proposed.works if ended.proposed is not None else ())]
+    expected_s = ended.candidates.expected if ended.candidates is not None else {}
+    outlook = outlook_of(searched, ended.judged, result.regions, expected_s)
+    phases, result = log.phases(), replace(result, model_check=check, outlook=outlook)
+    code = exit_code_of(result)
     result = replace(
         result,
-        model_check=check,
-        complete=result.complete and not log.ended_early and not late and answered,
+        complete=result.complete and not log.ended_early and code in ANSWERED,
         search_s=sum(seconds for _, seconds in phases),
         warnings=tuple(log.warnings),
         phases=phases,
@@ -477,33 +487,9 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
     device.set_aside(RESULT, REPORT)
     write_result(result, path)
     report = write_report(result, device.folder)
-    code = exit_code_of(result, interrupted=log.interrupted, lost=bool(log.lost))
+    if log.ended_early:
+        code = ExitCode.INTERRUPTED if log.interrupted else ExitCode.DEVICE_UNUSABLE
     return Finished(result, path, report, code, lost=log.lost)
-
-
-def has_an_answer(result: Result, candidates: Candidates, *, undecided: int, budget: Budget) -> bool:
-    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
-    a candidate that was not judged nor a kernel to which its budget did not come."""
-    improved = any(row.outcome == "improved" for row in result.regions)
-    cut = budget.limit_s is not None and not candidates.settled and not candidates.used_up
-    missing = cut and any(row.outcome == "not searched" for row in result.regions)
-    return candidates.searched and (improved or not (undecided or missing))
-
-
-def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
-    """The exit code of a run, worst news first. What is unjudged or fails counts for nothing: it is the rest's."""
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    if lost:
-        return ExitCode.DEVICE_UNUSABLE
-    wrong_model = result.model_check is not None and result.model_check.passed is False
-    if wrong_model or any(r.chosen.verification.wrong for r in result.regions):
-        return ExitCode.VERIFICATION_FAILED
-    if not result.complete:
-        return ExitCode.BUDGET_HIT
-    if not any(r.outcome == "improved" for r in result.regions):
-        return ExitCode.NOTHING_IMPROVED
-    return ExitCode.OK
 
 
 # ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
@@ -124,6 +124,7 @@ class _Search:
     works: Sequence[RegionWork] = ()
     weights: Weights = lambda expected_s: {}
     settled: bool = False
+    expected: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.works = self.works or self.estimates.works
@@ -153,7 +154,12 @@ class _Search:
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
         return Candidates(
-            self.works, self.estimates.measured.untimed, self.settled, self.ledger.used_up, searched=self.searched
+            self.works,
+            self.estimates.measured.untimed,
+            self.settled,
+            self.ledger.used_up,
+            searched=self.searched,
+            expected=self.expected,
         )
 
     @property
@@ -275,7 +281,7 @@ class _Search:
         self._weigh()
         allocator.run()
         self.device.check_journal()
-        self.settled = allocator.settled
+        self.settled, self.expected = allocator.settled, allocator.expected
 
     def _limits(self) -> Limits:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""

@@ -32,6 +32,7 @@ def runner_of(settings: Settings, captured: Captured, device: Device, works: Seq
             kernels=settings.kernels,
             wanted=settings.script_check,
             recorded_s=captured.recorded_s,
+            recorded=captured.recorded,
             check_device=service.check_device,
         )
     if (call := captured.call) is not None:

@@ -11,6 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcg.judge.ends import mean, observed, timed_at
@@ -432,6 +433,7 @@ class Captured:
     recorded_s: float = 0.0
     call: Call | None = None  # of a function of this process
     why_once: str = ""  # why that is not called again, in words; empty where it is
+    recorded: Path | None = None  # where what a script left is kept, see `kcg.workloads.left`
 
 
 @dataclass(frozen=True)
@@ -466,6 +468,9 @@ class Candidates:
     settled: bool = False  # it ended because nothing more was worth its measurements
     used_up: bool = False  # all measurements that were allowed are made
     searched: bool = True  # some schedule was tried beside tinygrad's own
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """What the next measurements of searches that were stopped were expected to save, in seconds of one execution of
+    the workload, by `RegionWork.id`."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kcg.errors import UsageError
 from kcg.kernel.kinds import describe
 from kcg.pictures import PAGE_STYLE
 from kcg.report.counts import how_many, nouns_of
+from kcg.report.endings import incomplete
 from kcg.report.formats import format_date, format_seconds, format_speedup
 from kcg.report.page import environment
 from kcg.report.rows import rows_of
@@ -184,8 +185,8 @@ def _differences(found: Comparison) -> Iterator[str]:
     if a.allow_tf32 != b.allow_tf32:
         yield f"Products were allowed to round float32 to tf32 in {'A' if a.allow_tf32 else 'B'} only."
     for name, result in (("A", a), ("B", b)):
-        if not result.complete:
-            yield f"{name} ended before all was tried."
+        if why := incomplete(result):
+            yield f"{name} is not complete: {why}."
         if untimed := [row.region for row in result.regions if not _time(row.chosen.cold_s)]:
             were = "was" if len(untimed) == 1 else "were"
             yield f"{how_many(untimed)} {were} not timed in {name}: its totals are without that."

@@ -14,6 +14,8 @@ from kcg import shell
 from kcg.cli import parse_budget
 from kcg.errors import UsageError
 from kcg.kernel.kinds import fits_beam_cache, traits_of
+from kcg.report.endings import is_checked, may_find_more
+from kcg.report.words import checked_as
 from kcg.types import RegionResult, Result, Target
 from kcg.workloads.script import Form, Program, bounded, workload_name
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH = 2  # of the BEAM that a result is applied for
 YOUR_PROGRAM = "your_program.py"  # where the workload is none
-RESUME, EFFORT, BUDGET = "--resume", "--effort", "--budget"
+RESUME, EFFORT, BUDGET, MEASUREMENTS = "--resume", "--effort", "--budget", "--measurements"
 _ADVICE = re.compile(r"try --budget (\d+s)")  # of `kcg.optimize.estimates`
 
 
@@ -40,13 +42,14 @@ def next_steps(result: Result, path: Path) -> tuple[NextStep, ...]:
     found = [row for row in result.deployed if row.outcome == "improved" and row.chosen.verification.passed]
     if not found:
         return tuple(_looking_further(result))
-    return *_using(result, path, found), *([] if result.complete else _looking_further(result))
+    further = not result.complete or may_find_more(result)
+    return *_using(result, path, found), *_checking(result, path), *(_looking_further(result) if further else [])
 
 
 def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterator[NextStep]:
     """Into tinygrad's own cache what fits there; by kcg, or by a module, what does not."""
-    program, clang = _program(result), missing_clang(result.target)
-    files = [word for file in _values(result.command, "--kernels") for word in ("--kernels", file)]
+    program, clang = program_in(result), missing_clang(result.target)
+    files = [word for file in option_values(result.command, "--kernels") for word in ("--kernels", file)]
     by_hand = files if any(traits_of(row.chosen.schedule).by_hand for row in found) else []
     run = shell.command("kcg run", "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
     name = re.sub(r"\W+", "_", program.name if program else result.workload).strip("_")
@@ -67,13 +70,19 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
         yield NextStep(export, "a module for tinygrad alone")
 
 
+def _checking(result: Result, path: Path) -> Iterator[NextStep]:
+    """What was not compared as a whole may be later; a function is, where it is called."""
+    if not is_checked(result) and checked_as(result) != "function":
+        yield NextStep(shell.command("kcg check", path), "compares the whole, no search")
+
+
 def _looking_further(result: Result) -> Iterator[NextStep]:
     """A run that ended early goes on; one that came to its end may take longer."""
     command = result.command
     if not _words(command):
         return
     advised = [found[1] for warning in result.warnings if (found := _ADVICE.search(warning))]
-    budgets = _values(command, BUDGET)
+    budgets = option_values(command, BUDGET)
     if advised:
         yield NextStep(with_option(resumed(command), BUDGET, advised[0]), "goes on, with time to search")
     elif not result.complete and (RESUME not in _own_words(command) or not budgets):
@@ -82,7 +91,10 @@ def _looking_further(result: Result) -> Iterator[NextStep]:
         with contextlib.suppress(UsageError):
             longer = f"{2 * parse_budget(budgets[-1]):g}s"
             yield NextStep(with_option(resumed(command), BUDGET, longer), "goes on, for longer")
-    elif "thorough" not in _values(command, EFFORT):
+    elif (counts := option_values(command, MEASUREMENTS)) and counts[-1].isdecimal() and may_find_more(result):
+        more = with_option(resumed(command), MEASUREMENTS, str(2 * int(counts[-1])))
+        yield NextStep(more, "goes on, measures more")
+    elif "thorough" not in option_values(command, EFFORT):
         yield NextStep(with_option(command, EFFORT, "thorough"), "searches for longer")
 
 
@@ -121,7 +133,7 @@ def _own_words(command: str) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-def _values(command: str, option: str) -> list[str]:
+def option_values(command: str, option: str) -> list[str]:
     """What a command gives an option."""
     words = _own_words(command)
     pairs = itertools.pairwise([*words, ""])
@@ -133,7 +145,7 @@ def _is(word: str, option: str) -> bool:
     return word == option or word.startswith(f"{option}=")
 
 
-def _program(result: Result) -> Program | None:
+def program_in(result: Result) -> Program | None:
     """The program whose kernels a result is of, as its command names it; None where it is no program's."""
     own, words = _own_words(result.command), _words(result.command)
     for place, word in enumerate(words):

@@ -21,6 +21,7 @@ from kcg.measure.device_info import HOLDS_BACK, words_of
 from kcg.pictures import PAGE_STYLE
 from kcg.report.charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
 from kcg.report.counts import nouns_of, share_of
+from kcg.report.endings import incomplete, outlook_lines
 from kcg.report.formats import (
     format_bytes,
     format_count,
@@ -312,6 +313,8 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
             pictures=pictures,
             tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
             style=PAGE_STYLE,
+            incomplete=incomplete(result),
+            outlook=outlook_lines(result),
             steps=next_steps(result, path),
             roofs=roofs,
             origins=any(row.region.origins for row in rows),

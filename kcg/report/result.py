@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 16
+SCHEMA = 17
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -57,6 +57,7 @@ ADDED = {
     14: {("RegionResult", "store")},
     15: {("Result", "dropped")},
     16: {("Toolchain", "generator")},
+    17: {("Result", "outlook")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -217,6 +218,10 @@ def _read(document: Any) -> Result:
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
             raise Malformed(f"expectations[{i}]", "a time is negative")
         _check_schedule(seen.schedule, f"expectations[{i}].schedule")
+    if (outlook := result.outlook) is not None:
+        seconds = outlook.unjudged_s, outlook.expected_s
+        if min(outlook.unjudged, outlook.searches, *seconds) < 0 or not all(map(math.isfinite, seconds)):
+            raise Malformed("outlook", "a count or a time is negative, or no number")
     for i, left in enumerate(result.dropped):
         if left.status not in (Status.WRONG, Status.UNJUDGED):
             raise Malformed(f"dropped[{i}].status", f"{shown(left.status)} is neither wrong nor unjudged")

@@ -245,6 +245,7 @@ class Allocator:
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
+        self.expected: dict[str, float] = {}  # what was on offer when it ended, see `_on_offer`
         self._changed = threading.Condition()
         self._measuring = 0
         self._searching = 0
@@ -296,6 +297,7 @@ class Allocator:
                             self._changed.acquire()
         finally:
             with self._changed:
+                self.expected = self._on_offer()
                 self._closed = True
                 self._changed.notify_all()
         self._join()
@@ -329,6 +331,16 @@ class Allocator:
         if self.ledger.deadline is None or not self.limits.alternate or not entry.each_s:
             return wanted
         return min(wanted, max(int((self.ledger.deadline - self.ledger.clock()) / entry.each_s), 0))
+
+    def _on_offer(self) -> dict[str, float]:
+        """What the next batch of each region was expected to save, in seconds of the workload, where that is worth its
+        measurements: of its searches that ask, or have not begun, the one that is expected to save most. What is with
+        the device or in thought is not in it, nor where nothing was measured."""
+        least_s, found = self._least_s(), dict[str, float]()
+        for entry in self.entries:
+            if not entry.ended and (entry.wanted or entry.thread is None) and least_s < entry.saving_s < math.inf:
+                found[entry.name] = max(found.get(entry.name, 0.0), entry.saving_s)
+        return found
 
     def _least_s(self) -> float:
         """What a batch must be expected to save, in seconds of the workload."""

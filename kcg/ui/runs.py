@@ -27,6 +27,7 @@ from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.live import Live, read_live
 from kcg.report.counts import share_of
+from kcg.report.endings import exit_code_of
 from kcg.report.page import FILE_NAME as REPORT
 from kcg.report.result import read_result
 from kcg.report.words import name_of, values_of
@@ -40,9 +41,13 @@ DEEPEST: Final = 8
 MOST_OF_REPORT: Final = 64 << 20  # bytes; one has less than 3 MB
 
 FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
+NOTHING_IMPROVED, NOTHING_SEARCHED, UNCHECKED = "nothing improved", "nothing searched", "whole not checked"
 RUNNING, KILLED = "running", "killed"
 
 _ENDS = {ExitCode.INTERRUPTED: INTERRUPTED, ExitCode.DEVICE_UNUSABLE: LOST}
+_COMPLETE = {ExitCode.NOTHING_IMPROVED: NOTHING_IMPROVED}
+_INCOMPLETE = {ExitCode.NOTHING_SEARCHED: NOTHING_SEARCHED, ExitCode.UNCHECKED: UNCHECKED}
+"""What a result says of itself, by `kcg.report.endings`; else it is finished, or incomplete."""
 
 T = TypeVar("T")
 
@@ -83,6 +88,7 @@ class Run:
     share: str  # how many kernels and regions improved, in words
     complete: bool
     wrong: bool
+    code: ExitCode  # that its command ended with, by the result alone
     state: str = ""
     report: Path | None = None
 
@@ -296,6 +302,7 @@ def _read_run(path: Path) -> Run:
         ),
         complete=result.complete,
         wrong=check is not None and check.passed is False,
+        code=exit_code_of(result),
     )
 
 
@@ -320,13 +327,12 @@ def _state_of(run: Run, watched: Watched | None) -> str:
     if run.wrong:
         return WRONG
     if run.complete:
-        return FINISHED
-    if watched is None:
-        return INCOMPLETE
-    code = watched.live.exit_code
-    if code is None:  # the best so far of a run that goes on, or was killed
+        return _COMPLETE.get(run.code, FINISHED)
+    if watched is not None and watched.live.exit_code is None:  # the best so far of a run that goes on, or was killed
         return watched.state
-    return _ENDS.get(code, INCOMPLETE)  # type: ignore[call-overload, no-any-return]
+    if watched is not None and watched.live.exit_code in _ENDS:
+        return _ENDS[ExitCode(watched.live.exit_code)]
+    return _INCOMPLETE.get(run.code, INCOMPLETE)
 
 
 def _text(name: str) -> str:

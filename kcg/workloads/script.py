@@ -46,8 +46,10 @@ from kcg.workloads.tally import Tally, read_tally
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
+    from kcg.compat.observing import RecordingObserver
     from kcg.compat.sequences import CapturedSequence, SequenceRecorder
     from kcg.workloads.capture import Refused
+    from kcg.workloads.left import Keeping
 
 
 # ---- Running somebody's program as Python would run it: a script, a module (`-m`) or code (`-c`).
@@ -338,11 +340,14 @@ def bounded(text: str) -> str:
     return f"{plain[: NAME_LENGTH - 10]}… {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def capture_program(program: Program, *, dev: str, late: Late | None = None) -> Captured:
+def capture_program(
+    program: Program, *, dev: str, late: Late | None = None, keeping: Keeping | None = None
+) -> Captured:
     """Record `program` in a child process; what it prints goes to stderr.
 
     The workload is `script:` and the program's name, its preset the arguments. tinygrad's cache is a new one for this
-    run. A program that still runs when it is `late` is waited for all the same. One that raises, exits with an error,
+    run. With `keeping` it has fixed seeds, and what it leaves is kept, if it ends well (`kcg.workloads.left`). A
+    program that still runs when it is `late` is waited for all the same. One that raises, exits with an error,
     is interrupted, or dies by a signal keeps what it ran, and a note says how it ended.
 
     Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded,
@@ -351,8 +356,11 @@ def capture_program(program: Program, *, dev: str, late: Late | None = None) -> 
     check_program(program)
     with tempfile.TemporaryDirectory(prefix="kcg-capture-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "workload.json"
-        command = [sys.executable, "-m", "kcg.workloads.script", str(out), program.form, program.what]
+        kept, seed = ("", "") if keeping is None else (str(keeping.folder.absolute()), str(keeping.seed))
+        command = [sys.executable, "-m", "kcg.workloads.script", str(out), kept, seed, program.form, program.what]
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
+        if keeping is not None:
+            environment["PYTHONHASHSEED"] = str(keeping.seed % 2**32)
         code, interrupted = _run([*command, *program.arguments], environment, late)
         found = json.loads(out.read_text()) if out.exists() else None
         answer = found or _answer_of_the_dead(program, Path(folder), device=dev.split(":")[0], code=code)
@@ -469,8 +477,11 @@ def workload_of(values: dict[str, Any]) -> Workload:
 class _Recording:
     """One program in this process: what it ran, how it ended, and the answer to the parent."""
 
-    def __init__(self, out: Path, program: Program, *, dev: str) -> None:
+    def __init__(self, out: Path, program: Program, *, dev: str, kept: Path | None = None, seed: int = 0) -> None:
+        """Where it is to be `kept`, what the program leaves is, and it has this seed."""
         self.out, self.program, self.dev = out, program, dev
+        self._kept, self._seed = kept, seed
+        self._observer: RecordingObserver | None = None
         self.ended = ""  # how, in words, where it did not end well
         self.advice = ""  # what to do about it, where that is known
         self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
@@ -502,6 +513,8 @@ class _Recording:
         with contextlib.suppress(OSError):  # a full disk: what a sudden end leaves is lost then
             self._tally = Tally(self.out.parent, self._recorder, device=self.dev.split(":")[0])
             self._recorder.on_execution, self._sequences.on_run = self._tally.ran, self._tally.ran_sequence
+        if self._kept is not None:
+            self._observe(stays)
         _kept.append(stays)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -510,6 +523,34 @@ class _Recording:
             if os.getpid() != self._pid:
                 raise  # in a process that it forked, which ends as it would alone
             self._raised(error)
+        atexit.register(self._keep_left)  # the last that is registered is the first that runs: tinygrad is still there
+
+    def _observe(self, stays: contextlib.ExitStack) -> None:
+        """Follow what the program's kernels compute, from fixed seeds."""
+        from kcg.compat.observing import RecordingObserver
+        from kcg.workloads.capture import kernel_or_reason
+
+        assert self._recorder is not None
+        kernels = self._recorder.kernels
+
+        def name_of(ast: Any) -> str:
+            if ast not in kernels:
+                kernels[ast] = kernel_or_reason(ast)
+            return "" if isinstance(kernels[ast], str) else kernels[ast].id
+
+        self._observer = RecordingObserver(self._recorder, name_of, seed=self._seed)
+        stays.enter_context(self._observer.watch())
+
+    def _keep_left(self) -> None:
+        """Keep what a program left that ended well, once; where that fails nothing is kept, and it runs again."""
+        observer, self._observer = self._observer, None
+        if observer is None or self._kept is None or self.ended or os.getpid() != self._pid:
+            return
+        from kcg.workloads import left
+
+        with contextlib.suppress(Exception):  # of a device that is gone, or a full disk
+            of = left.identity(self.program.command, seed=self._seed, dev=self.dev)
+            left.keep(self._kept, observer.left(left.MOST_BYTES), of=of)
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
@@ -530,6 +571,7 @@ class _Recording:
         def leave_after_writing(code: int) -> None:
             if os.getpid() == self._pid:
                 self.ended = exit_text(code, traceback.extract_stack())
+                self._keep_left()
                 self.finish()
             leave(code)
 
@@ -707,9 +749,11 @@ def sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence,
 
 
 def main() -> None:
-    """`python -m kcg.workloads.script OUT FORM WHAT args…`: record a program into OUT, or say there why not."""
-    out, form, what, *arguments = sys.argv[1:]
-    _Recording(Path(out), Program(Form(form), what, tuple(arguments)), dev=os.environ["DEV"]).run()
+    """`python -m kcg.workloads.script OUT KEPT SEED FORM WHAT args…`: record a program into OUT, or say there why not;
+    what it leaves, with this seed, into KEPT where that is not empty."""
+    out, kept, seed, form, what, *arguments = sys.argv[1:]
+    program, folder = Program(Form(form), what, tuple(arguments)), Path(kept) if kept else None
+    _Recording(Path(out), program, dev=os.environ["DEV"], kept=folder, seed=int(seed or 0)).run()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, dtypes
 
-from kcg.compat.observing import ALIVE, _Memory, _piece, _shake, _written
+from kcg.compat.observing import ALIVE, _Memory, _piece, _RecordedMemory, _shake, _written
 from kcg.compat.tiny import Buffer, Device, DType
 from tests.commands import python
 from tests.kernels import kernels_of
@@ -47,6 +47,18 @@ def test_memory_is_followed_by_its_bytes() -> None:
     memory.add(base.view(16, dtypes.float32, 64), frozenset("ab"))
     assert memory.version == version + 2, "what it came out of is new"
     assert (memory.fed_by(base), memory.fed_by(other)) == (frozenset("ab"), frozenset("b"))
+
+
+def test_memory_that_is_new_is_no_news_to_what_was_recorded_before() -> None:
+    first, second = (Buffer(Device.DEFAULT, 64, dtypes.float32).allocate() for _ in range(2))
+    memory = _RecordedMemory()
+    memory.add(first, frozenset("a"))
+    assert memory.version == 0 and memory.holds(first)
+    memory.add(first, frozenset("b"))
+    assert memory.version == 1, "it was asked for"
+    assert not memory.holds(second)
+    memory.add(second, frozenset("a"))
+    assert memory.version == 2 and memory.fed_by(second) == frozenset("a"), "and so was this one"
 
 
 def test_what_a_kernel_stores_to_is_read_off_its_ast() -> None:

@@ -31,10 +31,10 @@ from kcg.optimize.job_log import JobLog
 from kcg.optimize.leaving_out import changed_in, dropped, keeping
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _in_wrong_plans
 from kcg.optimize.work import Captured
+from kcg.report.endings import exit_code_of
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, to_dict
 from kcg.types import ModelCheck, RegionResult, Result, Workload
@@ -187,7 +187,7 @@ def test_a_model_keeps_all_but_the_kernel_that_it_is_wrong_with(
     run = Run(Model(workload, DEV, module=CHILD), workload)
     result, check = run.checked(whole)
     wrong = whole.regions[MAXIMUM]
-    assert check.passed and exit_code_of(replace(result, model_check=check), interrupted=False) == ExitCode.OK
+    assert check.passed and exit_code_of(replace(result, model_check=check)) == ExitCode.OK
     assert names_kept(result) == [row.region.id for row in whole.regions if row is not wrong]
     ((name, status),) = [(one.region, one.status) for one in result.dropped]
     assert (name, status) == (wrong.region.id, "wrong")
@@ -249,7 +249,7 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
     result, check = run.checked(replace(own, regions=tuple(rows.values())))
     assert check.passed, check
     kept = replace(result, model_check=check, warnings=tuple(run.warnings))
-    assert exit_code_of(kept, interrupted=False) == ExitCode.OK
+    assert exit_code_of(kept) == ExitCode.OK
     assert [row.chosen.name for row in kept.regions if row.outcome == "improved"] == ["right"]
     ((what, status),) = [(describe(one.schedule), one.status) for one in kept.dropped]
     assert (what, status) == ("source:wrong_where_it_is_rare", "wrong")

@@ -34,9 +34,9 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
-from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.wholes import is_runnable
+from kcg.report.endings import exit_code_of
 from kcg.report.result import read_result, write_result
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.family import Step
@@ -493,7 +493,7 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "RESULT.json"
     write_result(result, path)
     assert read_result(path).model_check == failed
-    assert exit_code_of(result, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    assert exit_code_of(result) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run .* another --seed"):
         apply(path, widths=(2,), cache_db=tmp_path / "cache.db", facts=(result.target, result.toolchain))
     assert not (tmp_path / "cache.db").exists()
@@ -501,7 +501,7 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
         pass
     passed = replace(result, model_check=ModelCheck(True, "", 1e-7, 1e-5))
     write_result(passed, path)
-    assert exit_code_of(passed, interrupted=False) == ExitCode.OK
+    assert exit_code_of(passed) == ExitCode.OK
     with tuned(path):
         pass
 

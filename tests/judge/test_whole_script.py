@@ -41,7 +41,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.optimize.console import print_result
 from kcg.optimize.region_plans import _fastest, fastest_step
-from kcg.optimize.run import exit_code_of
+from kcg.report.endings import exit_code_of
 from kcg.report.formats import format_seconds
 from kcg.report.page import render_report, step_of
 from kcg.report.result import from_dict, to_dict
@@ -143,7 +143,7 @@ def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted:
     assert result.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
     assert result.runs == 4 + 1, "it repeats itself, and rounding does not explain it; one more for what is right"
     failed = replace(wrong, model_check=result)
-    assert exit_code_of(failed, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    assert exit_code_of(failed) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
         check_model_result(failed)
 
@@ -334,7 +334,7 @@ class Rounds:
     def __init__(self, taken_s: dict[int | None, float], *, time_for: int = 100, fails_at: int = 100) -> None:
         self.order: list[int | None] = []
         self.changed, self._taken_s, self.script = [set[str]()] * len(taken_s), taken_s, script_of(SCRIPT)
-        self._time_for, self._fails_at = time_for, fails_at
+        self._time_for, self._fails_at, self.recorded = time_for, fails_at, None
 
     @property
     def count(self) -> int:

@@ -24,20 +24,21 @@ from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.optimize import baselines, estimates
 from kcg.optimize import run as run_of_kcg
-from kcg.optimize.__main__ import incomplete, nothing_faster
+from kcg.optimize.__main__ import nothing_faster
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.judging import CHECKED, Judging
-from kcg.optimize.run import exit_code_of, has_an_answer
+from kcg.optimize.outlook import outlook_of
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _found_nothing
 from kcg.optimize.work import Candidates, Measured, RegionWork
+from kcg.report.endings import exit_code_of, incomplete
 from kcg.report.result import TIME_OVER, UNTIMED, read_result
 from kcg.search.problem import Observation
-from kcg.types import Kernel, ModelCheck, RegionResult, Result, Schedule, Status
+from kcg.types import Kernel, ModelCheck, Outlook, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, optimized, whole_run
 from tests.sample_result import sample_result
 
@@ -68,7 +69,7 @@ def test_the_exit_code_is_that_of_the_rest_where_a_kernel_is_unjudged() -> None:
     sample = replace(sample_result(), complete=True)
 
     def code(*outcomes: str) -> ExitCode:
-        return exit_code_of(only(sample, *outcomes), interrupted=False)
+        return exit_code_of(only(sample, *outcomes))
 
     assert code("improved", "unjudged") == code("improved", "kept", "not searched", "unjudged") == ExitCode.OK
     assert code("kept", "unjudged") == ExitCode.NOTHING_IMPROVED
@@ -78,12 +79,28 @@ def test_the_exit_code_is_that_of_the_rest_where_a_kernel_is_unjudged() -> None:
         replace(row, chosen=replace(row.chosen, verification=UNVERIFIED)) if row.outcome == "quarantined" else row
         for row in failing.regions
     )
-    assert exit_code_of(replace(failing, regions=rows), interrupted=False) == ExitCode.OK, (
-        "it fails, which proves nothing"
-    )
+    assert exit_code_of(replace(failing, regions=rows)) == ExitCode.OK, "it fails, which proves nothing"
     wrong = replace(only(sample, "improved"), model_check=ModelCheck(False, "the output differs by 0.3"))
-    assert exit_code_of(wrong, interrupted=False) == ExitCode.VERIFICATION_FAILED
-    assert exit_code_of(replace(only(sample, "kept"), complete=False), interrupted=False) == ExitCode.BUDGET_HIT
+    assert exit_code_of(wrong) == ExitCode.VERIFICATION_FAILED
+    assert code("kept", "undecided") == code("undecided") == ExitCode.NOTHING_IMPROVED, "it was searched"
+    assert code("not searched", "unjudged") == ExitCode.NOTHING_SEARCHED
+
+
+@pytest.mark.parametrize(
+    ("check", "code"),
+    [
+        (ModelCheck(True, "", 1e-7, 1e-5), ExitCode.OK),
+        (ModelCheck(None, "not run: kcg has no runnable rope"), ExitCode.OK),  # its parts are all there is
+        (ModelCheck(None, "not run: 3 s of the budget were left, and it takes about 9 s"), ExitCode.UNCHECKED),
+        (ModelCheck(None, "not run: left out by --no-script-check"), ExitCode.UNCHECKED),
+        (ModelCheck(None, "no verdict: the script does not repeat itself"), ExitCode.UNCHECKED),
+        (ModelCheck(False, "the output differs by 0.3"), ExitCode.VERIFICATION_FAILED),
+    ],
+)
+def test_what_improved_ends_well_where_it_was_checked_as_a_whole(check: ModelCheck, code: ExitCode) -> None:
+    """Whatever was left undecided or not searched when a budget ended."""
+    some = only(sample_result(), "improved", "undecided", "not searched")
+    assert exit_code_of(replace(some, model_check=check)) == code
 
 
 def test_each_exit_code_has_its_line() -> None:
@@ -100,8 +117,16 @@ def test_each_exit_code_has_its_line() -> None:
         assert nothing_faster(replace(sample, regions=(replace(row, note=note),))).endswith(advice)
     alone = replace(sample, regions=(replace(row, note="there is no other schedule"),))
     assert "not searched" not in nothing_faster(alone)
-    assert incomplete(replace(sample, warnings=("nothing was searched: no time",))) == "nothing was searched: no time"
-    assert "--budget" in incomplete(replace(sample, warnings=("it rains",)))
+    late = only(sample_result(), "kept", "undecided")
+    assert nothing_faster(late).startswith(
+        "nothing was verified to be faster in time, and 1 kernel may be; give it more"
+    )
+    assert incomplete(replace(late, complete=True)) == ""
+    warnings = ("it rains", "nothing was searched: no time")
+    idle = replace(only(sample, "not searched"), complete=False, warnings=warnings)
+    assert incomplete(idle) == "nothing was searched: no time"
+    late = replace(only(sample, "improved"), complete=False, model_check=ModelCheck(None, "not run: it takes an hour"))
+    assert incomplete(late).endswith("verified part by part, and the whole was not checked: it takes an hour")
 
 
 # ---- whole runs ----
@@ -129,7 +154,7 @@ def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_opti
 
 def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> None:
     done = optimized(SCRIPTS / "half_unjudged.py", "--report", tmp_path, "--", "alone")
-    assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
+    assert done.returncode == ExitCode.NOTHING_SEARCHED, done.stderr
     result = read_result(tmp_path / "RESULT.json")
     assert [row.outcome for row in result.regions] == ["unjudged"] and not result.complete
     assert "nothing was searched: every kernel is unjudged" in result.warnings
@@ -138,7 +163,7 @@ def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> 
 
 def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_path: Path) -> None:
     done = optimized(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
-    assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
+    assert done.returncode == ExitCode.NOTHING_SEARCHED, done.stderr
     (line,) = [
         line for line in done.stderr.splitlines() if line.startswith("the budget of 1 s is too short to search in")
     ]
@@ -152,7 +177,7 @@ def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_pa
 @pytest.mark.slow
 def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_path: Path) -> None:
     done = optimized(SCRIPTS / "one_layer.py", "--search", "hand-coded", "--report", tmp_path, "--", "8")
-    assert done.returncode == ExitCode.BUDGET_HIT, "it searched nothing, whoever asked for that"
+    assert done.returncode == ExitCode.NOTHING_SEARCHED, "it searched nothing, whoever asked for that"
     (row,) = read_result(tmp_path / "RESULT.json").regions
     assert row.outcome == "not searched" and row.chosen == row.baseline and row.after_s == row.before_s > 0
     check = row.chosen.verification
@@ -343,35 +368,14 @@ def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_an
     for row in undecided:
         assert row.chosen == row.baseline and row.after_s == row.before_s > 0
         assert "there was no time to judge" in row.note
+    by_id = {work.id: row for work, row in zip(opened.works, results.rows, strict=True)}
+    left_s = sum(work.saving_s for work in opened.works if work is not largest)
+    hoped = {work.id: 2e-6 for work in opened.works}
+    found = outlook_of(opened.works, by_id, results.rows, hoped)
+    assert found == Outlook(2, pytest.approx(left_s), 3, pytest.approx(6e-6)) and left_s > 0
+    planned = [replace(row, calls=0) if row in undecided else row for row in results.rows]
+    assert outlook_of(opened.works, by_id, planned, hoped) == Outlook(0, 0, 1, pytest.approx(2e-6)), "no call is left"
     assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in opened.log.warnings)
-
-
-BUDGET = Budget(started=0.0, limit_s=600.0, measurements=None)
-SEARCHED = Candidates([])
-
-
-def test_a_run_that_left_all_undecided_does_not_report_that_nothing_was_faster() -> None:
-    kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
-
-    def answered(result: Result, candidates: Candidates = SEARCHED, *, undecided: int = 0) -> bool:
-        return has_an_answer(result, candidates, undecided=undecided, budget=BUDGET)
-
-    assert not answered(kept, replace(SEARCHED, searched=False)), "nothing was searched"
-    assert answered(kept) and answered(improved)
-    assert not answered(kept, undecided=1) and answered(improved, undecided=1)
-
-
-def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster() -> None:
-    kept, missing = only(sample_result(), "kept", "not searched"), only(sample_result(), "improved", "not searched")
-
-    def answered(result: Result, candidates: Candidates = SEARCHED, *, budget: Budget = BUDGET) -> bool:
-        return has_an_answer(result, candidates, undecided=0, budget=budget)
-
-    assert not answered(kept) and answered(missing)
-    assert answered(kept, budget=Budget(started=0.0, limit_s=None, measurements=None)), "there was none"
-    assert f"(1 of {len(kept.regions)} kernels were not searched)" in incomplete(replace(kept, warnings=()))
-    assert answered(kept, replace(SEARCHED, settled=True)), "too little was to be saved"
-    assert answered(kept, replace(SEARCHED, used_up=True)), "so many were asked for"
 
 
 @pytest.mark.parametrize(("measurements", "used_up"), [(1000, False), (1, True)])
@@ -529,8 +533,7 @@ def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
     first = max(range(3), key=lambda place: opened.works[place].expected_s)
     assert [row.before_s > 0 for row in rows] == [place == first for place in range(3)]
     assert {row.note for row in rows} == {TIME_OVER, UNTIMED}
-    assert not has_an_answer(result, candidates, undecided=0, budget=opened.budget)
-    assert exit_code_of(replace(result, complete=False), interrupted=False) == ExitCode.BUDGET_HIT
+    assert exit_code_of(result) == ExitCode.NOTHING_SEARCHED
     assert not any("were not timed: the totals" in line for line, _ in _summary(result)), "a warning says it"
 
 

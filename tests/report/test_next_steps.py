@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from kcg.optimize.console import print_result
+from kcg.report.endings import outlook_lines
+from kcg.report.formats import format_seconds
 from kcg.report.next_steps import next_steps, resumed, with_option
-from kcg.types import ModelCheck, Result, ScheduleKind
+from kcg.report.page import render_report
+from kcg.types import ModelCheck, Outlook, Result, ScheduleKind
 from kcg.workloads.script import Form, Program, bounded, workload_name
 from tests.sample_result import sample_plan, sample_result
 
@@ -136,6 +142,26 @@ def test_a_run_that_ended_early_names_what_it_found_and_how_to_go_on() -> None:
     ended = replace(sample_result(), complete=False, command="kcg optimize flux --budget 60s")
     *use, last = commands(ended)
     assert len(use) == 3 and last == "kcg optimize flux --budget 60s --resume"
+
+
+def test_what_more_time_is_expected_to_bring_is_said_with_the_command_that_goes_on() -> None:
+    outlook = Outlook(unjudged=3, unjudged_s=1.25e-3, searches=1, expected_s=0.5e-3)
+    command = "kcg optimize 'my train.py' --budget 60s"
+    sample = replace(sample_result(), command=command)
+    some = replace(sample, outlook=outlook)
+    more = "kcg optimize 'my train.py' --resume --budget 120s"
+    assert commands(some) == [*commands(sample), more] and more not in commands(sample)
+    (judging, search), total = outlook_lines(some), format_seconds(some.total_after_s)
+    assert judging == f"found and not judged in time: 3 kernels and regions, 1.25 ms of {total} by the search"
+    assert search == f"1 search was stopped before the next measurements, which are expected to save 500 µs of {total}"
+    console = Console(width=400, file=io.StringIO())
+    print_result(some, console, files=(PATH, PATH))
+    printed, page = console.file.getvalue(), render_report(some, PATH)  # type: ignore[attr-defined]
+    assert all(line in printed and line[1:] in page for line in (judging, search))
+    assert printed.splitlines()[-1].split("  #")[0].strip() == more
+    some = replace(some, command="kcg optimize a.py --measurements 50")
+    assert commands(some)[-1] == "kcg optimize a.py --resume --measurements 100"
+    assert outlook_lines(replace(sample, outlook=Outlook())) == outlook_lines(sample) == []
 
 
 def test_options_are_put_before_those_of_the_program() -> None:

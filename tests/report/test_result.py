@@ -18,7 +18,7 @@ from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.report import result as result_of_a_run
 from kcg.report.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
+from kcg.types import Kernel, ModelCheck, Outlook, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
 from tests.sample_result import sample_plan, sample_result
 
 UNPRIVILEGED = 65534  # nobody
@@ -423,7 +423,7 @@ def test_files_of_the_tenth_version_have_no_plan() -> None:
     document = without({**to_dict(sample), "schema": 10}, added_after(10))
     assert from_dict(document) == sample
     with pytest.raises(ResultError, match="'planning' is unknown"):
-        from_dict({**without(to_dict(sample_plan()), {"allow_tf32", "dropped"}), "schema": 10})
+        from_dict({**without(to_dict(sample_plan()), {"allow_tf32", "dropped", "outlook"}), "schema": 10})
 
 
 def test_files_of_the_eleventh_version_have_no_savings_among_neighbours_and_compute_nothing_again() -> None:
@@ -458,6 +458,16 @@ def test_files_of_the_fifteenth_version_are_of_a_generator_without_a_version() -
     assert from_dict(to_dict(result)) == result
     document = without({**to_dict(result), "schema": 15}, added_after(15))
     assert from_dict(document) == before
+
+
+def test_files_of_the_sixteenth_version_say_nothing_of_what_more_time_would_bring() -> None:
+    before = sample_plan()
+    result = replace(before, outlook=Outlook(2, 1e-3, 1, 5e-4))
+    assert from_dict(to_dict(result)) == result
+    assert from_dict(without({**to_dict(result), "schema": 16}, added_after(16))) == before
+    for field, value in (("unjudged_s", "nan"), ("searches", -1)):
+        with pytest.raises(ResultError, match="outlook: a count or a time is negative, or no number"):
+            from_dict(changed(to_dict(result), ("outlook", field), value))
 
 
 def test_what_is_computed_again_survives_and_agrees() -> None:

@@ -282,6 +282,20 @@ def test_where_the_best_is_too_long_another_has_the_rest_of_the_time() -> None:
     assert slow.order == ["long"] * 2 + ["short"] * 4 and slow.now_s == 20.0
 
 
+def test_when_its_time_is_over_it_says_what_was_still_on_offer() -> None:
+    slow = Slow(deadline_s=20.0)
+    slow.enter("long", 8.0, calls=100, expected_s=8.0)
+    slow.enter("short", 1.0, expected_s=1.0)
+    long, _ = slow.allocator.entries
+    before_s = long.expected_s
+    slow.allocator.run()
+    assert 0 < slow.allocator.expected["long"] <= before_s, "what another batch was expected to save"
+    settled = Slow(deadline_s=1e9)
+    settled.enter("a", 3.0, expected_s=3.0)
+    settled.allocator.run()
+    assert settled.allocator.settled and settled.allocator.expected == {}
+
+
 def test_an_interrupt_ends_every_search() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -13,12 +13,15 @@ from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ResultError
 from kcg.measure.lock import lock_folder
 from kcg.optimize.live import FILE_NAME
+from kcg.report.endings import ANSWERED, exit_code_of
+from kcg.report.result import read_result
 from kcg.types import ModelCheck
 from kcg.ui import runs
 from kcg.ui.page import curve, render, trends_of
 from kcg.ui.runs import Folder
 from tests.dataset.test_journal import fill
 from tests.html_page import Page
+from tests.sample_result import sample_result
 from tests.ui_server import edited, live_file, write_reported_run, write_run
 
 
@@ -37,7 +40,7 @@ def test_a_run_is_shown_with_what_it_came_to(tmp_path: Path) -> None:
     [
         (ExitCode.INTERRUPTED, runs.INTERRUPTED),
         (ExitCode.DEVICE_UNUSABLE, runs.LOST),
-        (ExitCode.BUDGET_HIT, runs.INCOMPLETE),
+        (ExitCode.NOTHING_SEARCHED, runs.INCOMPLETE),
         (None, runs.INCOMPLETE),
     ],
 )
@@ -47,6 +50,25 @@ def test_a_run_that_ended_early_says_how(exit_code: int | None, state: str, tmp_
         live_file(tmp_path).end(exit_code, 9.0)
     found = Folder(tmp_path).look()
     assert [run.state for run in found.runs] == [state] and found.watched == ()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "check", "code", "state"),
+    [
+        (("improved", "undecided"), ModelCheck(True, "", 0.0, 0.1), ExitCode.OK, runs.FINISHED),
+        (("improved",), ModelCheck(None, "not run: no time"), ExitCode.UNCHECKED, runs.UNCHECKED),
+        (("kept", "undecided"), ModelCheck(None), ExitCode.NOTHING_IMPROVED, runs.NOTHING_IMPROVED),
+        (("not searched", "unjudged"), ModelCheck(None), ExitCode.NOTHING_SEARCHED, runs.NOTHING_SEARCHED),
+    ],
+)
+def test_it_says_what_the_exit_code_says(
+    outcomes: tuple[str, ...], check: ModelCheck, code: ExitCode, state: str, tmp_path: Path
+) -> None:
+    rows = tuple(row for row in sample_result().regions if row.outcome in outcomes)
+    write_run(tmp_path, regions=rows, model_check=check, complete=code in ANSWERED, expectations=(), recomputes=())
+    live_file(tmp_path).end(code, 9.0)
+    assert exit_code_of(read_result(tmp_path / "RESULT.json")) == code
+    assert [run.state for run in Folder(tmp_path).look().runs] == [state]
 
 
 def test_a_result_whose_whole_model_fails_is_wrong(tmp_path: Path) -> None:
