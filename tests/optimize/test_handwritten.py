@@ -94,8 +94,8 @@ def test_the_script_ran_again_with_it_and_left_the_same(
     check = result.model_check
     assert check is not None and check.passed, check
     assert check.kernels == sum(row.outcome == "improved" for row in result.regions)
-    assert check.runs >= 2 and "returned by its last TinyJit step" in check.compared
-    assert "again, with tinygrad's own schedules and with the chosen ones" in optimised[0].stderr
+    assert check.runs >= 1 and "returned by its last TinyJit step" in check.compared
+    assert "again, with the chosen schedules" in optimised[0].stderr
 
 
 def test_the_best_opts_of_its_region_stay_in_the_result(row: RegionResult) -> None:
@@ -287,9 +287,9 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     later = (*later, "spread_s", "untimed")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
-    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0)
+    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0, outlook=None)
     new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty", "steps")
-    new = (*new, "planning", "allow_tf32", "dropped")
+    new = (*new, "planning", "allow_tf32", "dropped", "outlook")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     del document["toolchain"]["assembler"], document["toolchain"]["generator"]
     for region in document["regions"]:
