@@ -13,7 +13,7 @@ from typing import Final
 
 from evaluation.search.job_replay import FIRST, Policy, Replayed
 from evaluation.search.job_runs import Part, Program, Run, groups, solver
-from kcg.optimize.loop import DEVICE, Chain, Gains, State, Task, best_first, device_s, starting
+from kcg.optimize.loop import DEVICE, Chain, Gains, State, Task, device_s, next_jobs, starting
 from kcg.types import JobKind
 
 SEARCHING: Final = (JobKind.COMPILE, JobKind.TIME)
@@ -33,7 +33,7 @@ def area(replay: Replayed, run: Run, best_s: float, until_s: float) -> float:
 
 def loop(state: State, now: float, deadline: float) -> list[Task]:
     """The loop's."""
-    return starting(state, best_first(state, now, deadline))
+    return next_jobs(state, now, deadline)
 
 
 def saving_a_second(state: State, now: float, deadline: float) -> list[Task]:

@@ -21,9 +21,8 @@ Policy = Callable[[State, float, float], list[Task]]
 """What starts now: of a state, the time and the deadline, in seconds since the command began."""
 
 AHEAD: Final = {True: 1, False: 4}  # programs of one part that are on their way, on a CPU and elsewhere
-ALL: Final = 1 << 30  # where all is known of them: which of them come first is no matter then
 PASSES: Final = {JobKind.TIME: 0.99, JobKind.PAIRED: 0.98, JobKind.STRESS: 0.98}  # what any order expects
-PROVISIONAL: Final = 0.9  # of a gain, after the first launches of stress
+PROVISIONAL: Final = 0.99  # of a gain, after the first launches of stress
 FIRST: Final = 0.1  # of the launches of stress, and of its seconds
 PIECE_S: Final = 1.0  # of the rest, at most: the device is for something better meanwhile
 
@@ -38,6 +37,11 @@ class Estimates:
 
     errors: Errors = "exact"
     seed: int = 0
+
+    def order(self, part: Part) -> list[int]:
+        """In which a search comes to the programs of a part: as it did, or by what they take, where that is known."""
+        numbers = list(range(len(part.programs)))
+        return sorted(numbers, key=lambda n: part.programs[n].seconds) if self.errors == "exact" else numbers
 
     def task_s(self, run: Run, part: str, kind: str, seconds: float) -> tuple[float, float]:
         """What a job is expected to take, and nine of ten at most."""
@@ -102,7 +106,7 @@ class _Replay:
         shared = [task for part in run.parts for task in self._shared(part)]
         self.state = add(self.state, [], shared)
         for part in run.parts:
-            self._propose(part, ALL if estimates.errors == "exact" else AHEAD[run.quiet])
+            self._propose(part, AHEAD[run.quiet])
 
     def run(self) -> Replayed:
         """All of it, or until nothing starts any more."""
@@ -171,7 +175,8 @@ class _Replay:
         return found
 
     def _propose(self, part: Part, count: int) -> None:
-        numbers = range(self._next[part.id], min(self._next[part.id] + count, len(part.programs)))
+        order = self._estimates.order(part)
+        numbers = order[self._next[part.id] : self._next[part.id] + count]
         self._next[part.id] += len(numbers)
         self.state = add(self.state, [self._chain(part, number) for number in numbers])
 
@@ -212,7 +217,8 @@ class _Replay:
         for piece, seconds_s in enumerate(pieces := _pieces(program)):
             counts = PROVISIONAL if piece == 0 else 1 - PROVISIONAL if piece == len(pieces) - 1 else 0.0
             tasks.append(self._task(part, number, f"stress:{piece}", JobKind.STRESS, DEVICE, seconds_s, counts=counts))
-        return Chain(f"{part.id} {number}", part.id, part.calls, seconds, deviation, tuple(tasks))
+        kernels = frozenset(kernel for kernel, _ in part.takes) or frozenset([part.id])
+        return Chain(f"{part.id} {number}", part.id, part.calls, seconds, deviation, tuple(tasks), kernels)
 
     def _task(
         self,

@@ -65,6 +65,7 @@ class Chain:
     seconds: float  # of one call, as a median of what is expected, or as it was timed
     deviation: float  # of its logarithm; 0 once it was timed
     tasks: tuple[Task, ...]
+    kernels: frozenset[str] = frozenset()  # whose calls it takes
 
     @property
     def is_timed(self) -> bool:
@@ -207,15 +208,15 @@ def next_jobs(state: State, now: float, deadline: float = math.inf) -> list[Task
 
 def starting(state: State, order: Iterable[Chain]) -> list[Task]:
     """The same by a given order of chains."""
-    waiting = [task for task in _wanted(state, order) if task.id not in state.running and _ready(state, task)]
+    waiting = _wanted(state, order)
     device = next((task for task in waiting if task.resource == DEVICE), None)
     cores = [task for task in waiting if task.resource == CORE]
     running = [task for task, _ in state.running.values()]
     is_idle = all(task.resource != DEVICE for task in running)
     if state.resources.quiet:
         return _alone(state, waiting, device, cores, is_idle=is_idle)
-    found = [device] if device is not None and is_idle else []
-    return [*found, *_on_cores(state, cores, [*running, *found])]
+    begun = [device] if device is not None and is_idle else []
+    return [*begun, *_on_cores(state, cores, [*running, *begun])]
 
 
 def _alone(
@@ -253,14 +254,14 @@ def _ready(state: State, task: Task) -> bool:
 
 
 def _wanted(state: State, order: Iterable[Chain]) -> list[Task]:
-    """The next task of every chain, and before it those shared ones that any of its tasks waits for."""
+    """The next task of every chain, and before it those shared ones that any of its tasks waits for: what is ready."""
     found: dict[str, Task] = {}
     for chain in order:
         for task in chain.tasks:
             for other in _needed(state, task):
                 found.setdefault(other.id, other)
         found.setdefault(chain.tasks[0].id, chain.tasks[0])
-    return list(found.values())
+    return [task for task in found.values() if task.id not in state.running and _ready(state, task)]
 
 
 def _needed(state: State, task: Task) -> list[Task]:
@@ -270,18 +271,17 @@ def _needed(state: State, task: Task) -> list[Task]:
 
 
 def best_first(state: State, now: float, deadline: float = math.inf) -> list[Chain]:
-    """The chains that are worth their time, the best first: those of the plan that is expected, then the others."""
-    fit = [chain for chain in state.chains.values() if ends_at(state, chain, now) <= deadline]
-    value = Gains(state, fit)
-    index = {chain.id: value.index(chain) for chain in fit}
-    order = sorted(
-        (chain for chain in fit if index[chain.id] > state.least),
-        key=lambda chain: (chain.region not in value.expected.regions, -index[chain.id]),
-    )
-    return order if math.isinf(deadline) else _guarded(state, order, value, deadline - now)
+    """The chains that are worth their time, the best first: those of the plan that is expected and what is worth having
+    until they can be there, then the others."""
+    fit = [chain for chain in state.chains.values() if math.isinf(deadline) or ends_at(state, chain, now) <= deadline]
+    gains = Gains(state, fit)
+    index = {chain.id: gains.index(chain) for chain in fit}
+    worth = [chain for chain in fit if index[chain.id] > state.least]
+    order = sorted(worth, key=lambda one: (not gains.lasts(one, now), -index[one.id]))
+    return order if math.isinf(deadline) else _guarded(state, order, gains, deadline - now)
 
 
-def _guarded(state: State, order: Sequence[Chain], value: Gains, left_s: float) -> list[Chain]:
+def _guarded(state: State, order: Sequence[Chain], gains: Gains, left_s: float) -> list[Chain]:
     """The best chain first where it alone gains more than all that would fit in its place: by gain a second a knapsack
     may be filled with little that leaves no place for it."""
     taken, gain_s = list[Chain](), 0.0
@@ -289,16 +289,22 @@ def _guarded(state: State, order: Sequence[Chain], value: Gains, left_s: float) 
         if (seconds := device_s(chain)) <= left_s:
             left_s -= seconds
             taken.append(chain)
-            gain_s += value.passing(chain) * value.gain_s(chain)
-    alone = max(order, key=lambda chain: value.passing(chain) * value.gain_s(chain), default=None)
-    if alone is None or alone in taken or value.passing(alone) * value.gain_s(alone) <= gain_s:
+            gain_s += gains.passing(chain) * gains.gain_s(chain)
+    alone = max(order, key=lambda chain: gains.passing(chain) * gains.gain_s(chain), default=None)
+    if alone is None or alone in taken or gains.passing(alone) * gains.gain_s(alone) <= gain_s:
         return list(order)
     return [alone, *(chain for chain in order if chain is not alone)]
 
 
+def until_it_counts(chain: Chain) -> Sequence[Task]:
+    """What is left of a chain up to where its gain first counts; the rest, as more of stress, can wait."""
+    first = next((place for place, task in enumerate(chain.tasks) if task.counts), len(chain.tasks))
+    return chain.tasks[: first + 1]
+
+
 def device_s(chain: Chain) -> float:
-    """What is left of a chain takes the device."""
-    return sum(task.expected_s for task in chain.tasks if task.resource == DEVICE)
+    """What a chain takes of the device until it counts."""
+    return sum(task.expected_s for task in until_it_counts(chain) if task.resource == DEVICE)
 
 
 def ends_at(state: State, chain: Chain, now: float) -> float:
@@ -306,12 +312,10 @@ def ends_at(state: State, chain: Chain, now: float) -> float:
     at, variance = max([now, *(_end(one) for one in state.running.values() if one[0].resource == DEVICE)]), 0.0
     if chain.tasks[0].id in state.running:
         at = now
-    for task in chain.tasks:
+    for task in until_it_counts(chain):
         others = [_shared_end(state, other, now) for other in _needed(state, task)]
         at = max([at, *others]) + _left(state, task, now)
         variance += ((task.late_s - task.expected_s) / Z90) ** 2
-        if task.counts:
-            break
     return at + Z90 * math.sqrt(variance)
 
 
@@ -332,6 +336,7 @@ def _end(running: tuple[Task, float]) -> float:
 # ---- what a chain is worth
 
 
+MEANWHILE: Final = 3.0
 NOTHING: Final = (0.0, math.inf)
 
 
@@ -340,36 +345,49 @@ class Gains:
 
     def __init__(self, state: State, chains: Sequence[Chain]) -> None:
         """`chains` are those that may be done."""
-        self._state = state
-        self._ahead: dict[str, tuple[float, float]] = {}  # of a chain: whether one passes that is before it, its seconds
-        self._first: dict[str, tuple[float, float]] = {}  # of a region, the same of the fastest
+        self._state, self._chains = state, {chain.id for chain in chains}
+        self._before: dict[str, tuple[float, float]] = {}  # of a chain, whether one before it passes, and its seconds
+        self._first: dict[str, tuple[float, float]] = {}  # of a region, the same of its fastest
         self._entries: dict[tuple[str, str], float] = {}
-        self._provisional = {one.chain: one.share for one in state.verified}
         of_region: defaultdict[str, list[Chain]] = defaultdict(list)
         for chain in chains:
             of_region[chain.region].append(chain)
-        self._ranked = {chain.id for chain in chains}
-        best = state.seconds()
+        seconds, best = state.seconds(), dict[str, Chain]()
         for region, several in of_region.items():
-            seconds = math.inf
-            for chain in sorted(several, key=lambda one: (not one.is_timed, one.is_timed * one.seconds)):
-                if math.isfinite(seconds):
-                    self._ahead[chain.id] = passes, seconds
-                if chain.seconds < seconds:
-                    passes, seconds = self.passing(chain), chain.seconds
-            self._first[region] = passes, seconds
-            best[region] = min(seconds, best.get(region, math.inf))
-        self.expected = state.solve(best)  # the plan if all of them passed
+            best[region] = self._rank(several)
+            seconds[region] = min(best[region].seconds, seconds.get(region, math.inf))
+        self.expected = state.solve(seconds)  # the plan if all of them passed
+        self._lasting = [chain for region, chain in best.items() if region in self.expected.regions]
+
+    def _rank(self, chains: Sequence[Chain]) -> Chain:
+        """The fastest of a region's, by what is known and expected; what was timed is before what was not."""
+        fastest = min(chains, key=lambda chain: chain.seconds)
+        passes, seconds = NOTHING
+        for chain in sorted(chains, key=lambda one: (not one.is_timed, one.seconds)):
+            if math.isfinite(seconds):
+                self._before[chain.id] = passes, seconds
+            if chain.seconds < seconds:
+                passes, seconds = self.passing(chain), chain.seconds
+        self._first[chains[0].region] = passes, seconds
+        return fastest
 
     def is_first(self, chain: Chain) -> bool:
-        """Whether no other of its region is before it: it was timed and is faster, or it came before."""
-        return chain.id not in self._ahead
+        """Whether no other of its region is before it: it was timed and is faster, or is expected to be."""
+        return chain.id not in self._before
 
-    def _before(self, chain: Chain) -> tuple[float, float]:
+    def _known(self, chain: Chain) -> tuple[float, float]:
         """Of what is before it in its region: the probability that it passes, and its seconds."""
-        if chain.id in self._ahead or chain.id in self._ranked:
-            return self._ahead.get(chain.id, NOTHING)
-        return self._first.get(chain.region, NOTHING)
+        found = self._before if chain.id in self._chains else self._first
+        return found.get(chain.id if found is self._before else chain.region, NOTHING)
+
+    def lasts(self, chain: Chain, now: float) -> bool:
+        """Whether it is of the plan that is expected, or is there `MEANWHILE` times as long as it takes the device
+        before what takes its calls then can be."""
+        instead = [one for one in self._lasting if one.kernels & chain.kernels]
+        if not instead or any(one is chain for one in instead):
+            return True
+        wait_s = max(ends_at(self._state, one, now) for one in instead) - now
+        return wait_s >= MEANWHILE * device_s(chain)
 
     @staticmethod
     def passing(chain: Chain) -> float:
@@ -380,7 +398,7 @@ class Gains:
         """What is gained of the speed a second, at the best place to stop; shared tasks that are not over count, a
         core's second as one of the device by the number of cores."""
         gain_s, better = self.gain_s(chain), self.better(chain)
-        gain = gain_s / max(self._state.incumbent.seconds - gain_s, 1e-12)
+        gain = gain_s / max(self._plan_s(chain) - gain_s, 1e-12)
         reach, spent, counted, best = 1.0, 0.0, 0.0, 0.0
         for task in chain.tasks:
             spent += reach * (self._price(task) + sum(map(self._price, _needed(self._state, task))))
@@ -399,29 +417,35 @@ class Gains:
         """What the plan is expected to save with it, should it pass. Where others of its region are ahead of it, it
         counts in full where none of them passes."""
         limit_s = self.entry_s(chain)
-        passes, seconds = self._before(chain)
+        passes, seconds = self._known(chain)
         alone, beside = improvement(chain, limit_s), improvement(chain, min(limit_s, seconds))
         return chain.calls * ((1.0 - passes) * alone + passes * beside)
 
     def beside_s(self, chain: Chain) -> float:
         """The same beside the others of its region as if these had passed: what is known to be best improves so much."""
-        seconds = self._before(chain)[1]
+        seconds = self._known(chain)[1]
         return chain.calls * improvement(chain, min(self.entry_s(chain), seconds))
 
     def better(self, chain: Chain) -> float:
         """The probability that it is fast enough to be in a plan."""
-        seconds = self._before(chain)[1]
+        seconds = self._known(chain)[1]
         return below(chain, min(self.entry_s(chain), seconds))
 
     def entry_s(self, chain: Chain) -> float:
         """How fast a program of its region has to be for the plan to be better with it."""
-        own = chain.id if chain.id in self._provisional else ""
+        own = self._provisional(chain)
         if (chain.region, own) not in self._entries:
-            seconds = self._state.seconds(without=own)
-            least = self._state.solve({**seconds, chain.region: 0.0})
-            saved_s = self._state.solve(seconds).seconds - least.seconds
-            self._entries[chain.region, own] = saved_s / chain.calls
+            least = self._state.solve({**self._state.seconds(without=own), chain.region: 0.0})
+            self._entries[chain.region, own] = (self._plan_s(chain) - least.seconds) / chain.calls
         return self._entries[chain.region, own]
+
+    def _plan_s(self, chain: Chain) -> float:
+        """What the incumbent takes without it, also where it is provisional."""
+        own = self._provisional(chain)
+        return self._state.solve(self._state.seconds(without=own)).seconds if own else self._state.incumbent.seconds
+
+    def _provisional(self, chain: Chain) -> str:
+        return chain.id if any(one.chain == chain.id for one in self._state.verified) else ""
 
 
 def below(chain: Chain, limit_s: float) -> float:
