@@ -7,13 +7,13 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from evaluation.search.job_replay import FIRST, Policy, Replayed
+from evaluation.search.job_replay import FIRST, Replayed
 from evaluation.search.job_runs import Part, Program, Run, groups, solver
-from kcg.optimize.loop import DEVICE, Chain, Gains, State, Task, device_s, next_jobs, starting
+from kcg.optimize.loop import DEVICE, Chain, Gains, Solve, State, Task, device_s, next_jobs, starting
 from kcg.types import JobKind
 
 SEARCHING: Final = (JobKind.COMPILE, JobKind.TIME)
@@ -37,7 +37,7 @@ def loop(state: State, now: float, deadline: float) -> list[Task]:
 
 
 def saving_a_second(state: State, now: float, deadline: float) -> list[Task]:
-    """What saves most a second of the device that is left of its chain, however likely that is and whatever is ahead."""
+    """What saves most a second of the device that is left of its chain, however likely and whatever is ahead of it."""
     gains = Gains(state, [])
 
     def saved(chain: Chain) -> float:
@@ -56,7 +56,7 @@ def one_step(state: State, now: float, deadline: float) -> list[Task]:
 
     def value(chain: Chain) -> float:
         if not chain.is_timed:
-            seconds = sum(task.expected_s for task in chain.tasks if task.kind in SEARCHING)
+            seconds = sum(task.expected_s for task in _search_only(chain))
             return known.beside_s(chain) / seconds
         task = chain.tasks[0]
         return task.counts * task.passes * alone.gain_s(chain) / task.expected_s
@@ -96,7 +96,7 @@ class Phases:
         firsts = [chain for chain in timed if gains.is_first(chain)]
         of_plan = [chain for chain in firsts if chain.region in gains.expected.regions]
         covered = [chain for chain in firsts if chain not in of_plan and chain.region in self._kernels]
-        order = [*self._by_saving(of_plan, state), *self._by_saving(covered, state)]
+        order = [*self._by_saving(of_plan, state), *covered]
         begun = [chain for chain in order if chain.tasks[0].kind == JobKind.STRESS]
         return starting(state, [*begun, *(chain for chain in order if chain not in begun)])
 
@@ -147,7 +147,7 @@ class _Whole:
 
     @property
     def first_s(self) -> float:
-        """After the capture, when it counts at the earliest: all of its own jobs beside each other where they can be."""
+        """After the capture, when it counts at the earliest: its own jobs beside each other where they can be."""
         timed_s = max(self.core_s, self.part.timing_s) + self.program.time_s
         return max(timed_s, self.part.reference_s) + self.program.judge_s + FIRST * self.program.stress_s
 
@@ -218,9 +218,7 @@ class Hindsight:
         return _listed(self._run, [self._firsts[name] for name in order], self._solve, self._until_s)
 
 
-def _listed(
-    run: Run, wholes: Sequence[_Whole], solve: Callable[[Mapping[str, float]], object], until_s: float
-) -> Replayed:
+def _listed(run: Run, wholes: Sequence[_Whole], solve: Solve, until_s: float) -> Replayed:
     core = [[whole.part.reference_s, whole.program.compile_s] for whole in wholes]
     device = [[whole.part.timing_s, whole.program.time_s, whole.program.judge_s] for whole in wholes]
     for jobs, whole in zip(device, wholes, strict=True):
@@ -231,7 +229,7 @@ def _listed(
     free, is_idle, now, busy_s = run.cores, True, run.begin_s, 0.0
     events: list[tuple[float, int, int]] = []
     seconds = run.own
-    points = [(now, solve(seconds).seconds)]  # type: ignore[attr-defined]
+    points = [(now, solve(seconds).seconds)]
     waiting = set(range(len(wholes)))
     while True:
         if is_idle and not (run.quiet and free < run.cores):
@@ -261,7 +259,7 @@ def _listed(
             waiting.discard(n)
             whole = wholes[n]
             seconds[whole.part.id] = min(whole.program.seconds, seconds.get(whole.part.id, math.inf))
-            points.append((now, solve(seconds).seconds))  # type: ignore[attr-defined]
+            points.append((now, solve(seconds).seconds))
     return Replayed(tuple(points), frozenset(), now, busy_s)
 
 
@@ -285,7 +283,7 @@ def bound(run: Run, until_s: float) -> float:
 BOUND_AT: Final = 240  # pieces of equal logarithm
 
 
-def _sets(group: Sequence[Part], run: Run, solve: object, total_s: float) -> list[tuple[float, float, float]]:
+def _sets(group: Sequence[Part], run: Run, solve: Solve, total_s: float) -> list[tuple[float, float, float]]:
     """(device seconds, when it is there at the earliest, what it saves) of sets of parts that share calls."""
     by_part: dict[str, list[_Whole]] = {}
     for whole in _useful(replace(run, parts=tuple(group))):
@@ -295,9 +293,9 @@ def _sets(group: Sequence[Part], run: Run, solve: object, total_s: float) -> lis
     first = {name: min(one.first_s for one in some) for name, some in by_part.items()}
 
     def saved_s(names: Sequence[str]) -> float:
-        return total_s - solve({**run.own, **{name: best[name] for name in names}}).seconds  # type: ignore[operator]
+        return total_s - solve({**run.own, **{name: best[name] for name in names}}).seconds
 
-    if len(best) > MOST:  # no set saves more than its parts do each
+    if len(best) > MOST:
         raise ValueError(f"{len(best)} parts share calls: too many to look at every set")
     sets = [some for n in range(1, len(best) + 1) for some in itertools.combinations(best, n)]
     return [(sum(least[n] for n in some), max(first[n] for n in some), saved_s(some)) for some in sets]

@@ -96,9 +96,7 @@ class _Replay:
         self._run, self._policy, self._estimates, self._deadline = run, policy, estimates, deadline
         self._parts = {part.id: part for part in run.parts}
         self._solve: Solve = solver(run)
-        own = {
-            part.id: estimates.task_s(run, part.id, "own", part.own_s)[0] for part in run.parts if part.is_kernel
-        }
+        own = {part.id: estimates.task_s(run, part.id, "own", part.own_s)[0] for part in run.parts if part.is_kernel}
         resources = Resources(run.cores, quiet=run.quiet)
         self.state = State(self._solve, own, resources, least=least)
         self._next = dict.fromkeys(self._parts, 0)  # program of each part
@@ -233,7 +231,8 @@ class _Replay:
         after: tuple[str, ...] = (),
     ) -> Task:
         expected_s, late_s = self._estimates.task_s(self._run, part.id, name, seconds)
-        passes = PASSES.get(kind, 1.0) if number != "-" and not name.startswith("stress:") or name == "stress:0" else 1.0
+        is_certain = number == "-" or (kind == JobKind.STRESS and name != "stress:0")
+        passes = 1.0 if is_certain else PASSES.get(kind, 1.0)
         task_id = f"{part.id} {number} {name}"
         return Task(task_id, kind, part.id, resource, expected_s, late_s, 0, passes, counts, after)
 

@@ -209,8 +209,13 @@ def recorded(folder: Path, *, name: str = "") -> Run:
         quiet=result.target.device == "CPU",
         begin_s=max(captured, default=0.0),
         parts=_Recorded(jobs, rows).parts(result.regions),
-        about=f"{result.command}, {result.target.model}, revision {result.revision[:8]}",
+        about=f"{_anywhere(result.command)}; {result.target.model}, revision {result.revision[:8]}",
     )
+
+
+def _anywhere(command: str) -> str:
+    """A command without the folders of one machine."""
+    return " ".join(word.rpartition("/")[2] if word.startswith("/") else word for word in command.split(" "))
 
 
 class _Recorded:

@@ -1,12 +1,12 @@
 """Runs that are made up of what was measured of Flux on H100s, where no journal with jobs of such a run is at hand.
 
-Measured, and read from `evaluation/results/`: the seconds of every kernel and region of a plan before and after, and what
+Measured, and read from `evaluation/results/`: the seconds of every kernel and region of a plan before and after, what
 each region saves beside its kernels alone (`optimize_flux.json`, runs `1024_cuda_regions` and `768_cuda_regions`); how
 many programs a search timed of each region, and how much slower the first was than the best (`first_choice.json`).
 
 Drawn by a seed, so that sums are those that were measured: how a region's own time and that of its kernels alone is
 divided among these; the programs between the first and the best; what jobs take. A whole run of today's phases takes
-about as long as such a run took: `python -m evaluation.search.loop_replay` prints both.
+about half as long as such a run took (`phases_s`): proposing regions and joining parts are no jobs here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The loop of a run that judges while it searches: which jobs start next, given what is known. Pure: it has no clock, no
-thread and no device, so it is tested by replaying recorded runs (`evaluation.search.loop_replay`).
+"""The loop of a run that judges while it searches: which jobs start next, given what is known. Pure: it has no clock,
+no thread and no device, so it is tested by replaying recorded runs (`evaluation.search.loop_replay`).
 
-    State    add(state, chains)    next_jobs(state, now, deadline) -> tasks    started    done(state, id, outcome) -> State
+    add(state, chains)    next_jobs(state, now, deadline)    started(state, tasks, now)    done(state, id, outcome)
 
 What is left to do with one program is a *chain* of tasks, any of which may fail and so ends it: compile, time, judge,
 stress. Its index is what it is expected to gain by the seconds that it is expected to take, at the best place to stop,
 as that of Gittins (1979) for one that may be abandoned. Its gain is that of the plan solved with it over the incumbent,
 the plan of what is verified, as a share of the speed: the seconds that are left count more the fewer they are. So a
 measurement whose program is not expected to change the plan has no gain, and the search of a region ends by itself.
+What the plan that is expected will do without waits, unless it is of use meanwhile: kernels that a region replaces.
 
 A wrong estimate changes when something is done, never what is verified: that follows from outcomes alone.
 """
@@ -202,21 +203,31 @@ def _count(state: State, chain: Chain, share: float) -> State:
 
 def next_jobs(state: State, now: float, deadline: float = math.inf) -> list[Task]:
     """The tasks that start now, the best first: for the device the best that is ready, whenever it is idle; for idle
-    cores what the best chains wait for. Nothing of a chain that would not end before the deadline nine times of ten."""
-    return starting(state, best_first(state, now, deadline))
+    cores what the expected plan waits for. Nothing of a chain that does not end before the deadline nine times of ten."""
+    fit = [chain for chain in state.chains.values() if math.isinf(deadline) or ends_at(state, chain, now) <= deadline]
+    gains = Gains(state, fit)
+    order = best_first(state, gains, now, deadline)
+    return starting(state, order, on_cores=_begun_first(order, gains))
 
 
-def starting(state: State, order: Iterable[Chain]) -> list[Task]:
-    """The same by a given order of chains."""
+def starting(state: State, order: Sequence[Chain], *, on_cores: Sequence[Chain] = ()) -> list[Task]:
+    """The same by given orders of chains, for the device and for cores; where there is one, for both."""
     waiting = _wanted(state, order)
     device = next((task for task in waiting if task.resource == DEVICE), None)
-    cores = [task for task in waiting if task.resource == CORE]
+    cores = [task for task in _wanted(state, on_cores or order) if task.resource == CORE]
     running = [task for task, _ in state.running.values()]
     is_idle = all(task.resource != DEVICE for task in running)
     if state.resources.quiet:
         return _alone(state, waiting, device, cores, is_idle=is_idle)
     begun = [device] if device is not None and is_idle else []
     return [*begun, *_on_cores(state, cores, [*running, *begun])]
+
+
+def _begun_first(order: Sequence[Chain], gains: Gains) -> list[Chain]:
+    """The order for cores: what the expected plan waits for, by what it gains, however long it takes. Cores are many; a
+    reference that takes one for a minute has to be begun a minute before it is needed."""
+    expected = {chain.id: gains.gain_s(chain) for chain in order if gains.is_expected(chain)}
+    return sorted(order, key=lambda chain: -expected.get(chain.id, 0.0))
 
 
 def _alone(
@@ -270,18 +281,16 @@ def _needed(state: State, task: Task) -> list[Task]:
     return [one for other in direct for one in (*_needed(state, other), other)]
 
 
-def best_first(state: State, now: float, deadline: float = math.inf) -> list[Chain]:
+def best_first(state: State, gains: Gains, now: float, deadline: float = math.inf) -> list[Chain]:
     """The chains that are worth their time, the best first: those of the plan that is expected and what is worth having
     until they can be there, then the others."""
-    fit = [chain for chain in state.chains.values() if math.isinf(deadline) or ends_at(state, chain, now) <= deadline]
-    gains = Gains(state, fit)
-    index = {chain.id: gains.index(chain) for chain in fit}
-    worth = [chain for chain in fit if index[chain.id] > state.least]
+    index = {chain.id: gains.index(chain) for chain in gains.chains}
+    worth = [chain for chain in gains.chains if index[chain.id] > state.least]
     order = sorted(worth, key=lambda one: (not gains.lasts(one, now), -index[one.id]))
-    return order if math.isinf(deadline) else _guarded(state, order, gains, deadline - now)
+    return order if math.isinf(deadline) else _guarded(order, gains, deadline - now)
 
 
-def _guarded(state: State, order: Sequence[Chain], gains: Gains, left_s: float) -> list[Chain]:
+def _guarded(order: Sequence[Chain], gains: Gains, left_s: float) -> list[Chain]:
     """The best chain first where it alone gains more than all that would fit in its place: by gain a second a knapsack
     may be filled with little that leaves no place for it."""
     taken, gain_s = list[Chain](), 0.0
@@ -336,7 +345,9 @@ def _end(running: tuple[Task, float]) -> float:
 # ---- what a chain is worth
 
 
-MEANWHILE: Final = 3.0
+MEANWHILE: Final = 2.0
+"""So many times as long as it takes the device something has to be of use, before what is expected instead of it can be
+there: kernels of a region whose reference takes a minute are judged meanwhile, those of one that is ready are not."""
 NOTHING: Final = (0.0, math.inf)
 
 
@@ -345,7 +356,8 @@ class Gains:
 
     def __init__(self, state: State, chains: Sequence[Chain]) -> None:
         """`chains` are those that may be done."""
-        self._state, self._chains = state, {chain.id for chain in chains}
+        self._state, self.chains = state, chains
+        self._ids = {chain.id for chain in chains}
         self._before: dict[str, tuple[float, float]] = {}  # of a chain, whether one before it passes, and its seconds
         self._first: dict[str, tuple[float, float]] = {}  # of a region, the same of its fastest
         self._entries: dict[tuple[str, str], float] = {}
@@ -377,14 +389,18 @@ class Gains:
 
     def _known(self, chain: Chain) -> tuple[float, float]:
         """Of what is before it in its region: the probability that it passes, and its seconds."""
-        found = self._before if chain.id in self._chains else self._first
+        found = self._before if chain.id in self._ids else self._first
         return found.get(chain.id if found is self._before else chain.region, NOTHING)
+
+    def is_expected(self, chain: Chain) -> bool:
+        """Whether the plan that is expected has it."""
+        return any(one is chain for one in self._lasting)
 
     def lasts(self, chain: Chain, now: float) -> bool:
         """Whether it is of the plan that is expected, or is there `MEANWHILE` times as long as it takes the device
         before what takes its calls then can be."""
         instead = [one for one in self._lasting if one.kernels & chain.kernels]
-        if not instead or any(one is chain for one in instead):
+        if not instead or self.is_expected(chain):
             return True
         wait_s = max(ends_at(self._state, one, now) for one in instead) - now
         return wait_s >= MEANWHILE * device_s(chain)
@@ -422,7 +438,7 @@ class Gains:
         return chain.calls * ((1.0 - passes) * alone + passes * beside)
 
     def beside_s(self, chain: Chain) -> float:
-        """The same beside the others of its region as if these had passed: what is known to be best improves so much."""
+        """The same if all that is before it had passed: so much what is known to be best improves."""
         seconds = self._known(chain)[1]
         return chain.calls * improvement(chain, min(self.entry_s(chain), seconds))
 
