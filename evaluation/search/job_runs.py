@@ -230,7 +230,7 @@ class _Recorded:
         judged = [job.seconds for job in jobs if job.kind in JUDGING[:2] and job.seconds]
         self._judge_s = median(judged) if judged else 1.0
         references = [job.seconds for job in jobs if job.kind == JobKind.REFERENCE and job.seconds]
-        self._reference_s = median(references) if references else 1.0
+        self._reference_s = median(references) if references else 0.0  # then judging has it
 
     def parts(self, regions: Sequence[RegionResult]) -> tuple[Part, ...]:
         found = [self._part(row) for row in regions if len(row.region.kernels) == 1]

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.rows import rounded
+from evaluation.rows import key_of, rounded
 from evaluation.search.job_orders import (
     Hindsight,
     Phases,
@@ -35,6 +35,7 @@ from evaluation.search.job_replay import Errors, Estimates, Policy, Replayed, re
 from evaluation.search.job_runs import Run, read_run, recorded, write_run
 from evaluation.search.made_up_runs import RUNS, made_up
 from kcg.cli import command_text, record_results, run_script
+from kcg.provenance import provenance
 
 RECORDED = Path(__file__).parent / "recorded"
 OUT = Path(__file__).parents[1] / "results" / "loop_replay.json"
@@ -43,7 +44,7 @@ AFTER_S = (30, 60, 120)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="made-up runs of each size, and estimates of each", min=1)] = 2,
+    seeds: Annotated[int, typer.Option(help="made-up runs of each size", min=1)] = 2,
     record: Annotated[str, typer.Option(help="a folder of kcg optimize: keep what its jobs took")] = "",
     name: Annotated[str, typer.Option(help="of what is kept")] = "",
     only: Annotated[str, typer.Option(help="runs whose names begin so")] = "",
@@ -55,50 +56,49 @@ def main(
         return
     runs = [made_up(size, seed=seed) for size in RUNS for seed in range(seeds)]
     runs += [read_run(path) for path in sorted(RECORDED.glob("*.json"))]
+    entries = json.loads(out.read_text())["runs"] if out.exists() else {}
+    provenance()  # of what runs, whatever is committed meanwhile
     for run in runs:
         if run.name.startswith(only):
-            entry = _entry(run, seeds)
+            entry = entries[run.name] = _entry(run)
             typer.echo(f"{run.name}: " + ", ".join(f"{arm} {value:.3f}" for arm, value in entry["area"].items()))
             command = command_text("evaluation.search.loop_replay")
-            record_results(out, run.name, {"command": command, **entry}, {}, overall=lambda _: _headline(out))
-
-
-def _headline(out: Path) -> dict[str, Any]:
-    """The loop's share of hindsight, as a mean over runs; and of the phases'."""
-    stored = json.loads(out.read_text())["runs"].values() if out.exists() else ()
-    return headline([entry for entry in stored if "area" in entry])
+            record_results(out, run.name, {"command": command, **entry}, headline(list(entries.values())))
 
 
 def headline(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over runs, by what they are."""
+    """What each arm has of hindsight's area, as means over all runs and over those that were recorded; and the loop of
+    the bound."""
     found: dict[str, Any] = {}
-    for kind, of_kind in (("", entries), ("_made_up", [e for e in entries if e["made_up"]])):
+    recorded_ones = [entry for entry in entries if not entry["made_up"]]
+    for kind, of_kind in (("", entries), ("recorded", recorded_ones)):
         shares = [entry["of_hindsight"] for entry in of_kind]
-        for arm in shares[0] if shares else ():
-            found[f"{arm}_vs_hindsight{kind}"] = rounded(fmean(share[arm] for share in shares))
+        for key in shares[0] if shares else ():
+            arm, _, errors = key.partition(" ")
+            found[key_of(arm, "vs hindsight", *filter(None, (errors, kind)))] = rounded(fmean(s[key] for s in shares))
+    for entry in entries:
+        found[key_of("loop vs bound", entry["name"])] = rounded(entry["area"]["loop"] / entry["bound"])
     return found
 
 
-def _entry(run: Run, seeds: int) -> dict[str, Any]:
+def _entry(run: Run) -> dict[str, Any]:
     best_s = best_possible_s(run)
     until_s = replayed(run, Phases(run), Estimates()).ended_s
-    found: dict[str, list[Replayed]] = {}
+    found: dict[str, Replayed] = {}
     for errors in ERRORS:
+        suffix = "" if errors == "exact" else f" {errors} estimates"
         arms: dict[str, Policy] = {"loop": loop, "saving_a_second": saving_a_second, "one_step": one_step}
+        arms["phases"] = Phases(run)
         for arm, policy in arms.items():
-            suffix = "" if errors == "exact" else f"_{errors}_estimates"
-            estimates = [Estimates(errors, seed) for seed in range(1 if errors == "exact" else seeds)]
-            found[arm + suffix] = [replayed(run, policy, one, deadline=until_s) for one in estimates]
-        found["phases" + suffix] = [replayed(run, Phases(run), one, deadline=until_s) for one in estimates]
-    areas = {arm: fmean(area(one, run, best_s, until_s) for one in replays) for arm, replays in found.items()}
+            found[arm + suffix] = replayed(run, policy, Estimates(errors), deadline=until_s)
+    areas = {arm: area(one, run, best_s, until_s) for arm, one in found.items()}
     hindsight, replay = Hindsight(run, until_s).found([])
     best = max(hindsight, *areas.values())
-    found["hindsight"] = [replay]
-    shares = {
-        arm: {str(s): rounded(fmean(best_s / one.seconds_at(s) for one in replays)) for s in AFTER_S if s < until_s}
-        for arm, replays in found.items()
-    }
+    found["hindsight"] = replay
+    after_s = [s for s in AFTER_S if run.begin_s < s < until_s]
+    shares = {arm: {str(s): rounded(best_s / one.seconds_at(s)) for s in after_s} for arm, one in found.items()}
     return {
+        "name": run.name,
         "about": run.about,
         "made_up": run.made_up,
         "programs": run.programs,

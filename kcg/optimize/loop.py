@@ -203,7 +203,7 @@ def _count(state: State, chain: Chain, share: float) -> State:
 
 def next_jobs(state: State, now: float, deadline: float = math.inf) -> list[Task]:
     """The tasks that start now, the best first: for the device the best that is ready, whenever it is idle; for idle
-    cores what the expected plan waits for. Nothing of a chain that does not end before the deadline nine times of ten."""
+    cores what the expected plan waits for. Nothing of a chain that does not end by the deadline nine times of ten."""
     fit = [chain for chain in state.chains.values() if math.isinf(deadline) or ends_at(state, chain, now) <= deadline]
     gains = Gains(state, fit)
     order = best_first(state, gains, now, deadline)
