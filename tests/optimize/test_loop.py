@@ -149,6 +149,24 @@ def test_nothing_else_runs_while_a_cpu_takes_samples() -> None:
     assert ids(next_jobs(done(state, "judge a 0", Outcome(True)), 1.0)) == ["reference"]
 
 
+def compiling(region: str, seconds: float, compile_s: float, *, number: int = 0) -> Chain:
+    """A program that only has to be compiled and judged."""
+    chain = judging(region, seconds, 1.0, number=number)
+    task = Task(f"compile {region} {number}", JobKind.COMPILE, region, CORE, compile_s, compile_s)
+    return replace(chain, tasks=(task, *chain.tasks))
+
+
+def test_a_core_begins_with_what_gains_most_however_long_it_takes() -> None:
+    state = state_of({"a": 90.0, "b": 9.0}, resources=Resources(1))
+    assert ids(next_jobs(add(state, [compiling("a", 45, 30), compiling("b", 1, 1)]), 0.0)) == ["compile a 0"]
+
+
+def test_a_core_leaves_a_second_program_while_the_first_is_judged() -> None:
+    state = state_of({"a": 9.0, "b": 9.0}, resources=Resources(1))
+    state = add(state, [judging("a", 3.0, 1.0), compiling("a", 2.99, 1.0, number=1), compiling("b", 8.0, 1.0)])
+    assert ids(next_jobs(state, 0.0)) == ["judge a 0", "compile b 0"]
+
+
 def test_memory_bounds_what_runs_at_once() -> None:
     state = state_of({"a": 9.0, "b": 9.0}, resources=Resources(4, memory_bytes=100))
     references = [Task(f"reference {n}", JobKind.REFERENCE, n, CORE, 5.0, 5.0, memory_bytes=60) for n in "ab"]
@@ -169,6 +187,14 @@ def test_a_region_that_is_ready_comes_before_the_kernels_that_it_replaces() -> N
     assert ids(next_jobs(state, 0.0)) == ["judge ab 0"]
     state = done(started(state, next_jobs(state, 0.0), 0.0), "judge ab 0", Outcome(True))
     assert ids(next_jobs(state, 2.0)) == ["judge c 0"], "what a region took gains nothing"
+
+
+def test_a_region_that_is_soon_there_comes_before_a_kernel_that_gains_more_a_second() -> None:
+    region = replace(judging("ab", 11.0, 1.9), kernels=frozenset("ab"))
+    state = add(state_of({"a": 9.0, "b": 9.0, "c": 9.0}, JOINED), [judging("a", 3, 1), region])
+    assert ids(next_jobs(state, 0.0)) == ["judge ab 0"]
+    alone = add(state_of({"a": 9.0, "b": 9.0, "c": 9.0}, JOINED), [judging("a", 2.0, 1), region])
+    assert ids(next_jobs(alone, 0.0)) == ["judge a 0"], "the plan that is expected has the kernel"
 
 
 def test_kernels_are_judged_meanwhile_where_a_region_has_to_wait() -> None:
@@ -228,7 +254,7 @@ def test_more_stress_comes_after_what_gains_more() -> None:
         for n, share in ((0, 0.99), (1, 0.01))
     ]
     chain = replace(first, tasks=(replace(first.tasks[0], counts=0.0), *stress))
-    state = add(state_of({"a": 9.0, "b": 9.0}), [chain, judging("b", 8.0, 1.0)])
+    state = add(state_of({"a": 90.0, "b": 9.0}), [chain, judging("b", 8.0, 1.0)])
     true_s = dict.fromkeys(["judge a 0", "stress a 0", "stress a 1", "judge b 0"], 1.0)
     state, order, _ = run(state, true_s, frozenset())
     assert order == ["judge a 0", "stress a 0", "judge b 0", "stress a 1"]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evaluation.search.job_orders import Hindsight, Phases, area, best_possible_s, bound, loop
 from evaluation.search.job_replay import Errors, Estimates, replayed
-from evaluation.search.job_runs import Part, Program, Run, read_run, solver, write_run
+from evaluation.search.job_runs import Part, Program, Run, read_run, recorded, solver, write_run
 from evaluation.search.loop_replay import RECORDED
 from evaluation.search.made_up_runs import made_up
+from kcg.dataset.journal import Journal
+from kcg.dataset.journal import Run as JournalRun
 from kcg.errors import DataError
+from kcg.measure.job_rows import HASH_DIGITS
+from kcg.report.result import write_result
+from kcg.types import Job, JobKind, JobOutcome, Status
+from tests.dataset.test_journal import TARGET, TOOLCHAIN, measurement
+from tests.sample_result import sample_result
 
 
 def small_run(seed: int = 0) -> Run:
@@ -97,6 +105,52 @@ def test_a_run_is_kept_whole(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"name": "half"')
     with pytest.raises(DataError, match="no recorded run"):
         read_run(tmp_path / "run.json")
+
+
+def test_a_run_is_read_from_its_journal_and_result(tmp_path: Path) -> None:
+    """Of one kernel three programs were timed: one failed there, one was judged wrong, one right, and stressed."""
+    row = sample_result().regions[0]
+    own, fast, wrong, failed = row.baseline.binary_hash, "aa" * 32, "bb" * 32, "cc" * 32
+    write_result(sample_result(), tmp_path / "RESULT.json")
+
+    def job(kind: JobKind, at: float, seconds: float, *binaries: str, outcome: JobOutcome = JobOutcome.OK) -> Job:
+        digits = tuple(one[:HASH_DIGITS] for one in binaries)
+        return Job(kind, row.region.id, "device:0", at, seconds, outcome, binaries=digits, run_id="r1")
+
+    jobs = [
+        Job(JobKind.CAPTURE, "flux/mini", "main", 0.0, 4.0, JobOutcome.OK, run_id="r1"),
+        job(JobKind.TIME, 5.0, 0.5, own),
+        *(job(JobKind.COMPILE, 6.0, 1.5, one) for one in (fast, wrong)),
+        job(JobKind.TIME, 8.0, 0.25, wrong),
+        job(JobKind.TIME, 9.0, 0.2, fast),
+        job(JobKind.TIME, 10.0, 0.1, failed, outcome=JobOutcome.WRONG),
+        job(JobKind.REFERENCE, 10.0, 6.0),
+        job(JobKind.PAIRED, 16.0, 2.0, own, wrong, outcome=JobOutcome.WRONG),
+        job(JobKind.PAIRED, 18.0, 3.0, own, fast),
+        job(JobKind.STRESS, 21.0, 7.0, fast),
+        Job(JobKind.RUN, "r1", "main", 0.0, 30.0, JobOutcome.OK, run_id="r1"),
+    ]
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        journal.add_target(TARGET)
+        journal.add_toolchain(TOOLCHAIN)
+        journal.add_region(row.region)
+        journal.add_run(JournalRun("r1", "2026-11-28T00:00:00+00:00", "kcg", {"cores": 16}))
+        for binary, seconds in ((own, 4e-4), (fast, 1e-4), (wrong, 2e-4)):
+            timed = measurement(0, region_id=row.region.id, binary_hash=binary, samples_s=(seconds,) * 3)
+            journal.record(replace(timed, variables=(("n", len(binary) + ord(binary[0])),)))
+        bad = measurement(0, region_id=row.region.id, binary_hash=failed, samples_s=(), status=Status.WRONG)
+        journal.record(replace(bad, reason="differs"))
+        journal.add_jobs(jobs)
+    run = recorded(tmp_path, name="one")
+    part, *others = run.parts
+    assert (run.made_up, run.cores, run.quiet, run.begin_s) == (False, 16, False, 4.0)
+    assert (part.calls, part.own_s, part.timing_s, part.reference_s) == (row.calls, row.baseline.cold_s, 0.5, 6.0)
+    assert not any(other.programs for other in others), "nothing is known of what has no jobs"
+    assert part.programs == (
+        Program(2e-4, 1.5, 0.25, 2.5, 0.0, "judge"),
+        Program(1e-4, 1.5, 0.2, 2.5, 7.0),
+        Program(row.baseline.cold_s, 0.0, 0.1, 2.5, 0.0, "time"),
+    )
 
 
 def test_what_was_recorded_on_a_cpu_is_read() -> None:
