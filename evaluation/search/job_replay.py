@@ -85,20 +85,26 @@ class Replayed:
 
 
 def replayed(
-    run: Run, policy: Policy, estimates: Estimates, *, deadline: float = math.inf, least: float = 0.0
+    run: Run,
+    policy: Policy,
+    estimates: Estimates,
+    *,
+    deadline: float = math.inf,
+    until: float = math.inf,
 ) -> Replayed:
-    """A run in the order of a policy. What is not over at the deadline is lost."""
-    return _Replay(run, policy, estimates, deadline, least).run()
+    """A run in the order of a policy, which knows the deadline, if there is one; what is not over then is lost. It is
+    looked at until then."""
+    return _Replay(run, policy, estimates, deadline).run(min(until, deadline))
 
 
 class _Replay:
-    def __init__(self, run: Run, policy: Policy, estimates: Estimates, deadline: float, least: float) -> None:
+    def __init__(self, run: Run, policy: Policy, estimates: Estimates, deadline: float) -> None:
         self._run, self._policy, self._estimates, self._deadline = run, policy, estimates, deadline
         self._parts = {part.id: part for part in run.parts}
         self._solve: Solve = solver(run)
         own = {part.id: estimates.task_s(run, part.id, "own", part.own_s)[0] for part in run.parts if part.is_kernel}
         resources = Resources(run.cores, quiet=run.quiet)
-        self.state = State(self._solve, own, resources, least=least)
+        self.state = State(self._solve, own, resources, least=0.0)
         self._next = dict.fromkeys(self._parts, 0)  # program of each part
         self._timed: set[str] = set()  # parts of which one was
         shared = [task for part in run.parts for task in self._shared(part)]
@@ -106,7 +112,7 @@ class _Replay:
         for part in run.parts:
             self._propose(part, AHEAD[run.quiet])
 
-    def run(self) -> Replayed:
+    def run(self, until: float) -> Replayed:
         """All of it, or until nothing starts any more."""
         now, busy_s, waiting = self._run.begin_s, 0.0, list[tuple[float, int, str]]()
         points, count = [(now, self._true_s())], 0
@@ -117,7 +123,7 @@ class _Replay:
                 busy_s += seconds if task.resource == DEVICE else 0.0
                 heapq.heappush(waiting, (now + seconds, count, task.id))
                 count += 1
-            if not waiting or waiting[0][0] > self._deadline:
+            if not waiting or waiting[0][0] > until:
                 break
             now, _, task_id = heapq.heappop(waiting)
             self._end(task_id)

@@ -44,7 +44,7 @@ AFTER_S = (30, 60, 120)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="made-up runs of each size", min=1)] = 2,
+    seeds: Annotated[int, typer.Option(help="made-up runs of each size", min=1)] = 1,
     record: Annotated[str, typer.Option(help="a folder of kcg optimize: keep what its jobs took")] = "",
     name: Annotated[str, typer.Option(help="of what is kept")] = "",
     only: Annotated[str, typer.Option(help="runs whose names begin so")] = "",
@@ -90,7 +90,7 @@ def _entry(run: Run) -> dict[str, Any]:
         arms: dict[str, Policy] = {"loop": loop, "saving_a_second": saving_a_second, "one_step": one_step}
         arms["phases"] = Phases(run)
         for arm, policy in arms.items():
-            found[arm + suffix] = replayed(run, policy, Estimates(errors), deadline=until_s)
+            found[arm + suffix] = replayed(run, policy, Estimates(errors), until=until_s)
     areas = {arm: area(one, run, best_s, until_s) for arm, one in found.items()}
     hindsight, replay = Hindsight(run, until_s).found([])
     best = max(hindsight, *areas.values())

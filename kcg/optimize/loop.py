@@ -277,6 +277,8 @@ def _wanted(state: State, order: Iterable[Chain]) -> list[Task]:
 
 def _needed(state: State, task: Task) -> list[Task]:
     """The shared tasks that are not over and that one waits for, what they themselves wait for first."""
+    if not task.after:
+        return []
     direct = [state.shared[other] for other in task.after if other in state.shared]
     return [one for other in direct for one in (*_needed(state, other), other)]
 
@@ -364,12 +366,18 @@ class Gains:
         of_region: defaultdict[str, list[Chain]] = defaultdict(list)
         for chain in chains:
             of_region[chain.region].append(chain)
-        seconds, best = state.seconds(), dict[str, Chain]()
+        self._provisional = {one.chain for one in state.verified}
+        self._seconds = state.seconds()
+        seconds, best = dict(self._seconds), dict[str, Chain]()
         for region, several in of_region.items():
             best[region] = self._rank(several)
             seconds[region] = min(best[region].seconds, seconds.get(region, math.inf))
         self.expected = state.solve(seconds)  # the plan if all of them passed
-        self._lasting = [chain for region, chain in best.items() if region in self.expected.regions]
+        self._lasting = {one.id: one for region, one in best.items() if region in self.expected.regions}
+        self._instead: defaultdict[str, list[Chain]] = defaultdict(list)  # by kernel, of whose calls it has some then
+        for chain in self._lasting.values():
+            for kernel in chain.kernels:
+                self._instead[kernel].append(chain)
 
     def _rank(self, chains: Sequence[Chain]) -> Chain:
         """The fastest of a region's, by what is known and expected; what was timed is before what was not."""
@@ -394,12 +402,12 @@ class Gains:
 
     def is_expected(self, chain: Chain) -> bool:
         """Whether the plan that is expected has it."""
-        return any(one is chain for one in self._lasting)
+        return chain.id in self._lasting
 
     def lasts(self, chain: Chain, now: float) -> bool:
         """Whether it is of the plan that is expected, or is there `MEANWHILE` times as long as it takes the device
         before what takes its calls then can be."""
-        instead = [one for one in self._lasting if one.kernels & chain.kernels]
+        instead = [one for kernel in chain.kernels for one in self._instead.get(kernel, ())]
         if not instead or self.is_expected(chain):
             return True
         wait_s = max(ends_at(self._state, one, now) for one in instead) - now
@@ -413,7 +421,9 @@ class Gains:
     def index(self, chain: Chain) -> float:
         """What is gained of the speed a second, at the best place to stop; shared tasks that are not over count, a
         core's second as one of the device by the number of cores."""
-        gain_s, better = self.gain_s(chain), self.better(chain)
+        if (gain_s := self.gain_s(chain)) <= 0.0:
+            return 0.0
+        better = self.better(chain)
         gain = gain_s / max(self._plan_s(chain) - gain_s, 1e-12)
         reach, spent, counted, best = 1.0, 0.0, 0.0, 0.0
         for task in chain.tasks:
@@ -449,19 +459,18 @@ class Gains:
 
     def entry_s(self, chain: Chain) -> float:
         """How fast a program of its region has to be for the plan to be better with it."""
-        own = self._provisional(chain)
+        own = chain.id if chain.id in self._provisional else ""
         if (chain.region, own) not in self._entries:
-            least = self._state.solve({**self._state.seconds(without=own), chain.region: 0.0})
+            seconds = self._state.seconds(without=own) if own else self._seconds
+            least = self._state.solve({**seconds, chain.region: 0.0})
             self._entries[chain.region, own] = (self._plan_s(chain) - least.seconds) / chain.calls
         return self._entries[chain.region, own]
 
     def _plan_s(self, chain: Chain) -> float:
         """What the incumbent takes without it, also where it is provisional."""
-        own = self._provisional(chain)
-        return self._state.solve(self._state.seconds(without=own)).seconds if own else self._state.incumbent.seconds
-
-    def _provisional(self, chain: Chain) -> str:
-        return chain.id if any(one.chain == chain.id for one in self._state.verified) else ""
+        if chain.id not in self._provisional:
+            return self._state.incumbent.seconds
+        return self._state.solve(self._state.seconds(without=chain.id)).seconds
 
 
 def below(chain: Chain, limit_s: float) -> float:
