@@ -11,7 +11,7 @@ import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +20,7 @@ from kcg.errors import DataError
 from kcg.files import write_whole
 from kcg.measure.job_rows import HASH_DIGITS
 from kcg.optimize.loop import Solve, Solved
+from kcg.provenance import provenance
 from kcg.report.result import read_result
 from kcg.types import Job, JobKind, JobOutcome, Measurement, RegionResult, Status
 
@@ -80,7 +81,7 @@ class Run:
 
 def write_run(run: Run, path: Path) -> None:
     """Keep a run as JSON."""
-    write_whole(path, json.dumps(asdict(run), indent=None, separators=(",", ":")) + "\n")
+    write_whole(path, json.dumps({**asdict(run), **provenance()}, separators=(",", ":")) + "\n")
 
 
 def read_run(path: Path) -> Run:
@@ -97,7 +98,8 @@ def read_run(path: Path) -> Run:
             )
             for part in stored["parts"]
         )
-        return Run(**{**stored, "parts": parts})
+        known = {field.name: stored[field.name] for field in fields(Run)}
+        return Run(**{**known, "parts": parts})
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(f"{path} is no recorded run: {error}") from error
 
