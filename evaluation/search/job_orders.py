@@ -93,7 +93,9 @@ class Phases:
             return []
         timed = [chain for chain in state.chains.values() if chain.is_timed]
         gains = Gains(state, timed)
-        firsts = [chain for chain in timed if gains.is_first(chain)]
+        judged = {one.region: one.chain for one in state.verified}  # a second is judged where the first fails
+        left = [chain for chain in timed if judged.get(chain.region, chain.id) == chain.id]
+        firsts = [chain for chain in left if gains.is_first(chain) or chain.id in judged.values()]
         of_plan = [chain for chain in firsts if chain.region in gains.expected.regions]
         covered = [chain for chain in firsts if chain not in of_plan and chain.region in self._kernels]
         order = [*self._by_saving(of_plan, state), *covered]
