@@ -20,8 +20,9 @@ def check(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of kcg optimize, or its folder")],
     quiet: Annotated[bool, typer.Option("--quiet", help="only what came out")] = False,
 ) -> None:
-    """Run a script or a model with what was found, compare what it leaves with tinygrad's own schedules, and say so in
-    its RESULT.json. Nothing is searched. The exit code is that of kcg optimize."""
+    """Run a script or a model with what was found, and compare what it leaves with tinygrad's own schedules.
+
+    What came out is written into its RESULT.json. Nothing is searched. The exit code is that of kcg optimize."""
     from rich.console import Console
 
     from kcg.judge.later import checked

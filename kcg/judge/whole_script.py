@@ -186,7 +186,7 @@ class _Runs:
         script = self.script
         if script.recorded is None:
             return None
-        of = identity(script.program, seed=script.seed, dev=self._dev)
+        of = identity(script.program.command, seed=script.seed, dev=self._dev)
         kept = read_recorded(script.recorded, of=of)
         left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
         return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.recorded_s)

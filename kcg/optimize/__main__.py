@@ -46,15 +46,15 @@ def complete_workload(incomplete: str) -> list[str]:
 
 @app.command(
     context_settings={**SETTINGS, "allow_extra_args": True},
-    epilog=examples(
+    epilog=f"{EXIT_CODES}\n\n"
+    + examples(
         "kcg optimize flux/mini --budget 60s",
         "kcg optimize train.py --budget 5m -- --its-own arguments",
         "kcg optimize -m package.module",
         "kcg list                                # the workloads that are known by name",
         "kcg apply kcg-out/train/RESULT.json     # hand the result over to plain tinygrad",
         "kcg export kcg-out/train/RESULT.json --python FILE",
-    )
-    + f"\n\n{EXIT_CODES}",
+    ),
 )
 def optimize(
     context: typer.Context,

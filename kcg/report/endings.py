@@ -37,6 +37,7 @@ def exit_code_of(result: Result) -> ExitCode:
 def is_checked(result: Result) -> bool:
     """Whether all that improved is known to be right as a whole: a run verifies each part before it improves, and the
     whole at the end. A result of before there was that check is as complete as it says."""
+    # a part that is provisional, which has passed some of its launches under stress alone, belongs here
     check = result.model_check
     if check is None:
         return result.complete

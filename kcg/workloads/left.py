@@ -13,13 +13,10 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kcg.compat.observing import READ, READS, Left, Piece, fitting
 from kcg.files import write_whole
-
-if TYPE_CHECKING:
-    from kcg.workloads.script import Program
 
 FOLDER = "recorded"  # beside a result, until it was compared
 ANSWER = "recorded.json"
@@ -56,10 +53,9 @@ def load_pieces(folder: Path, entries: Sequence[dict[str, Any]]) -> tuple[Piece,
     )
 
 
-def identity(program: Program, *, seed: int, dev: str) -> dict[str, Any]:
-    """What tells the run of a program on a device, such as `CPU:X86`, from others."""
-    told = {"form": str(program.form), "what": program.what, "arguments": list(program.arguments)}
-    return {**told, "seed": seed, "device": dev.split(":")[0]}
+def identity(command: Sequence[str], *, seed: int, dev: str) -> dict[str, Any]:
+    """What distinguishes the run of a program, by Python's arguments that run it, on a device such as `CPU:X86`."""
+    return {"command": list(command), "seed": seed, "device": dev.split(":")[0]}
 
 
 def forget(folder: Path) -> None:

@@ -549,7 +549,7 @@ class _Recording:
         from kcg.workloads import left
 
         with contextlib.suppress(Exception):  # of a device that is gone, or a full disk
-            of = left.identity(self.program, seed=self._seed, dev=self.dev)
+            of = left.identity(self.program.command, seed=self._seed, dev=self.dev)
             left.keep(self._kept, observer.left(left.MOST_BYTES), of=of)
 
     def _raised(self, error: BaseException) -> None:

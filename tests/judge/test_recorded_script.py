@@ -185,7 +185,7 @@ def piece(place: str, fed_by: tuple[str, ...], size: int, **changes: Any) -> Lef
     return Left(place, 4 * size, fed_by, replace(kept, **changes))
 
 
-OF = left.identity(Program(Form.CODE, "print(1)"), seed=1, dev="CPU:X86")
+OF = left.identity(("-c", "print(1)"), seed=1, dev="CPU:X86")
 
 
 def test_it_is_read_as_a_run_that_observes_some_kernels_would_leave_it(tmp_path: Path) -> None:
