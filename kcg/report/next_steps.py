@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH = 2  # of the BEAM that a result is applied for
 YOUR_PROGRAM = "your_program.py"  # where the workload is none
-RESUME, EFFORT, BUDGET = "--resume", "--effort", "--budget"
+RESUME, EFFORT, BUDGET, MEASUREMENTS = "--resume", "--effort", "--budget", "--measurements"
 _ADVICE = re.compile(r"try --budget (\d+s)")  # of `kcg.optimize.estimates`
 
 
@@ -91,6 +91,9 @@ def _looking_further(result: Result) -> Iterator[NextStep]:
         with contextlib.suppress(UsageError):
             longer = f"{2 * parse_budget(budgets[-1]):g}s"
             yield NextStep(with_option(resumed(command), BUDGET, longer), "goes on, for longer")
+    elif (counts := option_values(command, MEASUREMENTS)) and counts[-1].isdecimal() and may_find_more(result):
+        more = with_option(resumed(command), MEASUREMENTS, str(2 * int(counts[-1])))
+        yield NextStep(more, "goes on, measures more")
     elif "thorough" not in option_values(command, EFFORT):
         yield NextStep(with_option(command, EFFORT, "thorough"), "searches for longer")
 

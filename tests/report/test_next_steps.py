@@ -159,6 +159,8 @@ def test_what_more_time_is_expected_to_bring_is_said_with_the_command_that_goes_
     printed, page = console.file.getvalue(), render_report(some, PATH)  # type: ignore[attr-defined]
     assert all(line in printed and line[1:] in page for line in (judging, search))
     assert printed.splitlines()[-1].split("  #")[0].strip() == more
+    some = replace(some, command="kcg optimize a.py --measurements 50")
+    assert commands(some)[-1] == "kcg optimize a.py --resume --measurements 100"
     assert outlook_lines(replace(sample, outlook=Outlook())) == outlook_lines(sample) == []
 
 
