@@ -334,7 +334,8 @@ def nothing_faster(result: Result) -> str:
     advice = {USED_UP: "give it more with --measurements", TIME_OVER: more_time, UNTIMED: more_time}
     undecided = [row.region for row in result.regions if row.outcome == "undecided"]
     if undecided:
-        return f"nothing was verified to be faster in time, and {how_many(undecided)} may be; {more_time}"
+        idle = _not_searched(result)
+        return f"nothing was verified to be faster in time, and {how_many(undecided)} may be{idle}; {more_time}"
     what_to_do = next((advice[note] for note in notes if note in advice), "try --effort thorough")
     return f"nothing was faster than tinygrad's own schedules, which are kept{_not_searched(result)}; {what_to_do}"
 
