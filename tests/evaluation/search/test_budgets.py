@@ -1,0 +1,39 @@
+"""The figures of budgets: of several runs the worst counts, and a run that leaves nothing gives nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from evaluation.search import budgets
+from kcg.errors import UsageError
+
+
+def row(share: float, *, code: int = 0, improved: int = 1, **more: float) -> dict[str, object]:
+    return {"share": share, "exit_code": code, "improved": improved, "s": 50.0, **more}
+
+
+def test_the_worst_run_of_a_cell_and_the_worst_script_of_a_group_count() -> None:
+    found = budgets.headline(
+        {
+            "flux_mini/60/1": row(0.9, overrun_s=1.0),
+            "flux_mini/60/2": row(0.7, overrun_s=2.5),
+            "flux_mini/120/1": row(0.6),
+            "mnist/60/1": row(0.8),
+            "unet/60/1": row(0.0, code=6, improved=0),
+            "unet/none/1": row(1.0) | {"s": 300.0},
+        }
+    )
+    assert found["cpu_share_60"] == 0.7 and found["cpu_share_120"] == 0.6
+    assert found["cpu_scripts_share_60_min"] == 0.0 and found["cpu_scripts_improved_60"] == 1
+    assert found["cpu_scripts_exit_0_60"] == 1 and found["cpu_scripts_s"] == 300.0
+    assert found["budget_overrun_max_s"] == 2.5
+    assert found["worse_with_more_time_max"] == pytest.approx(0.1)
+
+
+def test_what_is_not_there_is_said_in_a_line() -> None:
+    assert budgets.workloads_of("CPU", "mnist, unet") == ["mnist", "unet"]
+    with pytest.raises(UsageError, match="flux_1024 is no workload for CPU: choose of"):
+        budgets.workloads_of("CPU", "flux_1024")
+    assert budgets.budgets_of("60,none") == {"60": 3, "": 1}
+    with pytest.raises(UsageError, match="--budgets 61: choose of 60, 120, 300, none"):
+        budgets.budgets_of("61")
