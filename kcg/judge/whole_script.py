@@ -18,11 +18,12 @@ each as often as there is time.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,14 @@ from kcg.judge.whole import (
     words_of_pieces,
     written,
 )
+from kcg.kernel.program import compiled_values
 from kcg.measure import isolated
 from kcg.measure.protocol import median
-from kcg.types import ModelCheck, Result
+from kcg.nouns import noun_to_json
+from kcg.types import ModelCheck, Result, Target
 
 if TYPE_CHECKING:
+    from kcg.kernel.program import Compiled
     from kcg.workloads.script import Program
 
 CHILD = "kcg.judge.script_run"
@@ -79,6 +83,9 @@ class Script(Runner):
     kernels: Sequence[Path] = ()  # files of the hand-written ones
     wanted: bool = True  # whether it runs again
     recorded_s: float = 0.0  # what recording its kernels took
+    spared_s: float = 0.0  # of it, what lowering took that no run does again
+    programs: Callable[[], Mapping[str, Compiled]] = dict
+    """tinygrad's own programs of kernels, as its recording lowered them, by kernel."""
     check_device: Callable[[], None] = lambda: None
     """Called after a run that failed; its time may come on top of the timeout."""
     known: dict[bool | None, Ran] = field(default_factory=dict)
@@ -101,8 +108,12 @@ class Script(Runner):
         )
 
     def expected_s(self, cost: Cost) -> float:
-        """A round is a run with tinygrad's own schedules and one with each plan."""
-        return cost.rounds * (1 + cost.plans) * MORE * self.recorded_s if self.wanted else 0.0
+        """A round is a run with tinygrad's own schedules and one with each plan, which compiles what changed."""
+        if not self.wanted:
+            return 0.0
+        run_s = max(self.recorded_s - self.spared_s, 0.0)
+        compiling_s = min(cost.changed * cost.compile_s, self.spared_s)
+        return cost.rounds * MORE * (run_s + cost.plans * (run_s + compiling_s))
 
     def timeout_s(self, expected_s: float) -> float:
         return max(TIMEOUT_S, TIMES * expected_s)
@@ -139,7 +150,17 @@ class _Runs:
             "seed": script.seed,
             "kernels": [str(file) for file in script.kernels],
             "observed": list(script.observed),
+            "programs": str(programs_file) if (programs_file := self._programs(results[0].target)) else "",
         }
+
+    def _programs(self, target: Target) -> Path | None:
+        """The file of what the child need not lower; None where there is nothing."""
+        if not (programs := self.script.programs()):
+            return None
+        path = self._folder / "programs.json"
+        values = {kernel: compiled_values(compiled) for kernel, compiled in programs.items()}
+        path.write_text(json.dumps({"target": noun_to_json(target), "programs": values}))
+        return path
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
         """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
