@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kcg.compat.workers import Lowering
+
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
 
@@ -168,6 +170,9 @@ class Recorder:
     others: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
     queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
     on_execution: Callable[[Hashable, int], None] = lambda place, executions: None  # told of each
+    on_lowered: Callable[[UOp, UOp, str, float], None] = lambda ast, program, device, seconds: None
+    """Told of each AST that was lowered: to which program, for which device, in how long."""
+    lowering: Lowering = field(default_factory=Lowering)
     kernels: dict[UOp, Any] = field(default_factory=dict)  # what is known of ASTs: a kernel, or why none
     _variables: dict[str, frozenset[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -204,6 +209,8 @@ class Recorder:
             self.names.setdefault(tag, plain_name(new.src[0].arg.name))
             self.asts.setdefault(tag, old.src[0])
             calls[place] = new.rtag(tag)
+            if (seconds := self.lowering.taken_s(new.src[0])) is not None:
+                self.on_lowered(old.src[0], new.src[0], _devices_of(new)[0], seconds)
         return after.replace(src=tuple(calls))
 
     def saw_executed(self, call: UOp, variables: Mapping[str, int]) -> None:
@@ -242,6 +249,7 @@ class Recorder:
     def watch(self, realize: Any) -> Callable[[], None]:
         """Put the hooks into the module `tinygrad.engine.realize`; what is returned takes them out again."""
         compile_before, stats_before = realize.lower_and_compile, realize.track_stats
+        as_ever = self.lowering.watch(realize)
 
         def lower_and_compile(linear: UOp) -> UOp:
             linear = _without_beam(linear)
@@ -254,6 +262,7 @@ class Recorder:
 
         def undo() -> None:
             realize.lower_and_compile, realize.track_stats = compile_before, stats_before
+            as_ever()
 
         realize.lower_and_compile, realize.track_stats = lower_and_compile, track_stats
         return undo

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 from typing import Any
 
 from tinygrad.codegen.opt import tc
 from tinygrad.renderer.cstyle import ClangRenderer, CUDARenderer, HIPRenderer, MetalRenderer
 from tinygrad.renderer.isa.x86 import X86Renderer
 
-from kcg.compat.tiny import Compiler, Renderer, TinyTarget
+from kcg.compat.tiny import Compiler, Renderer, TinyTarget, UOp, to_program_key
 from kcg.errors import DeviceError
 from kcg.types import Target
 
@@ -101,6 +102,12 @@ def compiling_renderer(target: Target) -> Any:
     if cls is CUDARenderer and renderer.compiler.ptx:
         renderer.compiler = _two_codes()(target.arch)
     return renderer
+
+
+def lowering_settings(renderer: Any) -> str:
+    """What tinygrad's lowering of a kernel depends on beside the kernel: the renderer and tinygrad's settings now."""
+    _, kind, target, *settings = to_program_key(UOp.sink(), renderer)
+    return json.dumps([kind.__name__, target.device, target.renderer, target.arch, *map(str, settings)])
 
 
 def machine_code(source: str, renderer: Any) -> bytes:

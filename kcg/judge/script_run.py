@@ -52,6 +52,7 @@ class Ran:
     steps: tuple[Replayed, ...] = ()
     untimed: str = ""  # why its replays were not timed
     clock: str = ""  # by which they were, in words
+    given: int = 0  # kernels that ran as programs that were there
     seconds: float = 0.0
 
 
@@ -79,6 +80,7 @@ class _Run:
         self._pid, self._done = os.getpid(), False
         self._changed, self._observed = frozenset(job["changed"]), frozenset(job["observed"])
         self._place: InPlace | None = None
+        self._given: set[str] = set()
         self._known: dict[bytes, str] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
         self._observer = Observer(self._asked, self._prepare, seed=job["seed"], shake=job["shake"])
@@ -128,6 +130,7 @@ class _Run:
             "steps": [asdict(step) for step in self._clock.steps()],
             "untimed": self._clock.why_not,
             "clock": self._clock.clock,
+            "given": len(self._given),
         }
         write_whole(self.folder / ANSWER, json.dumps(answer))
 
@@ -172,6 +175,8 @@ class _Run:
         return self._known[ast.key]
 
     def _prepare(self) -> None:
+        if self.job["programs"]:
+            self._given = self._stays.enter_context(_given(Path(self.job["programs"])))
         if not self.job["result"]:
             return
         from kcg.handover.tuned import scheduling
@@ -183,6 +188,18 @@ class _Run:
         except KcgError as error:  # another device than the result is for, for one
             self.refused = str(error)
             raise
+
+
+def _given(path: Path) -> contextlib.AbstractContextManager[set[str]]:
+    """Inside the block, kernels run the programs of a file, see `compiled_before`."""
+    from kcg.handover.in_place import compiled_before
+    from kcg.kernel.program import compiled_from
+    from kcg.nouns import noun_from_json
+    from kcg.types import Target
+
+    values = json.loads(path.read_text())
+    programs = {kernel: compiled_from(one) for kernel, one in values["programs"].items()}
+    return compiled_before(programs, noun_from_json(Target, values["target"]))
 
 
 def main() -> None:

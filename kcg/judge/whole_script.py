@@ -19,11 +19,12 @@ its own. Processes differ, so plans that are right run in turns, each as often a
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +49,15 @@ from kcg.judge.whole import (
     words_of_pieces,
     written,
 )
+from kcg.kernel.program import compiled_values
 from kcg.measure import isolated
 from kcg.measure.protocol import median
-from kcg.types import ModelCheck, Result
+from kcg.nouns import noun_to_json
+from kcg.types import ModelCheck, Result, Target
 from kcg.workloads.left import ANSWER, identity, read_recorded
 
 if TYPE_CHECKING:
+    from kcg.kernel.program import Compiled
     from kcg.workloads.script import Program
 
 CHILD = "kcg.judge.script_run"
@@ -83,6 +87,9 @@ class Script(Runner):
     wanted: bool = True  # whether it runs again
     recorded_s: float = 0.0  # what recording its kernels took
     recorded: Path | None = None  # where that kept what the script left
+    spared_s: float = 0.0  # of it, what lowering took that no run does again
+    programs: Callable[[], Mapping[str, Compiled]] = dict
+    """tinygrad's own programs of kernels, as its recording lowered them, by kernel."""
     check_device: Callable[[], None] = lambda: None
     """Called after a run that failed; its time may come on top of the timeout."""
     known: dict[bool | None, Ran] = field(default_factory=dict)
@@ -116,9 +123,13 @@ class Script(Runner):
 
     def expected_s(self, cost: Cost) -> float:
         """A round is a run with tinygrad's own schedules, of which the first was the recording where that kept what it
-        left, and one with each plan."""
-        runs = cost.rounds * (1 + cost.plans) - self.is_recorded
-        return runs * MORE * self.recorded_s if self.wanted else 0.0
+        left, and one with each plan, which compiles what changed."""
+        if not self.wanted:
+            return 0.0
+        run_s = max(self.recorded_s - self.spared_s, 0.0)
+        compiling_s = min(cost.changed * cost.compile_s, self.spared_s)
+        own_s = (cost.rounds - self.is_recorded) * run_s
+        return MORE * (own_s + cost.rounds * cost.plans * (run_s + compiling_s))
 
     def timeout_s(self, expected_s: float) -> float:
         return max(TIMEOUT_S, TIMES * expected_s)
@@ -156,7 +167,17 @@ class _Runs:
             "seed": script.seed,
             "kernels": [str(file) for file in script.kernels],
             "observed": list(script.observed),
+            "programs": str(programs_file) if (programs_file := self._programs(results[0].target)) else "",
         }
+
+    def _programs(self, target: Target) -> Path | None:
+        """The file of what the child need not lower; None where there is nothing."""
+        if not (programs := self.script.programs()):
+            return None
+        path = self._folder / "programs.json"
+        values = {kernel: compiled_values(compiled) for kernel, compiled in programs.items()}
+        path.write_text(json.dumps({"target": noun_to_json(target), "programs": values}))
+        return path
 
     def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
         """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it

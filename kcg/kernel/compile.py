@@ -17,6 +17,7 @@ from kcg.kernel.program import BoundLaunch, Compiled
 from kcg.kernel.source.body import MACHINE, PTX, SourceBody, source_body
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
+FUNCTION = "kernel"  # the name of what is compiled, so that two schedules with the same code have the same binary
 UOPS_MAX = 3000
 """Schedules of more micro-operations are refused, as BEAM refuses them: compilers take seconds and the code is slow.
 tinygrad's own never is, since it is what runs now; on a CPU that of a sum over `Tensor.randn` is longer."""
@@ -41,19 +42,18 @@ def compile_schedule(
 ) -> Compiled:
     """Compile for `target` on this machine, to be launched with `variables` or with one of those in `also`.
 
-    The function is always named `kernel`, so that two schedules with the same code have the same binary.
     Raises ScheduleError (the schedule is not legal, or it makes the kernel too long) or the compiler's own error.
     """
     if schedule.kind == ScheduleKind.SOURCE:
         return _compile_source(region, source_body(schedule), target)
     renderer = compiling_renderer(target)
-    program = _program(region, schedule, renderer, name="kernel")
+    program = _program(region, schedule, renderer, name=FUNCTION)
     source = _readable(program, renderer)
     if target.renderer == "X86":
-        _check_places(program)
+        check_places(program)
     if (uops := len(program.src[1].src)) > UOPS_MAX and not _is_own(schedule, region, target):
         raise ScheduleError(f"the kernel has {uops} micro-operations, more than {UOPS_MAX}")
-    return _plain(program, (variables, *also), source, machine_code(source, renderer))
+    return plain(program, (variables, *also), source, machine_code(source, renderer))
 
 
 def _is_own(schedule: Schedule, region: Region, target: Target) -> bool:
@@ -61,7 +61,7 @@ def _is_own(schedule: Schedule, region: Region, target: Target) -> bool:
     return opts_of(schedule) == hand_coded(initial_state(ast_of(region.kernel), planning_renderer(target)))
 
 
-def _check_places(program: Any) -> None:
+def check_places(program: Any) -> None:
     """Refuse what tinygrad's X86 backend compiles wrong: it finds a variable by its number, not by its place.
 
     A buffer that the kernel does not use leaves a gap in the numbers, and the variable behind it is read as an address.
@@ -95,7 +95,7 @@ def _launch(info: Any, variables: Variables) -> BoundLaunch:
     )
 
 
-def _plain(program: Any, bindings: tuple[Variables, ...], source: str, image: bytes) -> Compiled:
+def plain(program: Any, bindings: tuple[Variables, ...], source: str, image: bytes) -> Compiled:
     linear, info = program.src[1].src, program.arg
     launches = tuple(_launch(info, variables) for variables in bindings)
     pointers = [u for u in linear if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU]

@@ -36,7 +36,8 @@ def sequences_of_captured(
 ) -> tuple[Sequence, ...]:
     """The sequences that were captured, in their order, each with how often it ran with which values.
 
-    A kernel that cannot be encoded is a call without a kernel. `kernels` is what is known of ASTs, and grows.
+    A kernel that cannot be encoded is a call without a kernel. `kernels` is what is known of ASTs, and grows: a kernel,
+    or why there is none.
     """
     known = {} if kernels is None else kernels
     return tuple(_sequence_of(one, seen, known) for one, seen in captured)
@@ -50,13 +51,14 @@ def _sequence_of(
         if call.ast is not None and call.ast not in kernels:
             kernels[call.ast] = _kernel_or_reason(call.ast)
         kernel = call.what if call.ast is None else kernels[call.ast]
+        why = call.what if call.ast is None else f"{UNENCODABLE}: {kernel}"
         calls.append(
             SequenceCall(
                 kernel if isinstance(kernel, Kernel) else None,
                 call.views,
                 call.reads,
                 call.writes,
-                "" if isinstance(kernel, Kernel) else _line(kernel),
+                "" if isinstance(kernel, Kernel) else _line(why),
                 tuple(map(_line, call.devices)),
                 _line(call.origin),
                 tuple((_line(path), count) for path, count in call.layers),
@@ -91,7 +93,7 @@ def _kernel_or_reason(ast: Any) -> Kernel | str:
     try:
         return kernel_of(ast)
     except CodecError as error:
-        return f"{UNENCODABLE}: {error}"
+        return str(error)
 
 
 def partition_of(sequence: Sequence) -> Partition:

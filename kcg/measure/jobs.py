@@ -9,6 +9,7 @@ from kcg.kernel.program import Executable
 from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:
+    from kcg.kernel.lowered import Lowered
     from kcg.measure.verify import References
 
 
@@ -21,6 +22,7 @@ class CompileJob:
     target: Target
     variables: Variables = ()
     also: tuple[Variables, ...] = ()
+    lowered: Lowered | None = None  # what need not be lowered again
 
 
 @dataclass(frozen=True)

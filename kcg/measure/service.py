@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,6 +63,7 @@ from kcg.types import (
 )
 
 if TYPE_CHECKING:
+    from kcg.kernel.lowered import Lowered
     from kcg.measure.verify import References
 
 # ---- What is asked of the service: one schedule to be measured, and several that go to the device together.
@@ -299,6 +300,8 @@ class MeasureService:
         self._spent_lock = threading.Lock()
         # what was compiled, by region, and the references of regions of several kernels: whose compilers made them
         self._kept: dict[tuple[str, Schedule], CompileOutcome] = compilers_of._kept if compilers_of else {}
+        self._lowered: dict[tuple[str, Schedule], Lowered] = compilers_of._lowered if compilers_of else {}
+        self.lowered: dict[str, Lowered] = {}  # elsewhere, by region
         self._kept_lock: threading.Lock = compilers_of._kept_lock if compilers_of else threading.Lock()
         self._references: dict[tuple[str, Variables], Future[References]]
         self._references = compilers_of._references if compilers_of else {}
@@ -449,10 +452,26 @@ class MeasureService:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = outcome
 
+    def use_lowered(self, region: Region, lowered: Lowered) -> None:
+        """Have a region of one kernel not lowered again with the schedule with which that was done elsewhere."""
+        key = region.id, lowered.schedule
+        self.lowered[region.id] = lowered
+        if lowered.compiled.binary:
+            self._keep(key, CompileOutcome(lowered.compiled, lowered.seconds))
+            self.took_over(JobKind.COMPILE, region, lowered.schedule, [lowered.compiled])
+        else:
+            self._lowered[key] = lowered
+
+    def spared_s(self, regions: Iterable[Region]) -> float:
+        """How much longer compiling tinygrad's own schedules of these would have taken, if nothing had been lowered
+        elsewhere."""
+        found = (self.lowered[region.id].seconds for region in regions if region.id in self.lowered)
+        return sum(found) / self.compile_workers
+
     def compiled(self, region: Region, schedule: Schedule, *bindings: Variables) -> Future[Any]:
         """A future of CompileOutcome, as `compile`; what this service compiled before is not compiled again."""
         future: Future[CompileOutcome]
-        if self.has_compiled(region, schedule, *bindings) and (kept := self._kept.get((region.id, schedule))):
+        if (kept := self._compiled_before(region, schedule, *bindings)) is not None:
             future = Future()
             future.set_result(kept)
             return future
@@ -463,8 +482,12 @@ class MeasureService:
 
     def has_compiled(self, region: Region, schedule: Schedule, *bindings: Variables) -> bool:
         """Whether `compiled` would compile nothing."""
+        return self._compiled_before(region, schedule, *bindings) is not None
+
+    def _compiled_before(self, region: Region, schedule: Schedule, *bindings: Variables) -> CompileOutcome | None:
         kept = self._kept.get((region.id, schedule))
-        return kept is not None and all(kept.compiled.runs_at(variables) for variables in bindings or ((),))
+        runs = kept is not None and all(kept.compiled.runs_at(variables) for variables in bindings or ((),))
+        return kept if runs else None
 
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run a function of a module in one of the compiling children: for work that would hold up this process. On a
@@ -526,7 +549,8 @@ class MeasureService:
 
     def _job(self, region: Region, schedule: Schedule, bindings: Sequence[Variables]) -> CompileJob:
         first, *others = dict.fromkeys(bindings) or ((),)
-        return CompileJob(region, schedule, self.target, first, tuple(others))
+        lowered = self._lowered.get((region.id, schedule))
+        return CompileJob(region, schedule, self.target, first, tuple(others), lowered)
 
     def _measure(
         self,
@@ -542,10 +566,15 @@ class MeasureService:
         first = asked[0].request
         for one in asked:
             self._begin_references(one.request)
-        job = self._job(first.region, first.schedule, [one.request.variables for one in asked])
+        bindings = [one.request.variables for one in asked]
+        job = self._job(first.region, first.schedule, bindings)
+        kept = None if made or compiler else self._compiled_before(first.region, first.schedule, *bindings)
+        if kept is not None:
+            made = Future()
+            made.set_result(kept)
 
         def compiled(done: Future[Any]) -> None:
-            outcome = self._compile_result(done, (first.region.id, first.schedule))
+            outcome = kept or self._compile_result(done, (first.region.id, first.schedule))
             now: list[Ready] = []
             for request, future, place in asked:
                 of_one: list[Ready] = []

@@ -87,7 +87,10 @@ def measure_baselines(
     untimed, share = count - timed, untimed_share(works)
     if not timed:
         return Measured(works, now, untimed, untimed_share=share)
-    each_s, each_preparing_s = (now - turns.begun) / timed, preparing_s(device.spread.spent_s) / timed
+    here = [work for work in sent.values() if work.is_timed]
+    # a search compiles what it measures, also where these need not be compiled
+    each_s = (now - turns.begun + device.service.spared_s(work.call.region for work in here)) / timed
+    each_preparing_s = preparing_s(device.spread.spent_s) / timed
     return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share)
 
 

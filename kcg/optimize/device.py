@@ -31,6 +31,7 @@ from kcg.unexpected import looking
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
     from kcg.kernel.kinds import Space
+    from kcg.kernel.lowered import Lowered
     from kcg.kernel.program import Compiled
     from kcg.optimize.budget import Budget
     from kcg.optimize.hosts import FleetHosts
@@ -362,6 +363,19 @@ class Device:
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works
+
+    def use_lowered(self, works: Sequence[RegionWork], lowered: Mapping[str, Lowered]) -> None:
+        """Have tinygrad's own schedules not lowered again that a program's process lowered as this run would; by the
+        ids of their kernels."""
+        if not lowered:
+            return
+        from kcg.kernel.lowered import settings_here
+
+        settings = settings_here(self.service.target)
+        for work in works:
+            found = lowered.get(work.call.region.id)
+            if found is not None and found.settings == settings and found.schedule == work.space.baseline():
+                self.service.use_lowered(work.call.region, found)
 
     def find_starts(self, works: Sequence[RegionWork]) -> None:
         """Have the compiling children find where spaces begin, each of which takes a second of a core: on the way where

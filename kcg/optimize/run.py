@@ -119,7 +119,10 @@ def optimize(
             store.say_read_only(log)
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
+        preloads = store is None or store.store.is_new  # else there may be nothing to search
         if captured is None:
+            if preloads and settings.program is not None:
+                guide.preload_beside()
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
@@ -133,10 +136,11 @@ def optimize(
         shown.name(captured.workload.name, captured.workload.preset)
         check_fits(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
-        if store is None or store.store.is_new:  # else there may be nothing to search
+        if preloads:
             guide.preload()
         device.open_journal(captured.workload)
         works = device.plan(captured.workload)
+        device.use_lowered(works, captured.lowered)
         kept, runner = KeptResults(device, resumed=settings.resume), runner_of(settings, captured, device, works)
         device.notice_busy_machine()
         device.notice_missing_kinds()
@@ -301,7 +305,8 @@ def capture(
     for line in captured.lines:
         log.progress.line(f"kcg: {line}", important=True)
     log.warn(*captured.notes)
-    return Captured(captured.workload, recorded_s, recorded=None if keeping is None else keeping.folder)
+    kept = None if keeping is None else keeping.folder
+    return Captured(captured.workload, recorded_s, recorded=kept, lowered=captured.lowered)
 
 
 def _late(label: str, budget: Budget, log: RunLog) -> Late | None:

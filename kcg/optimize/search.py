@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -46,6 +48,7 @@ class Guide:
         self.wanted = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
         self.predictor: Predictor | None = None
         self.workers: SearchWorkers | None = None
+        self._beside: threading.Thread | None = None  # in which it is loaded
 
     @property
     def name(self) -> str:
@@ -57,9 +60,21 @@ class Guide:
         process."""
         from kcg.predictor.choice import preload
 
+        if self._beside is not None and self._beside is not threading.current_thread():
+            self._beside.join()
         if self.wanted and self._device.is_cpu:
             device, _, renderer = self._device.choice.dev.partition(":")
             preload(self._settings.predictor, device, renderer)
+
+    def preload_beside(self) -> None:
+        """`preload` in a thread, while this one waits for another process."""
+
+        def load() -> None:
+            with contextlib.suppress(Exception):  # raised again where it is wanted
+                self.preload()
+
+        self._beside = threading.Thread(target=load, name="kcg-preload")
+        self._beside.start()
 
     def read(self) -> None:
         """Read the predictor, here and beside the device in the processes that will search."""

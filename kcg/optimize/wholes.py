@@ -33,6 +33,8 @@ def runner_of(settings: Settings, captured: Captured, device: Device, works: Seq
             wanted=settings.script_check,
             recorded_s=captured.recorded_s,
             recorded=captured.recorded,
+            spared_s=service.spared_s(work.call.region for work in works),
+            programs=lambda: {kernel: one.as_tinygrad for kernel, one in service.lowered.items()},
             check_device=service.check_device,
         )
     if (call := captured.call) is not None:

@@ -35,6 +35,7 @@ from kcg.unexpected import looking
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
     from kcg.kernel.kinds import Space
+    from kcg.kernel.lowered import Lowered
     from kcg.workloads.function import Call
 
 NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
@@ -434,6 +435,7 @@ class Captured:
     call: Call | None = None  # of a function of this process
     why_once: str = ""  # why that is not called again, in words; empty where it is
     recorded: Path | None = None  # where what a script left is kept, see `kcg.workloads.left`
+    lowered: Mapping[str, Lowered] = field(default_factory=dict)  # what a script's process lowered, by kernel
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ import tempfile
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,12 +42,14 @@ from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of
 from kcg.kernel.symbolic import VALUES_KEPT, merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
 from kcg.types import Sequence as CallSequence
+from kcg.workloads.lowered import LoweredWriter, read_lowered
 from kcg.workloads.tally import Tally, read_tally
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
     from kcg.compat.observing import RecordingObserver
     from kcg.compat.sequences import CapturedSequence, SequenceRecorder
+    from kcg.kernel.lowered import Lowered
     from kcg.workloads.capture import Refused
     from kcg.workloads.left import Keeping
 
@@ -312,6 +314,7 @@ class Captured:
     workload: Workload
     notes: tuple[str, ...]  # a line each: that it failed, and what is not recorded. What is left out is the workload's
     interrupted: bool = False  # with this process, as by Ctrl-C
+    lowered: Mapping[str, Lowered] = field(default_factory=dict)  # what its process lowered, by the id of the kernel
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -364,13 +367,14 @@ def capture_program(
         code, interrupted = _run([*command, *program.arguments], environment, late)
         found = json.loads(out.read_text()) if out.exists() else None
         answer = found or _answer_of_the_dead(program, Path(folder), device=dev.split(":")[0], code=code)
+        lowered = read_lowered(Path(folder))
     if interrupted and "error" in answer:
         report_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
         raise KeyboardInterrupt
     if "error" in answer:
         kind, message = answer["error"]
         raise {"script": ScriptError, "usage": UsageError}.get(kind, KcgError)(message)
-    return Captured(workload_of(answer), tuple(answer["notes"]), interrupted)
+    return Captured(workload_of(answer), tuple(answer["notes"]), interrupted, lowered)
 
 
 def _unforeseen(code: int) -> str:
@@ -513,6 +517,7 @@ class _Recording:
         with contextlib.suppress(OSError):  # a full disk: what a sudden end leaves is lost then
             self._tally = Tally(self.out.parent, self._recorder, device=self.dev.split(":")[0])
             self._recorder.on_execution, self._sequences.on_run = self._tally.ran, self._tally.ran_sequence
+            self._recorder.on_lowered = LoweredWriter(self.out.parent, self._recorder.kernels).lowered
         if self._kept is not None:
             self._observe(stays)
         _kept.append(stays)
@@ -664,7 +669,8 @@ class _Recording:
         device = self.dev.split(":")[0]
         workload, notes = workload_and_notes(self._recorder, *_names_of(self.program), device=device)
         if workload.calls and self._sequences is not None:
-            workload = replace(workload, sequences=sequences_on(device, self._sequences))
+            found = sequences_on(device, self._sequences, self._recorder.kernels)
+            workload = replace(workload, sequences=found)
         return _answer(self.program, workload, notes, ended=self.ended, advice=self.advice, processes=self.processes)
 
 
@@ -736,8 +742,11 @@ def _noted(workload: Workload, *, queued: int) -> tuple[Workload, list[str]]:
     return few, notes
 
 
-def sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence, ...]:
-    """What a program ran on `device`, in the order of the first run; of many different ones those that ran the most."""
+def sequences_on(
+    device: str, recorder: SequenceRecorder, kernels: dict[Any, Kernel | str] | None = None
+) -> tuple[CallSequence, ...]:
+    """What a program ran on `device`, in the order of the first run; of many different ones those that ran the most.
+    `kernels` as of `sequences_of_captured`."""
 
     def runs_there(captured: CapturedSequence) -> bool:
         return any(name.split(":")[0] == device for call in captured.calls for name in call.devices)
@@ -745,7 +754,7 @@ def sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence,
     found = [(captured, seen) for captured, seen in recorder.sequences() if runs_there(captured)]
     weights = [len(captured.calls) * sum(count for _, count in seen) for captured, seen in found]
     kept = sorted(sorted(range(len(found)), key=lambda place: -weights[place])[:SEQUENCES_KEPT])
-    return sequences_of_captured(found[place] for place in kept)
+    return sequences_of_captured((found[place] for place in kept), kernels)
 
 
 def main() -> None:

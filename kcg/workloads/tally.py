@@ -45,7 +45,6 @@ class Tally:
         """Of the kernels, those of `device`, such as `CUDA`, are written in full."""
         self._recorder, self._device = recorder, device
         self._slots: dict[Hashable, int] = {}
-        self._kernels: dict[Any, Kernel | str] = {}  # of sequences: AST -> its kernel, or why there is none
         self._sequences: dict[CapturedSequence, int] = {}
         self._lock = threading.Lock()
         self._live, self._made = True, 0
@@ -136,7 +135,7 @@ class Tally:
         text = ""
         if number is None:
             number = self._sequences[captured] = len(self._sequences)
-            (sequence,) = sequences_of_captured([(captured, ((values, 1),))], self._kernels)
+            (sequence,) = sequences_of_captured([(captured, ((values, 1),))], self._recorder.kernels)
             text = sequence_json(sequence)
         layers = [list(call.layers[:1]) for call in captured.calls]
         return {"kind": "sequence", "number": number, "text": text, "variables": values, "layers": layers}

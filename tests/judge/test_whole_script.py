@@ -34,6 +34,7 @@ from kcg.judge.whole import (
     same_layout,
 )
 from kcg.judge.whole_script import Script
+from kcg.kernel.compile import compile_schedule
 from kcg.kernel.composed import parts_of, schedule_of_parts
 from kcg.kernel.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
@@ -127,6 +128,25 @@ def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Resu
     assert first == second, "Python's, NumPy's and tinygrad's random numbers, and the order of sets"
     drawn = literal_eval(first)
     assert drawn[4] == "" and len({float(number) for number in (*drawn[:3], *drawn[5:])}) == 5, "each is another"
+
+
+@pytest.mark.slow
+def test_what_its_recording_lowered_is_not_lowered_again(right: Result) -> None:
+    alone = [row.region for row in right.regions if not row.variables]
+    spaces = {region.id: KernelSpace(region, right.target) for region in alone}
+    own = {name: compile_schedule(s.region, s.baseline(), right.target) for name, s in spaces.items()}
+    script = script_of(SCRIPT, "alive", programs=lambda: own)
+    (seen,) = script.checks([right], timeout_s=TIMEOUT_S)
+    assert seen.passed and seen.kernels == sum(row.outcome == "improved" for row in right.regions), seen
+    ran = script.known[None]
+    assert ran.given == len(own) > 2
+
+
+def test_a_run_is_expected_to_take_what_the_recording_took_without_lowering() -> None:
+    cost = Cost(changed=3, plans=2, compile_s=0.5)
+    recorded = script_of(SCRIPT, recorded_s=40.0)
+    assert replace(recorded, spared_s=30.0).expected_s(cost) < recorded.expected_s(cost) / 2
+    assert replace(recorded, spared_s=30.0).expected_s(cost) > 3 * 10.0 + 2 * 1.5
 
 
 @pytest.fixture(scope="module")

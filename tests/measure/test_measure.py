@@ -17,6 +17,7 @@ from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.lowered import Lowered
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
@@ -151,6 +152,15 @@ def service(opened: MeasureService, recorder: Recorder) -> Iterator[MeasureServi
 def one(service: MeasureService, request: Request) -> Measurement:
     (future,) = service.measure([request])
     return future.result(timeout=PATIENCE_S)
+
+
+def test_what_was_lowered_elsewhere_is_not_compiled_and_costs_what_it_took_there(service: MeasureService) -> None:
+    made = compile_schedule(MATMUL, RAW, service.target)
+    service.use_lowered(MATMUL, Lowered(RAW, made, "", 1.25))
+    compilations, compiled_s = service.compilations, service.spent_s["compile"]
+    row = one(service, Request(MATMUL, RAW, in_search=True))
+    assert (row.status, row.compile_s, row.binary_hash) == (Status.OK, 1.25, made.binary_hash)
+    assert (service.compilations, service.spent_s["compile"]) == (compilations, compiled_s)
 
 
 def test_facts(service: MeasureService) -> None:

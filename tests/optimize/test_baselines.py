@@ -34,7 +34,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, own_s: Callable[[RegionWork], float], *, is_cpu: bool) -> None:
         self.now_s, self.own_s, self.is_cpu = 1000.0, own_s, is_cpu
         self.batches: list[list[RegionWork]] = []
-        self.service = SimpleNamespace(compile_workers=2)
+        self.spared_s = 0.0  # of each
+        self.service = SimpleNamespace(compile_workers=2, spared_s=lambda regions: self.spared_s * len([*regions]))
         self.spread = SimpleNamespace(spent_s={"load": 1.0})
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
@@ -145,6 +146,14 @@ def test_what_a_run_before_has_timed_counts(monkeypatch: pytest.MonkeyPatch) -> 
     clock.batches.clear()
     measured = timed(clock, works, left_s=-1.0)
     assert not clock.sent and measured.untimed_share < 1 - ENOUGH, "it may search at once"
+
+
+def test_a_search_is_expected_to_compile_what_need_not_be_compiled_of_baselines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, own_s, is_cpu=True)
+    clock.spared_s = 2.0
+    assert timed(clock, training_loop(), left_s=73.0).baseline_s == pytest.approx(EACH_S + 2.0)
 
 
 def test_with_an_end_of_their_own_regions_are_timed_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,8 @@ def test_the_jobs_of_a_run_are_all_that_it_did(
     by_binary = {(row.region_id, (row.binary_hash[:HASH_DIGITS],)): row for row in searched}
     assert {(job.subject, job.binaries) for job in timed} == set(by_binary)
     own = {row.region_id: row.median_s for row in rows if row.sampler == "hand-coded"}
+    lowered = {job.subject for job in of[JobKind.COMPILE] if job.outcome == JobOutcome.TAKEN_OVER}
+    assert own.keys() <= lowered, "by the script's own process, while its kernels were recorded"
     for job in timed:
         row = by_binary[job.subject, job.binaries]
         if row.status == Status.OK:
