@@ -101,16 +101,6 @@ def quick_store_hazards() -> Iterator[None]:
                 _undo.pop()()
 
 
-def schedule_quickly() -> None:
-    """Have this process, one of kcg's own, schedule so until it ends. It imports tinygrad."""
-    import tinygrad.schedule
-
-    global _blocks
-    with _lock:
-        _blocks += 1
-    _put_in(tinygrad.schedule)
-
-
 def _put_in(schedule: Any) -> None:
     from tinygrad.schedule import indexing, rangeify
     from tinygrad.uop.ops import PatternMatcher

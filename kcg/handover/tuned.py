@@ -118,9 +118,11 @@ def putting_in_place(
     reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
+    from kcg.compat.distinct import lowering_distinct_kernels
     from kcg.compat.opened import open_default, opts_to_tiny
     from kcg.compat.programs import single_device
     from kcg.compat.standalone import devices_of, opened_device
+    from kcg.compat.store_hazards import quick_store_hazards
     from kcg.handover.in_place import handwritten_programs
     from kcg.handover.installing import installing
     from kcg.handover.remaking import remade
@@ -177,7 +179,12 @@ def putting_in_place(
             return made[1]
         return None
 
-    with choosing_opts(choose, program), installing(regions) as replaced:
+    with (
+        quick_store_hazards(),
+        lowering_distinct_kernels(),
+        choosing_opts(choose, program),
+        installing(regions) as replaced,
+    ):
         yield InPlace(names, frozenset(found), inside, asked, replaced, others)
 
 

@@ -232,10 +232,17 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
+    from kcg.compat.distinct import lowering_distinct_kernels
+    from kcg.compat.store_hazards import quick_store_hazards
     from kcg.compat.workers import compile_without_collecting
 
     collect_rarely()
     compile_without_collecting()
+    with quick_store_hazards(), lowering_distinct_kernels():
+        _work(receive)
+
+
+def _work(receive: Callable[[], dict[str, Any]]) -> None:
     from kcg.kernel.program import compiled_from
     from kcg.nouns import noun_to_json
     from kcg.report.result import read_result
