@@ -7,8 +7,7 @@ Three ways, each in a fresh process with random weights, after kcg's own cache h
 - `python -m kcg.run` of an unchanged program (`plain_step.py`), and a module of `kcg.optimize export`: from the
   moment at which the weights are there to the end of the first captured step. The same program without kcg is beside
   them, which schedules and compiles all by itself.
-A cold one goes first where `--cold` asks for it: with an empty cache of kcg's. Writes
-evaluation/results/bench_ready.json.
+Writes evaluation/results/bench_ready.json.
 """
 
 from __future__ import annotations
@@ -47,7 +46,12 @@ def checked(path: Path, preset: str, dev: str) -> dict[str, Any]:
         raise KcgError(f"the check failed: {ended.last_words}")
     stages, (check,) = json.loads(ended.err[-1]), json.loads(ended.out[-1])
     ready_s = next(at for name, at, _, _ in stages if name == "replays")
-    return {"ready_s": ready_s, "whole_s": time.monotonic() - begin, "stages": stages, "check": str(noun_from_json(ModelCheck, check))}
+    return {
+        "ready_s": ready_s,
+        "whole_s": time.monotonic() - begin,
+        "stages": stages,
+        "check": str(noun_from_json(ModelCheck, check)),
+    }
 
 
 def main(
@@ -84,7 +88,10 @@ def main(
             ready_s = report["ready_s"] - report["built_s"]
             found[way] = {"ready_s": ready_s, "built_s": report["built_s"], "step_s": min(report["seconds"])}
     for way, one in found.items():
-        typer.echo(f"{way:7} ready after {one['ready_s']:.2f} s " + (f"(built {one['built_s']:.1f} s)" if "built_s" in one else ""))
+        typer.echo(
+            f"{way:7} ready after {one['ready_s']:.2f} s "
+            + (f"(built {one['built_s']:.1f} s)" if "built_s" in one else "")
+        )
     run = run_of(preset, dev)
     of_kcg = [one["ready_s"] for way, one in found.items() if way != "plain"]
     headline = {f"{way}_ready_s_{run}": rounded(one["ready_s"]) for way, one in found.items()}

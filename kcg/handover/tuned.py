@@ -118,7 +118,7 @@ def putting_in_place(
     reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
-    from kcg.compat.distinct import lowering_distinct_kernels
+    from kcg.compat.lowering import lowering_together
     from kcg.compat.opened import open_default, opts_to_tiny
     from kcg.compat.programs import single_device
     from kcg.compat.standalone import devices_of, opened_device
@@ -181,7 +181,7 @@ def putting_in_place(
 
     with (
         quick_store_hazards(),
-        lowering_distinct_kernels(),
+        lowering_together(),
         choosing_opts(choose, program),
         installing(regions) as replaced,
     ):

@@ -232,13 +232,13 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
-    from kcg.compat.distinct import lowering_distinct_kernels
+    from kcg.compat.lowering import lowering_together
     from kcg.compat.store_hazards import quick_store_hazards
     from kcg.compat.workers import compile_without_collecting
 
     collect_rarely()
     compile_without_collecting()
-    with quick_store_hazards(), lowering_distinct_kernels():
+    with quick_store_hazards(), lowering_together():
         _work(receive)
 
 
