@@ -88,10 +88,8 @@ def main(
             ready_s = report["ready_s"] - report["built_s"]
             found[way] = {"ready_s": ready_s, "built_s": report["built_s"], "step_s": min(report["seconds"])}
     for way, one in found.items():
-        typer.echo(
-            f"{way:7} ready after {one['ready_s']:.2f} s "
-            + (f"(built {one['built_s']:.1f} s)" if "built_s" in one else "")
-        )
+        since = f"weights, which took {one['built_s']:.1f} s" if "built_s" in one else "its job"
+        typer.echo(f"{way}: ready {one['ready_s']:.2f} s after {since}")
     run = run_of(preset, dev)
     of_kcg = [one["ready_s"] for way, one in found.items() if way != "plain"]
     headline = {f"{way}_ready_s_{run}": rounded(one["ready_s"]) for way, one in found.items()}
