@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from tinygrad import Tensor, dtypes
+from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
 from kcg.compat.programs import buffer_of, captured_at_once
@@ -161,7 +161,7 @@ def random_weights(model: Flux, seed: int = 0) -> None:
     Tensor.manual_seed(seed)
     count = min(CHUNK, max(math.prod(p.shape) for p in model.parameters.values()))
     device = next(iter(model.parameters.values())).device
-    draw = captured_at_once(lambda: Tensor.rand(count, device=device, dtype=dtypes.float32).realize())
+    draw = TinyJit(lambda: Tensor.rand(count, device=device, dtype=dtypes.float32).realize())
     into: dict[tuple[Any, ...], Any] = {}  # parameters of one shape are filled by one captured kernel
     for name, parameter in model.parameters.items():
         buffer_of(parameter)  # whose memory it writes
