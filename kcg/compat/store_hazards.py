@@ -1,9 +1,11 @@
 """Whether a store reads the buffer that it writes, known without a walk through all that leads to it.
 
-tinygrad 0.14.0 asks that of every store, twice, and walks the whole program before it each time: of one step of Flux,
-whose every matmul is a store, that is most of the time of scheduling, and grows with the square of the number of
+tinygrad 0.14.0 asks that of every store, twice, and walks the whole program before it each time. A step of Flux is a
+chain of 1217 stores: that is three quarters of the time of scheduling it, and grows with the square of the number of
 blocks. Here each node knows which buffers are below it. Where tinygrad's own answer would be no, that is the answer;
 anything else goes to tinygrad's own function, so that schedules stay the same.
+
+This is part of the module that `export` writes, see `kcg.compat.stretch`.
 
 Private: `schedule.get_kernel_graph`, and in `schedule.rangeify` and `schedule.indexing` the patterns
 `earliest_rewrites` and `pm_generate_realize_map` with their `fix_store_hazard` and `realize_store_after_src`.
@@ -11,20 +13,17 @@ Private: `schedule.get_kernel_graph`, and in `schedule.rangeify` and `schedule.i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kcg.compat.capture import when_imported
-
 if TYPE_CHECKING:
-    from kcg.compat.tiny import UOp
+    from tinygrad.uop.ops import UOp
 
 
 class Below:
-    """The buffers below each node of the programs that a thread schedules, until `forget`: one bit for each."""
+    """The buffers below each node of the programs that a thread schedules, until it forgets them: one bit for each."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -64,65 +63,51 @@ class Below:
 
 
 below = Below()
-_own: dict[str, Callable[..., Any]] = {}  # tinygrad's functions, by name
+tinygrads_own: dict[str, Callable[..., Any]] = {}  # its functions, by name
 
 
-# tinygrad makes functions of a pattern anew from their code and the globals that they name: these have no closure
+# tinygrad makes the functions of patterns anew of their code and the globals that they name: these have no closure
 
 
 def _fix_store_hazard(target: Any, src: Any) -> Any:
-    return None if below.surely_not(target.base, src) else _own["fix_store_hazard"](target, src)
+    return None if below.surely_not(target.base, src) else tinygrads_own["fix_store_hazard"](target, src)
 
 
 def _realize_store_after_src(ctx: Any, dest: Any, src: Any) -> Any:
-    return None if below.surely_not(dest.base, src) else _own["realize_store_after_src"](ctx, dest, src)
+    return None if below.surely_not(dest.base, src) else tinygrads_own["realize_store_after_src"](ctx, dest, src)
 
 
-_INSTEAD = {"fix_store_hazard": _fix_store_hazard, "realize_store_after_src": _realize_store_after_src}
-_lock = threading.Lock()
-_undo: list[Callable[[], None]] = []
-_blocks = 0  # that are open, in any thread
-
-
-@contextlib.contextmanager
-def quick_store_hazards() -> Iterator[None]:
-    """Inside the block, and inside any other that is open, this process schedules so. It may begin before tinygrad is
-    imported."""
-    global _blocks
-    with _lock:
-        _blocks += 1
-    try:
-        with when_imported("tinygrad.schedule", _put_in):
-            yield
-    finally:
-        with _lock:
-            _blocks -= 1
-            while _undo and not _blocks:
-                _undo.pop()()
-
-
-def _put_in(schedule: Any) -> None:
+def find_store_hazards_quickly(schedule: Any) -> Callable[[], None]:
+    """Have tinygrad, whose module `schedule` this is, schedule so; what is returned undoes it. Nothing is done, or
+    undone, where it schedules so already, or where another version has no such functions."""
     from tinygrad.schedule import indexing, rangeify
     from tinygrad.uop.ops import PatternMatcher
 
-    with _lock:
-        if _undo:
-            return
-        for module, name in ((rangeify, "earliest_rewrites"), (indexing, "pm_generate_realize_map")):
-            before = getattr(module, name)
-            _own.update((f.__name__, f) for _, f in before.patterns if f.__name__ in _INSTEAD)
-            changed = [(pattern, _INSTEAD.get(f.__name__, f)) for pattern, f in before.patterns]
-            setattr(module, name, PatternMatcher(changed))
-            _undo.append(functools.partial(setattr, module, name, before))
-        graph_before = schedule.get_kernel_graph
+    instead = {"fix_store_hazard": _fix_store_hazard, "realize_store_after_src": _realize_store_after_src}
+    places = [(rangeify, "earliest_rewrites"), (indexing, "pm_generate_realize_map")]
+    patterns = [getattr(module, name).patterns for module, name in places]
+    found = {function.__name__: function for one in patterns for _, function in one if function.__name__ in instead}
+    if found.keys() != instead.keys():
+        return lambda: None
+    tinygrads_own.update(found)
+    graph_before = schedule.get_kernel_graph
 
-        @functools.wraps(graph_before)
-        def get_kernel_graph(sink: UOp) -> UOp:
-            try:
-                graph: UOp = graph_before(sink)
-                return graph
-            finally:
-                below.forget()
+    @functools.wraps(graph_before)
+    def get_kernel_graph(sink: UOp) -> UOp:
+        try:
+            graph: UOp = graph_before(sink)
+            return graph
+        finally:
+            below.forget()
 
-        schedule.get_kernel_graph = get_kernel_graph
-        _undo.append(functools.partial(setattr, schedule, "get_kernel_graph", graph_before))
+    places.append((schedule, "get_kernel_graph"))
+    before = [getattr(module, name) for module, name in places]
+    changed = [PatternMatcher([(p, instead.get(f.__name__, f)) for p, f in one]) for one in patterns]
+    for (module, name), new in zip(places, [*changed, get_kernel_graph], strict=True):
+        setattr(module, name, new)
+
+    def undo() -> None:
+        for (module, name), old in zip(places, before, strict=True):
+            setattr(module, name, old)
+
+    return undo

@@ -121,8 +121,8 @@ def putting_in_place(
     from kcg.compat.lowering import lowering_together
     from kcg.compat.opened import open_default, opts_to_tiny
     from kcg.compat.programs import single_device
+    from kcg.compat.quick_schedules import scheduling_quickly
     from kcg.compat.standalone import devices_of, opened_device
-    from kcg.compat.store_hazards import quick_store_hazards
     from kcg.handover.in_place import handwritten_programs
     from kcg.handover.installing import installing
     from kcg.handover.remaking import remade
@@ -180,7 +180,7 @@ def putting_in_place(
         return None
 
     with (
-        quick_store_hazards(),
+        scheduling_quickly(),
         lowering_together(),
         choosing_opts(choose, program),
         installing(regions) as replaced,

@@ -233,12 +233,12 @@ def main() -> None:
 
     prepare(os.environ["DEV"])
     from kcg.compat.lowering import lowering_together
-    from kcg.compat.store_hazards import quick_store_hazards
+    from kcg.compat.quick_schedules import scheduling_quickly
     from kcg.compat.workers import compile_without_collecting
 
     collect_rarely()
     compile_without_collecting()
-    with quick_store_hazards(), lowering_together():
+    with scheduling_quickly(), lowering_together():
         _work(receive)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tinygrad import Tensor, schedule
 
 from kcg.compat import store_hazards
-from kcg.compat.store_hazards import quick_store_hazards
+from kcg.compat.quick_schedules import scheduling_quickly
 from kcg.workloads import flux
 
 
@@ -48,7 +48,7 @@ def _chained() -> Tensor:
 def test_what_is_assigned_of_itself_is_as_without(made: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a store reads what it writes, tinygrad's own function says what to do."""
     expected, values = _kernels(made(), monkeypatch), made().tolist()
-    with quick_store_hazards():
+    with scheduling_quickly():
         assert _kernels(made(), monkeypatch) == expected and made().tolist() == values
 
 
@@ -63,10 +63,14 @@ def test_a_step_of_flux_is_scheduled_alike_and_no_store_looked_at_by_walking(mon
         return flux.step(model, inputs)
 
     expected, untouched = _kernels(step(), monkeypatch), schedule.get_kernel_graph
-    with quick_store_hazards():
-        walks = [name for name in store_hazards._own if not monkeypatch.setitem(store_hazards._own, name, _walks)]
+    with scheduling_quickly():
+        walks = [
+            name
+            for name in store_hazards.tinygrads_own
+            if not monkeypatch.setitem(store_hazards.tinygrads_own, name, _walks)
+        ]
         assert len(walks) == 2 and _kernels(step(), monkeypatch) == expected
-        with quick_store_hazards():
+        with scheduling_quickly():
             pass
         assert schedule.get_kernel_graph is not untouched, "the outer block is open"
     assert schedule.get_kernel_graph is untouched
