@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kcg.compat.capture import Standing
@@ -69,6 +68,10 @@ def load_in_threads(calls: Sequence[UOp]) -> None:
         with contextlib.suppress(Exception):
             runtime_cache[key] = Device[key[1]].runtime(elfs[key])
 
-    if len(elfs) > 1:
+    if len(elfs) < 2:
+        return
+    with contextlib.suppress(RuntimeError):  # once the main thread has ended there are no pools
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(len(elfs), os.cpu_count() or 1), "kcg-load") as pool:
             list(pool.map(load, elfs))
