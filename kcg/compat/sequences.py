@@ -28,6 +28,7 @@ from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, 
 from kcg.compat.lines import users_line
 from kcg.compat.parameters import Parameters
 from kcg.compat.planning import JIT, before_planning
+from kcg.compat.quick_schedules import scheduling_quickly
 from kcg.compat.stretch import PlannedCall, stretch_of
 from kcg.types import SequenceBuffer, SlotBinding
 
@@ -209,6 +210,7 @@ def recording_sequences(*, look: bool = True) -> Iterator[SequenceRecorder]:
     parameters that layers are named by are looked for among the program's objects."""
     recorder, undo = SequenceRecorder(look=look), list[Callable[[], None]]()
     with (
+        scheduling_quickly(),
         before_planning(recorder.saw_planned),
         when_imported(JIT, lambda jit: undo.append(recorder.watch_jit(jit))),
         when_imported("tinygrad.tensor", lambda tensor: undo.append(recorder.watch_tensors(tensor))),

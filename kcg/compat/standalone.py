@@ -13,7 +13,8 @@ it does not allow; `installed[0].counts` says how often, and why. Other kernels 
 them. What a `TinyJit` captured keeps its programs.
 
 Private names of tinygrad: `schedule.memory_plan_rewrite` and `engine.jit.memory_plan_rewrite`, `lower_and_compile` and
-`runtime_cache` of `engine.realize`, `uop.ops.buffers`, `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`.
+`runtime_cache` of `engine.realize`, `uop.ops.buffers`, `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`,
+`get_kernel_graph` of `schedule`, two patterns of `schedule.rangeify` and `schedule.indexing`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 
 from kcg.compat.records import dataclass
 from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
+from kcg.compat.store_hazards import find_store_hazards_quickly
 
 try:
     from tinygrad import schedule
@@ -352,7 +354,9 @@ class Installed:
         self.refused[device] = ""
 
     def put_in_place(self) -> None:
-        """From here on programs that tinygrad plans and kernels that it compiles are looked at."""
+        """From here on programs that tinygrad plans and kernels that it compiles are looked at, and schedules are found
+        sooner."""
+        self._undo.append(find_store_hazards_quickly(schedule))
         for module in (schedule, jit):
             self._stand_before(module, "memory_plan_rewrite", self._replacing)
         self._stand_before(realize, "lower_and_compile", self._with_opts)

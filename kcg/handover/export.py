@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters of machine code in a line
 
-PARTS = ("records", "hazards", "stretch", "partition", "replacing", "standalone")
+PARTS = ("records", "store_hazards", "hazards", "stretch", "partition", "replacing", "standalone")
 """The modules of `kcg.compat` whose code the module is, in order. They import each other, tinygrad and Python's own."""
 
 Instead = dict[Region, "standalone.Program | list[Schedule]"]

@@ -40,11 +40,13 @@ class ProgramRun:
 
         from kcg.compat.capture import opening
         from kcg.compat.planning import at_first_planning
+        from kcg.compat.quick_schedules import scheduling_quickly
         from kcg.workloads import script
 
         atexit.register(self._report)  # the first that is registered is the last that runs
         dev = os.environ.get("DEV") or self._result.target.tinygrad_device
         self._stays.enter_context(opening(dev))
+        self._stays.enter_context(scheduling_quickly())  # the first schedule comes before anything is planned
         self._stays.enter_context(at_first_planning(self._prepare))
         try:
             script.run_as_main(self._program)

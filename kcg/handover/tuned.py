@@ -118,8 +118,10 @@ def putting_in_place(
     reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
+    from kcg.compat.lowering import lowering_together
     from kcg.compat.opened import open_default, opts_to_tiny
     from kcg.compat.programs import single_device
+    from kcg.compat.quick_schedules import scheduling_quickly
     from kcg.compat.standalone import devices_of, opened_device
     from kcg.handover.in_place import handwritten_programs
     from kcg.handover.installing import installing
@@ -177,7 +179,12 @@ def putting_in_place(
             return made[1]
         return None
 
-    with choosing_opts(choose, program), installing(regions) as replaced:
+    with (
+        scheduling_quickly(),
+        lowering_together(),
+        choosing_opts(choose, program),
+        installing(regions) as replaced,
+    ):
         yield InPlace(names, frozenset(found), inside, asked, replaced, others)
 
 

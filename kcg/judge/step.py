@@ -26,6 +26,7 @@ from kcg.types import ModelCheck, Result, Target
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
+    from kcg.compat.captures import CapturedOnce
     from kcg.handover.tuned import InPlace
     from kcg.judge.whole import Array
     from kcg.kernel.program import Compiled
@@ -63,6 +64,7 @@ def compare(
 ) -> list[ModelCheck]:
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
     `report` gets each stage, at every run."""
+    from kcg.compat.captures import CapturedOnce
     from kcg.compat.tiny import Context
     from kcg.handover.in_place import compiled_before
     from kcg.handover.tuned import scheduling
@@ -72,6 +74,7 @@ def compare(
     with Context(BEAM=0, NOOPT=0), given:
         least = rounding_of_products(results)
         shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
+        once = CapturedOnce(step.run)  # the programs differ in what runs in the place of its calls
         chosen: list[_Program] = []
         places: list[InPlace] = []
         in_turns = True
@@ -80,7 +83,7 @@ def compare(
             with scheduling(
                 result, changed_only=True, kernels=kernels
             ) as found:  # the others are compiled once, for all
-                chosen.append(_Program(step, result.target))
+                chosen.append(_Program(step, result.target, once=once))
             places.append(found)
             if not place:  # each of the others, and tinygrad's own, takes about as much
                 in_turns = _fits(chosen[0], len(results))
@@ -88,7 +91,7 @@ def compare(
                 _replay([(stage, chosen[-1])], [[step.inputs] * replays], report)
                 chosen[-1].release(different(step.inputs))
         report(Stage(OWN))
-        own = _Program(step, results[0].target)
+        own = _Program(step, results[0].target, once=once)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
         together = [(Stage(CHOSEN, place), one) for place, one in enumerate(chosen)] if in_turns else []
         _replay([*together, (Stage(OWN), own)], [*[[step.inputs] * replays for _ in together], of_own], report)
@@ -135,11 +138,13 @@ class _Program:
     """A step as `TinyJit` captured it on its own inputs: the outputs of its runs, the seconds of its replays, and what
     the sensors of its target tell after each of these."""
 
-    def __init__(self, step: Step, target: Target | None = None) -> None:
+    def __init__(self, step: Step, target: Target | None = None, *, once: CapturedOnce | None = None) -> None:
+        """`once` is the capture of this step that it shares with others."""
         from tinygrad import dtypes
 
+        from kcg.compat.captures import CapturedOnce
         from kcg.compat.hardware import allocated_bytes
-        from kcg.compat.programs import StepClock, captured_at_once, clock_of
+        from kcg.compat.programs import StepClock, clock_of
         from kcg.compat.tiny import Device
 
         self.device: str = Device.DEFAULT.split(":")[0]
@@ -150,7 +155,7 @@ class _Program:
         self._sensors = sensors_for(target) if target is not None else NoSensors()
         self.clocks: tuple[tuple[str, float], ...] = ()
         before = allocated_bytes()
-        self._jitted = captured_at_once(step.run)
+        self._jitted = (once or CapturedOnce(step.run)).program()
         returned = self._run(step.inputs)
         self.own_bytes = allocated_bytes() - before  # of its values; the weights were there
         self._keep(returned)

@@ -233,10 +233,17 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
+    from kcg.compat.lowering import lowering_together
+    from kcg.compat.quick_schedules import scheduling_quickly
     from kcg.compat.workers import compile_without_collecting
 
     collect_rarely()
     compile_without_collecting()
+    with scheduling_quickly(), lowering_together():
+        _work(receive)
+
+
+def _work(receive: Callable[[], dict[str, Any]]) -> None:
     from kcg.kernel.program import compiled_from
     from kcg.nouns import noun_to_json
     from kcg.report.result import read_result

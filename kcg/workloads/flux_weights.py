@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
+from kcg.compat.programs import buffer_of, captured_at_once
 from kcg.errors import WeightsError
 from kcg.workloads.family import generator, tensor_of
 from kcg.workloads.flux import PRESETS, VARIANTS, Flux, FluxConfig, flux_config, input_shapes, parameter_shapes
@@ -147,7 +150,7 @@ def random_weights(model: Flux, seed: int = 0) -> None:
 
     Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1. Those of a small
     model are drawn by the host, without a kernel. Of a large one one captured kernel draws the numbers of all
-    parameters: compiling one for every shape would take most of the time.
+    parameters, and one for each shape writes them: scheduling each parameter by itself would take most of the time.
     """
     if sum(math.prod(p.shape) for p in model.parameters.values()) <= DRAWN_BY_HOST:
         for name, parameter in model.parameters.items():
@@ -159,15 +162,24 @@ def random_weights(model: Flux, seed: int = 0) -> None:
     count = min(CHUNK, max(math.prod(p.shape) for p in model.parameters.values()))
     device = next(iter(model.parameters.values())).device
     draw = TinyJit(lambda: Tensor.rand(count, device=device, dtype=dtypes.float32).realize())
+    into: dict[tuple[Any, ...], Any] = {}  # parameters of one shape are filled by one captured kernel
     for name, parameter in model.parameters.items():
-        shape, size = parameter.shape, math.prod(parameter.shape)
-        drawn: Tensor = draw()  # overwritten when the next are drawn
+        buffer_of(parameter)  # whose memory it writes
+        kind = (*parameter.shape, *_bounds(name, parameter.shape))
+        if kind not in into:
+            into[kind] = captured_at_once(functools.partial(_fill, bounds=_bounds(name, parameter.shape)))
+        size = math.prod(parameter.shape)
+        parts = [draw()]  # overwritten when the next are drawn
         if size > count:
-            parts = [drawn.clone().realize(), *(draw().clone().realize() for _ in range(count, size, count))]
-            drawn = parts[0].cat(*parts[1:])
-        low, high = _bounds(name, shape)
-        value = drawn[:size].reshape(shape) * (high - low) + low
-        parameter.replace(value.cast(parameter.dtype).contiguous().realize())
+            parts = [parts[0].clone().realize(), *(draw().clone().realize() for _ in range(count, size, count))]
+        into[kind](parameter, *parts)
+
+
+def _fill(parameter: Tensor, *drawn: Tensor, bounds: tuple[float, float]) -> None:
+    """Write random numbers between two bounds over a parameter, made of numbers between 0 and 1."""
+    low, high = bounds
+    numbers = drawn[0].cat(*drawn[1:])[: math.prod(parameter.shape)].reshape(parameter.shape)
+    parameter.assign((numbers * (high - low) + low).cast(parameter.dtype)).realize()
 
 
 def _bounds(name: str, shape: tuple[int, ...]) -> tuple[float, float]:

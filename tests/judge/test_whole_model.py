@@ -169,6 +169,14 @@ def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -
     assert stages == turn * (1 + REPLAYS)
 
 
+def test_a_step_is_captured_once_for_all_plans_and_tinygrads_own(make: Make) -> None:
+    step = TINY.runnable("float32", 6)  # type: ignore[misc]
+    runs: list[Any] = []
+    counted = replace(step, run=lambda **inputs: (runs.append(inputs), step.run(**inputs))[1])
+    checks = compare(counted, [make("float32"), make("float32", WRONG)], seed=6)
+    assert [check.passed for check in checks] == [True, False] and len(runs) == 1
+
+
 @pytest.mark.slow
 def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -18,6 +18,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ExitCode, UnknownName, UsageError, WeightsError
 from kcg.kernel.analysis import find_recompute, operations
 from kcg.kernel.codec import encode, normalise
+from kcg.workloads import flux_weights
 from kcg.workloads.flux import (
     PRESETS,
     Flux,
@@ -183,6 +184,27 @@ def test_random_weights_and_inputs_keep_a_step_in_range() -> None:
     assert inputs["img_ids"][0].tolist() == [[0, row, column] for row in range(3) for column in range(2)]
     out = Reference(state, heads=TINY.heads, axes_dim=TINY.axes_dim)(**inputs)
     assert 0.1 < np.abs(out).mean() < 10
+
+
+@pytest.mark.parametrize("chunk", [1 << 12, pytest.param(1 << 20, marks=pytest.mark.slow)])
+def test_weights_that_the_device_draws_fill_every_parameter(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Each with numbers of its own, within its bounds, in its own memory; one is scheduled for each shape."""
+    monkeypatch.setattr(flux_weights, "DRAWN_BY_HOST", 0)
+    monkeypatch.setattr(flux_weights, "CHUNK", chunk)
+    config = replace(TINY, double_blocks=0, single_blocks=2)
+    model = Flux(config)
+    with Context(NOOPT=1):
+        random_weights(model, 3)
+    state = {name: p.numpy() for name, p in model.parameters.items()}
+    for name, values in state.items():
+        low, high = flux_weights._bounds(name, values.shape)
+        assert low <= values.min() < values.max() <= high, name
+        assert len(np.unique(values)) > 0.9 * values.size, name
+    assert len({values.tobytes() for values in state.values()}) == len(state)
+    again = Flux(config)
+    with Context(NOOPT=1):
+        random_weights(again, 3)
+    assert all(np.array_equal(again.parameters[name].numpy(), values) for name, values in state.items())
 
 
 def test_wrong_weights_are_named_before_anything_is_assigned(tmp_path: Path) -> None:

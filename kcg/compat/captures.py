@@ -1,0 +1,127 @@
+"""One capture of a function for several programs of it, each on memory of its own.
+
+Capturing a step of a large model a second time takes as long as the first: its graph is built again, and every value
+gets its buffer again. What differs between two programs of a step is only what is put in the place of its calls
+(`kcg.compat.capture.choosing_opts`, `kcg.compat.planning.before_planning`), and that comes after the capture.
+
+Private: `engine.realize.capturing`, `_TinyJit._linears` and `.add_linear`, `tensor.all_tensors`, `uop.ops.buffers`,
+`UOp.new_buffer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinygrad import Tensor
+
+from kcg.compat.programs import captured_at_once
+from kcg.compat.tiny import Ops, UOp
+
+Renamed = dict[UOp, UOp]
+
+
+class CapturedOnce:
+    """A function that runs once, and of which several programs are made. What it reads and changes that was there
+    before, all of them share; every other buffer, those of what it returns among them, each has for itself.
+
+    Every program has to be called first with the arguments that the first of them was first called with.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.captures = 0  # how often the function ran
+        self._function = function
+        self._recorded: _Recorded | None = None
+
+    def program(self) -> Any:
+        """A `TinyJit` that captures its first call, as of `captured_at_once`."""
+        return captured_at_once(_Program(self))
+
+    def run(self, alive: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Have the `TinyJit` that is being captured record the calls, and give what the function returns. `alive` gets
+        what stands for other Tensors that the function left: they decide what a region may leave out."""
+        from tinygrad.engine.realize import capturing
+
+        if self._recorded is not None:
+            new = _new_buffers(self._recorded.made)
+            for linear in self._recorded.linears:
+                capturing[0].add_linear(linear.substitute(new, walk=True), {})
+            alive += [Tensor(node.substitute(new, walk=True)) for node in self._recorded.left]
+            return _mapped(self._recorded.returned, lambda node: Tensor(node.substitute(new, walk=True)))
+        self.captures += 1
+        before = _There()
+        returned = self._function(*args, **kwargs)
+        given = list[Tensor]()
+        _mapped(returned, given.append)
+        if given:
+            Tensor.realize(*given)  # as `TinyJit` does, too late for what is recorded here
+        self._recorded = _recorded(capturing[0]._linears, returned, given, before)
+        return returned
+
+
+class _Program:
+    """What one program calls. It holds what lives as long as that program."""
+
+    def __init__(self, once: CapturedOnce) -> None:
+        self._once, self._alive = once, list[Tensor]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._once.run(self._alive, *args, **kwargs)
+
+
+class _There:
+    """The Tensors and the buffers that there are."""
+
+    def __init__(self) -> None:
+        from tinygrad.uop.ops import buffers
+
+        self.tensors = _living()
+        nodes = (node for tensor in self.tensors for node in tensor.uop.toposort())
+        self.buffers = {*buffers, *(node for node in nodes if node.op is Ops.BUFFER)}
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The calls of a capture on `made`, buffers without memory that stand for those that it made."""
+
+    linears: tuple[UOp, ...]
+    made: tuple[UOp, ...]
+    returned: Any  # with nodes in the place of Tensors
+    left: tuple[UOp, ...]  # of other Tensors
+
+
+def _recorded(linears: Sequence[UOp], returned: Any, given: Sequence[Tensor], before: _There) -> _Recorded:
+    from tinygrad.uop.ops import buffers
+
+    arguments = {argument for linear in linears for call in linear.src for argument in call.src[1:]}
+    used = {node for argument in arguments for node in argument.toposort() if node.op is Ops.BUFFER}
+    # one that has memory already was written by other means than a captured call, and is shared
+    new = _new_buffers([node for node in used if node not in before.buffers and node not in buffers])
+    known = {id(tensor) for tensor in (*before.tensors, *given)}
+    left = [(tensor.uop, tensor.uop.substitute(new, walk=True)) for tensor in _living() if id(tensor) not in known]
+    return _Recorded(
+        linears=tuple(linear.substitute(new, walk=True) for linear in linears),
+        made=tuple(new.values()),
+        returned=_mapped(returned, lambda tensor: tensor.uop.substitute(new, walk=True)),
+        left=tuple(node for uop, node in left if node is not uop),
+    )
+
+
+def _new_buffers(nodes: Sequence[UOp]) -> Renamed:
+    return {node: UOp.new_buffer(node.device, node.max_numel(), node.dtype) for node in nodes}
+
+
+def _living() -> list[Tensor]:
+    from tinygrad.tensor import all_tensors
+
+    return [tensor for ref in list(all_tensors) if (tensor := ref()) is not None]
+
+
+def _mapped(values: Any, change: Callable[[Any], Any]) -> Any:
+    """What a captured function may return, with its Tensors (or nodes) changed."""
+    if isinstance(values, dict):
+        return {name: _mapped(value, change) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)([_mapped(value, change) for value in values])
+    return values if values is None else change(values)

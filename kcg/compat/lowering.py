@@ -1,0 +1,77 @@
+"""A program's kernels lowered together: each distinct one once, and what a driver compiles loaded in threads.
+
+tinygrad 0.14.0 compiles equal kernels once too, but then puts their programs into the calls one by one, through all
+nodes of each kernel: of a step of Flux, 1217 calls of 70 kernels, that is 1.5 of the 7 s of a capture. And it loads
+programs one after the other when they first run: on CUDA they are PTX, which the driver compiles then, for 10 to 60 ms
+each (one NVIDIA H200).
+
+Private: `engine.realize.lower_and_compile` and `.runtime_cache`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kcg.compat.capture import Standing
+from kcg.compat.tiny import Device, Ops, UOp
+
+COMPILES = ("CUDA",)  # devices whose driver compiles what it loads
+
+
+@contextlib.contextmanager
+def lowering_together() -> Iterator[None]:
+    """Inside the block, this process lowers so. What others put in front of tinygrad's function before the block, such
+    as `recording`, sees distinct kernels only: begin that inside."""
+    from tinygrad.engine import realize
+
+    standing = _Together(realize, "lower_and_compile", lambda linear: linear)
+    try:
+        yield
+    finally:
+        standing.take_out()
+
+
+class _Together(Standing):
+    def __call__(self, linear: UOp, *rest: Any, **named: Any) -> UOp:
+        first: dict[tuple[UOp, Any], UOp] = {}
+        for call in linear.src:
+            if call.op is not Ops.CALL or call.src[0].op is Ops.CUSTOM_FUNCTION:  # with calls inside
+                return self._lowered(linear, *rest, **named)
+            first.setdefault((call.src[0], call.device), call)
+        lowered = self._lowered(linear.replace(src=tuple(first.values())), *rest, **named)
+        load_in_threads(lowered.src)
+        made = {place: call.src[0] for place, call in zip(first, lowered.src, strict=True)}
+        calls = (call.replace(src=(made[call.src[0], call.device], *call.src[1:])) for call in linear.src)
+        return linear.replace(src=tuple(calls))
+
+    def _lowered(self, linear: UOp, *rest: Any, **named: Any) -> UOp:
+        lowered: UOp = super().__call__(linear, *rest, **named)
+        return lowered
+
+
+def load_in_threads(calls: Sequence[UOp]) -> None:
+    """Load the programs of calls that are not loaded yet, where the driver compiles them. What does not load is left to
+    tinygrad, which says why."""
+    from tinygrad.engine.realize import runtime_cache
+
+    waiting = {
+        (call.src[0].key, call.device): call
+        for call in calls
+        if call.src[0].op is Ops.PROGRAM and isinstance(call.device, str) and call.device.split(":")[0] in COMPILES
+    }
+    elfs = {key: call.src[0].to_elf() for key, call in waiting.items() if key not in runtime_cache}
+
+    def load(key: tuple[bytes, str]) -> None:
+        with contextlib.suppress(Exception):
+            runtime_cache[key] = Device[key[1]].runtime(elfs[key])
+
+    if len(elfs) < 2:
+        return
+    with contextlib.suppress(RuntimeError):  # once the main thread has ended there are no pools
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(len(elfs), os.cpu_count() or 1), "kcg-load") as pool:
+            list(pool.map(load, elfs))

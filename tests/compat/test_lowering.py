@@ -1,0 +1,58 @@
+"""A program's kernels lowered together."""
+
+from __future__ import annotations
+
+import pytest
+from tinygrad import Tensor
+from tinygrad.engine import realize
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from kcg.compat import lowering
+from kcg.compat.lowering import load_in_threads, lowering_together
+
+
+def _linear() -> UOp:
+    """Two kernels, of which one is called three times."""
+    a, b = Tensor.empty(8), Tensor.empty(8)
+    return ((a + b).contiguous() * 2 + (b + a.flip(0).contiguous()).contiguous()).sum().linear_with_vars()[0]
+
+
+def test_calls_get_the_programs_that_tinygrad_gives_them_and_each_kernel_comes_by_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    linear, seen = _linear(), list[int]()
+    linear = linear.replace(src=linear.src * 3)
+    own = realize.lower_and_compile
+    monkeypatch.setattr(realize, "lower_and_compile", lambda one: own(seen.append(len(one.src)) or one))
+    expected = realize.lower_and_compile(linear)
+    with lowering_together():
+        assert realize.lower_and_compile(linear) is expected
+    assert realize.lower_and_compile(linear) is expected
+    assert seen == [len(linear.src), len({call.src[0] for call in linear.src}), len(linear.src)]
+    assert all(call.src[0].op is Ops.PROGRAM for call in expected.src)
+
+
+def test_programs_that_a_driver_compiles_are_loaded_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of a GPU: this device's loader counts."""
+    monkeypatch.setattr(lowering, "COMPILES", ("CPU",))
+    monkeypatch.setattr(realize, "runtime_cache", {})
+    lowered = realize.lower_and_compile(_linear())
+    load_in_threads(lowered.src)
+    loaded = dict(realize.runtime_cache)
+    assert {key for key, _ in loaded} == {call.src[0].key for call in lowered.src}
+    realize.run_linear(lowered)
+    assert realize.runtime_cache == loaded, "nothing is loaded again"
+
+
+def test_what_does_not_load_is_left_to_tinygrad(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses:
+        def runtime(self, elf: object) -> object:
+            raise RuntimeError("module load failed")
+
+    lowered = realize.lower_and_compile(_linear())
+    monkeypatch.setattr(lowering, "COMPILES", ("CPU",))
+    monkeypatch.setattr(lowering, "Device", {name: Refuses() for name in {call.device for call in lowered.src}})
+    monkeypatch.setattr(realize, "runtime_cache", {})
+    load_in_threads(lowered.src)
+    assert not realize.runtime_cache
