@@ -49,10 +49,6 @@ FEW: Final = 2  # measurements that a search must have time for, or it is not be
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
 FINAL_RUNS: Final = 16  # launches that verify one finalist
-SUBNORMAL_RUNS: Final = {"CPU": 10}
-"""So many others take as long as that one of them whose data have subnormal numbers: a CPU computes with these in
-microcode. A product of 1024 rows took 5.5 times as long (CPU:X86), one of 512 ten times and one of 256 fifteen
-(CPU:CLANG)."""
 FLUSH_S: Final = {"CPU": 0.02}  # emptying the cache once, where this run took no samples
 FLUSH_ELSEWHERE_S: Final = 0.001
 
@@ -273,8 +269,7 @@ class Estimates:
         poison_s = 0.0 if self.device.is_cpu else flush_s  # what a sample has beside its kernel, a verified run has too
         again_s = sides_s[:-1] or sides_s  # of all but the last, each loaded and timed a second time
         samples = samples_for(max(sides_s), flush_s=flush_s)
-        runs = FINAL_RUNS + SUBNORMAL_RUNS.get(device, 0)
-        runs_s = sum(runs * (seconds + poison_s) for seconds in sides_s)
+        runs_s = sum(FINAL_RUNS * (seconds + poison_s) for seconds in sides_s)
         timed_s = sum(samples * (seconds + flush_s) for seconds in [*sides_s, *again_s]) + samples * sum(sides_s)
         return verify_s + copies_s + runs_s + timed_s
 
