@@ -20,6 +20,7 @@ from kcg.kernel.kinds import describe
 from kcg.measure.job_rows import MAIN
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live
+from kcg.optimize.ahead import Ahead
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
@@ -157,6 +158,15 @@ def optimize(
             go_on=resumed(settings.command) if settings.command and captured.call is None else "",
             set_aside=lambda: device.set_aside(RESULT, REPORT),
         )
+        ahead: Ahead | None = None
+
+        def regions_begin(some: Proposed) -> None:
+            """What is judged from now on may be of these regions."""
+            nonlocal proposed
+            proposed = some
+            if ahead is not None:
+                ahead.know(some.estimates, needed=needed_by_plans(some, memory_bytes=memory_bytes))
+
         try:
             if store is not None:  # before the device's child has run anything but its canary
                 log.begin(JUDGING)
@@ -175,26 +185,52 @@ def optimize(
             log.begin(SEARCH)
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
-            candidates = search(estimates, guide, device=device, log=log)
+            # the file of a run that goes on has no less than what that had judged, which is taken over at the end
+            improving = None if settings.resume else incumbent
+            ahead = Ahead(device, estimates, log=log, judged=judged, incumbent=improving)
+            candidates = search(estimates, guide, device=device, log=log, ahead=ahead)
             if estimates.wants_regions:
                 proposed = search_regions(
-                    candidates, estimates, guide, device=device, log=log, store=store, judged=judged
+                    candidates,
+                    estimates,
+                    guide,
+                    device=device,
+                    log=log,
+                    store=store,
+                    judged=judged,
+                    ahead=ahead,
+                    begun=regions_begin,
                 )
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
+            ahead.end()
             log.begin(JUDGING)
             if due := estimates.likely():
                 about = format_seconds(estimates.judging_s())
                 many = how_many(work.call.region for work in due)
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
+            device.service.fresh_child()  # its memory is the other one's now
             judging = Judging(
-                candidates, estimates, device=device, log=log, judged=judged, needed=needed, incumbent=incumbent
+                candidates,
+                estimates,
+                device=device,
+                log=log,
+                judged=judged,
+                needed=needed,
+                incumbent=incumbent,
+                ahead=ahead,
             )
             compared, seen = judging.seen, judging.run()
             if proposed is not None:
                 in_context = savings_in_context(
-                    seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes
+                    seen,
+                    proposed,
+                    estimates,
+                    device=device,
+                    log=log,
+                    memory_bytes=memory_bytes,
+                    bench=device.bench,
                 )
                 by_plan = variants(seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes)
                 seen = by_plan[0]  # the best by its parts, until whole steps were compared
