@@ -169,8 +169,8 @@ class Comparisons:
         wait(sent, timeout=self._patience.patience_s(compiling_s))
 
     def ask_for_references(self, works: Sequence[Found], *, most: float = math.inf) -> None:
-        """Have those computed that were not asked for, as long as no more than `most` are under way: not on a CPU, where
-        nothing may disturb a sample."""
+        """Have those computed that were not asked for, as long as no more than `most` are under way: not on a CPU,
+        where nothing may disturb a sample."""
         if self._device.is_cpu:
             return
         for work in works:

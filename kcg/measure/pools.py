@@ -503,7 +503,7 @@ class DevicePool:
         return future
 
     def wait_idle(self) -> None:
-        """Return when no job is running or waiting, of this pool and of those that share its device, or it is closed."""
+        """Return when no job runs or waits, of this pool and of those that share its device, or it is closed."""
         self.gate.wait_idle(self.closed)
 
     def replace_child(self) -> None:

@@ -270,8 +270,8 @@ class MeasureService:
         """`gpu` is the GPU that its children see, as `CUDA_VISIBLE_DEVICES` names it; empty: all that this process
         sees. With `compilers_of` it compiles in the children of another service of this machine, which outlives it:
         what either compiled, both have. On the `same_device` it takes turns with that one, and its child is as fast by
-        the same canary; it begins with the first job. `on_job` gets what was done, on `resource` or a core, before anybody else hears
-        of it; in any thread, and it must not raise."""
+        the same canary; it begins with the first job. `on_job` gets what was done, on `resource` or a core, before
+        anybody else hears of it; in any thread, and it must not raise."""
         self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
         assert folder is not None
@@ -290,9 +290,9 @@ class MeasureService:
         self._open_timeout_s = open_timeout_s
         self.on_job = on_job
         called = partial(self._called, resource)
-        shares = compilers_of._device if compilers_of is not None and same_device else None
+        shares: DevicePool | None = compilers_of._device if compilers_of is not None and same_device else None
         reference, gate = (shares.reference, shares.gate) if shares is not None else (None, None)
-        self._device = DevicePool(
+        self._device: DevicePool = DevicePool(
             dev, initargs, open_timeout_s=open_timeout_s, reference=reference, called=called, gate=gate
         )
         self._facts: tuple[Target, Toolchain] | None = None

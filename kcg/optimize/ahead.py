@@ -1,5 +1,5 @@
-"""Judging ahead: what a search has found so far is judged while the search goes on, by every rule, in a child that never
-ran a candidate of it.
+"""Judging ahead: what a search has found so far is judged while it goes on, by every rule, in a child that never ran a
+candidate of it.
 
 So there is a verified plan long before the search is over, and at its end only what changed since is judged. What is
 judged next is the region whose leader, its first candidates, has most expected verified saving a second: what it saves
@@ -40,8 +40,9 @@ Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
 """Which regions of several kernels the best plans have, by id, given what was judged so far."""
 
 YOUNG_S: Final = 5.0
-"""A leader that was just found changes in so many seconds as likely as not. Of the kernels and regions of Flux the first
-program that was measured was within 3 % of the best of all, the median needed one measurement to be within 2 %."""
+"""A leader that was just found changes in so many seconds as likely as not. Of the kernels and regions of Flux the
+first program that was measured was within 3 % of the best of all; the median needed one measurement to be within 2 %.
+"""
 REFUSED: Final = 0.1
 """The probability that a kernel matters all of whose calls are in regions that the best plans have: these were judged,
 and none was refused, in the runs of Flux that were looked at."""
@@ -289,7 +290,7 @@ class Ahead:
         return known
 
     def _gain_s(self, work: RegionWork) -> float:
-        """What one execution gains by the first candidate of a region over what is verified of it, or of its kernels."""
+        """What one execution gains by the first candidate of a region over what is verified of it or its kernels."""
         row = self.rows.get(work.id)
         if row is not None and row.outcome == "improved":
             return work.call.calls * (work.seconds_of(row.chosen.schedule) - work.best_s)

@@ -54,8 +54,8 @@ def _others(works: Sequence[RegionWork]) -> Iterator[tuple[RegionWork, str, Spac
 
 @dataclass
 class JudgingBench:
-    """The device of a run where finalists are judged (`kcg.judge.interface.Bench`): by a service of its own, whose child
-    never ran a candidate of the search. It compiles in the same children, and both take turns on the device."""
+    """The device of a run where finalists are judged (`kcg.judge.interface.Bench`): by a service of its own, whose
+    child never ran a candidate of the search. It compiles in the same children, and both take turns on the device."""
 
     device: Device
     service: MeasureService

@@ -43,8 +43,9 @@ CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 class Judging:
     """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
-    there, while the budget lasts; what an earlier run kept, or what was judged `ahead`, is taken over, before all else. The
-    others are as the search left them, and so are those of several kernels that are not `needed`: where one fails that is, others may be.
+    there, while the budget lasts; what an earlier run kept, or was judged `ahead`, is taken over, before all else. The
+    others are as the search left them, and so are those of several kernels that are not `needed`: where one fails that
+    is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known, and the `incumbent` improves by it: a
     run that is interrupted, or killed, has these.

@@ -158,14 +158,14 @@ def optimize(
             go_on=resumed(settings.command) if settings.command and captured.call is None else "",
             set_aside=lambda: device.set_aside(RESULT, REPORT),
         )
-        ahead: Ahead | None = None
+        early: Ahead | None = None
 
         def regions_begin(some: Proposed) -> None:
             """What is judged from now on may be of these regions."""
             nonlocal proposed
             proposed = some
-            if ahead is not None:
-                ahead.know(some.estimates, needed=needed_by_plans(some, memory_bytes=memory_bytes))
+            if early is not None:
+                early.know(some.estimates, needed=needed_by_plans(some, memory_bytes=memory_bytes))
 
         try:
             if store is not None:  # before the device's child has run anything but its canary
@@ -187,8 +187,8 @@ def optimize(
                 children.enter_context(preparing)
             # the file of a run that goes on has no less than what that had judged, which is taken over at the end
             improving = None if settings.resume else incumbent
-            ahead = Ahead(device, estimates, log=log, judged=judged, incumbent=improving)
-            candidates = search(estimates, guide, device=device, log=log, ahead=ahead)
+            early = Ahead(device, estimates, log=log, judged=judged, incumbent=improving)
+            candidates = search(estimates, guide, device=device, log=log, ahead=early)
             if estimates.wants_regions:
                 proposed = search_regions(
                     candidates,
@@ -198,12 +198,12 @@ def optimize(
                     log=log,
                     store=store,
                     judged=judged,
-                    ahead=ahead,
+                    ahead=early,
                     begun=regions_begin,
                 )
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
-            ahead.end()
+            early.end()
             log.begin(JUDGING)
             if due := estimates.likely():
                 about = format_seconds(estimates.judging_s())
@@ -219,7 +219,7 @@ def optimize(
                 judged=judged,
                 needed=needed,
                 incumbent=incumbent,
-                ahead=ahead,
+                ahead=early,
             )
             compared, seen = judging.seen, judging.run()
             if proposed is not None:

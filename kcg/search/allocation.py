@@ -238,10 +238,11 @@ class Allocator:
         between: Callable[[], None] = lambda: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
-        """Where all takes turns, `between` is called when nothing is at work, and may be as long as it likes. `seen` is called in the caller's thread about as often as something was measured, `report` in whichever
+        """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
         thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
-        may give the entries other weights. A search that ended by itself gets no hints any more. At the end
-        `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
+        may give the entries other weights. Where all takes turns, `between` is called when nothing is at work, and may
+        take as long as it likes. A search that ended by itself gets no hints any more. At the end `patience_s` says how
+        long to wait for what is with the device; what comes later is not waited for."""
         self.weigh, self.between, self.patience_s = weigh, between, patience_s
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
