@@ -415,6 +415,11 @@ class MeasureService:
         return self.facts[1]
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its child was started, as it is for the first job."""
+        return self._device.canaries > 0
+
+    @property
     def children_replaced(self) -> int:
         return self._device.replaced
 

@@ -154,6 +154,7 @@ class Ahead:
         self._ended = threading.Event()
         self._changed = threading.Event()
         self._error: BaseException | None = None
+        self._beside = not device.is_cpu  # the search, in a thread of its own
         self._thread: threading.Thread | None = None
         device.close_too(self.stop)
 
@@ -167,7 +168,7 @@ class Ahead:
         self._best = (-1, (), ())
         self.comparisons.go_by(estimates)
         self._changed.set()
-        if self._thread is None and not self._device.is_cpu and not self._ended.is_set():
+        if self._thread is None and self._beside and not self._ended.is_set():
             self._thread = threading.Thread(target=self._loop, name="kcg-judging", daemon=True)
             self._thread.start()
 
@@ -180,11 +181,11 @@ class Ahead:
         """Nothing is at work on a CPU now: judge one region, if that is worth it."""
         now = time.monotonic()
         searched_s = now - self._view.since
-        if self._ended.is_set() or not self._view.searched:
+        if self._beside or self._ended.is_set() or not self._view.searched:
             return
         if self.rows and self._judged_s >= SHARE * searched_s:
             return
-        starting_s = 0.0 if self.rows else FRESH_CHILD_S
+        starting_s = 0.0 if self._device.judges else FRESH_CHILD_S
         works = {work.id: work for work in self._view.estimates.works}
         for lead in order_of(self._leads()):
             asked = replace(lead, judging_s=starting_s + lead.judging_s)

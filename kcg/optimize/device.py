@@ -157,6 +157,11 @@ class Device:
             self._bench = JudgingBench(self, service, self.journal, self.folder, self.run_id, self.is_cpu)
         return self._bench
 
+    @property
+    def judges(self) -> bool:
+        """Whether there is a process already in which finalists are judged."""
+        return self._bench is not None and self._bench.service.has_begun
+
     def join_fleet(self) -> None:
         """Let the hosts of the settings' fleet get ready. Raises UsageError where they cannot measure for this run."""
         if not self._settings.fleet:

@@ -116,7 +116,9 @@ class Judging:
                 left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
                 seen.append(work)
-                if self._allows(work):
+                if work.id in self._covered and work.id in self._ahead:  # better now by what the plans do not run
+                    judged[work.id] = self._ahead[work.id]
+                elif self._allows(work):
                     judged[work.id] = self._or_ahead(work, self._judged_one(work))
                     self._done.add(work.id)
                     if work.proposed:

@@ -290,8 +290,8 @@ class _Search:
         self.settled = allocator.settled
 
     def _between(self) -> None:
-        """On a CPU, while nothing is at work: the search's own thoughts would disturb a sample."""
-        if self.ahead is not None and self.device.is_cpu:
+        """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
+        if self.ahead is not None:
             self.ahead.turn()
 
     def _limits(self) -> Limits:

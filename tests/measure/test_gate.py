@@ -1,4 +1,4 @@
-"""Two pools that share a device: their jobs never overlap, each has its share of the time, and neither trusts blindly."""
+"""Two pools that share a device: their jobs never overlap, each has its share, and neither trusts blindly."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
 from kcg.report.result import read_result
-from kcg.types import Job, JobKind, JobOutcome, Schedule
+from kcg.types import Job, JobKind, JobOutcome, Result, Schedule
 from tests.optimize_run import Begun, begun, whole_run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
@@ -152,26 +154,44 @@ def test_nothing_is_judged_again_at_the_end_where_nothing_changed(opened: Begun)
     assert opened.log.warnings == [], "it is no verdict of an earlier run"
 
 
-def test_on_a_cpu_a_run_has_a_verdict_before_its_search_ended(
-    tmp_path: Path, unoptimised: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ahead, "FIRST", 0.0)  # else such a small search is over before
-    stored, over = list[float](), Ahead.over
+def jobs_of_run(folder: Path) -> list[Job]:
+    """What a whole run did, which improved something."""
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, measurements=12, predictor="roofline")
+    result = whole_run(settings).result
+    improved = [row for row in result.regions if row.outcome == "improved"]
+    assert improved and all(row.chosen.verification.passed for row in improved) and result.complete
+    with Journal.open(folder / "journal.sqlite", read_only=True) as journal:
+        return journal.jobs()
+
+
+@pytest.mark.usefixtures("unoptimised")
+def test_on_a_cpu_a_run_has_a_verdict_before_its_search_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, over = list[Result](), Ahead.over
 
     def at_the_end_of_the_search(beside: Ahead) -> None:
-        stored.append(read_result(tmp_path / "RESULT.json").total_after_s)
+        stored.append(read_result(tmp_path / "RESULT.json"))
         over(beside)
 
     monkeypatch.setattr(Ahead, "over", at_the_end_of_the_search)
-    settings = Settings(
-        str(SCRIPT), device=os.environ["DEV"], folder=tmp_path, measurements=12, predictor="roofline"
-    )
-    result = whole_run(settings).result
-    with Journal.open(tmp_path / "journal.sqlite", read_only=True) as journal:
-        jobs = journal.jobs()
+    monkeypatch.setattr(ahead, "FIRST", 0.0)  # else so small a search is over before
+    jobs = jobs_of_run(tmp_path)
     first = min(job.start_s for job in made(jobs))
     assert first < max(job.start_s for job in jobs if job.kind == JobKind.TIME), "the search went on after it"
-    improved = [row for row in result.regions if row.outcome == "improved"]
-    assert improved and all(row.chosen.verification.passed for row in improved)
-    assert stored[0] < result.total_before_s, "RESULT.json had it by then"
-    assert result.complete
+    assert stored[0].total_after_s < stored[0].total_before_s and not stored[0].complete
+
+
+@pytest.mark.usefixtures("unoptimised")
+def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a thread judges."""
+    know = Ahead.know
+
+    def in_a_thread(beside: Ahead, *known: Estimates, **more: Any) -> None:
+        beside._beside = True
+        know(beside, *known, **more)
+
+    monkeypatch.setattr(Ahead, "know", in_a_thread)
+    jobs = jobs_of_run(tmp_path)
+    device = sorted((job.start_s, job.start_s + job.seconds) for job in jobs if job.resource == "device:0")
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(device))
