@@ -43,11 +43,6 @@ class Gate:
                 del self._jobs[pool]
             self._changed.notify_all()
 
-    def is_shared(self, pool: Hashable) -> bool:
-        """Whether another pool has a job now."""
-        with self._changed:
-            return any(other != pool for other in self._jobs)
-
     def wake(self) -> None:
         """Have those that wait see that they were closed."""
         with self._changed:

@@ -472,6 +472,7 @@ class DevicePool:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self.gate = Gate() if gate is None else gate
+        self._opens_beside = gate is not None and not dev.startswith("CPU")
         self._pool: Any = None
         self._busy: Any = None
         self.closed = threading.Event()
@@ -549,7 +550,7 @@ class DevicePool:
     def _open_beside(self) -> None:
         """Have the child of a GPU that others use open it while these go on: it takes seconds, and launches nothing. On
         a CPU that would disturb a sample. What goes wrong is seen in its turn."""
-        if self._pool is not None or not self.gate.is_shared(self) or self._dev.startswith("CPU"):
+        if self._pool is not None or not self._opens_beside or self.closed.is_set():
             return
         try:
             seen(self._called, None, (), self._open)

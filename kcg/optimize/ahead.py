@@ -49,7 +49,7 @@ and none was refused, in the runs of Flux that were looked at."""
 SHARE: Final = 1 / 8  # of the time of a search on a CPU, for judging meanwhile
 FIRST: Final = 2.0  # so many times what the first verdict takes a search on a CPU has before it
 STAYS: Final = 1 / 2  # the probability that a leader stays from which on it has a turn on a CPU
-READY: Final = 4  # regions whose references are there, or under way, before those of others are asked for
+READY: Final = 4  # references that may be under way at once where there are few cores; else half as many as these
 POLL_S: Final = 0.3
 
 
@@ -172,6 +172,10 @@ class Ahead:
             self._thread = threading.Thread(target=self._loop, name="kcg-judging", daemon=True)
             self._thread.start()
 
+    def prepare(self, works: Sequence[RegionWork]) -> None:
+        """Have the references of some regions computed on idle cores, the first ones first."""
+        self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2))
+
     def over(self) -> None:
         """The search is over: what it found stays. Judging goes on."""
         self._view = replace(self._view, searched=frozenset())
@@ -232,7 +236,7 @@ class Ahead:
         """Judge the region that is worth most of those whose references are there; whether there was one."""
         works = {work.id: work for work in self._view.estimates.works}
         order = [works[lead.id] for lead in order_of(self._leads())]
-        self.comparisons.ask_for_references(order, most=READY)
+        self.prepare(order)
         work = next((work for work in order if self.comparisons.is_ready(work)), None)
         if work is not None:
             self._take(work)

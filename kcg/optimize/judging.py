@@ -70,7 +70,9 @@ class Judging:
         self._judged, self._needed, self._incumbent = judged, needed, incumbent
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
-        self._ahead: Mapping[str, RegionResult] = {} if ahead is None else ahead.rows
+        works = {work.id: work for work in candidates.works}
+        before = {} if ahead is None else ahead.rows
+        self._ahead = {name: replace(row, measurements=works[name].measured) for name, row in before.items()}
         if ahead is None:
             self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
         else:
@@ -179,11 +181,10 @@ class Judging:
 
     def _or_ahead(self, work: RegionWork, row: RegionResult) -> RegionResult:
         """What stands of a region: its result, or what was verified of it while the search went on."""
-        before = self._ahead.get(work.id)
-        if before is None or (stands := better(before, row)) is row:
+        if (before := self._ahead.get(work.id)) is None or better(before, row) is row:
             return row
         self._undecided = [one for one in self._undecided if one is not work]
-        return replace(stands, measurements=row.measurements)
+        return before
 
     def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
         """The result after what else was found for it had its turn; what is written by hand, the fastest first."""

@@ -177,7 +177,13 @@ def optimize(
                 store.look_for_nothing(works, settings, device=device, log=log)
             log.begin(BASELINES)
             claimed = frozenset(store.claims if store is not None else ())
-            measured = baselines(settings, works, claimed, device=device, budget=budget, guide=guide, log=log)
+            # the file of a run that goes on has no less than what that had judged, which is taken over at the end
+            improving = None if settings.resume else incumbent
+            so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
+            early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
+            measured = baselines(
+                settings, works, claimed, device=device, budget=budget, guide=guide, log=log, ahead=early
+            )
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
             if store is not None:
                 store.measure_unclear(works, device=device)
@@ -185,9 +191,6 @@ def optimize(
             log.begin(SEARCH)
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
-            # the file of a run that goes on has no less than what that had judged, which is taken over at the end
-            improving = None if settings.resume else incumbent
-            early = Ahead(device, estimates, log=log, judged=judged, incumbent=improving)
             candidates = search(estimates, guide, device=device, log=log, ahead=early)
             if estimates.wants_regions:
                 proposed = search_regions(
@@ -362,9 +365,11 @@ def baselines(
     budget: Budget,
     guide: Guide,
     log: RunLog,
+    ahead: Ahead,
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
-    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better."""
+    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better, and what
+    judging `ahead` will need is prepared."""
     is_missing = any(work.stored is None and work.id not in claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
@@ -374,6 +379,7 @@ def baselines(
     def meanwhile() -> None:
         if is_missing:  # else nothing is searched
             device.find_starts(works)
+            ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)

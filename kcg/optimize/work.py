@@ -257,6 +257,11 @@ class RegionWork:
         )
 
     @property
+    def measured(self) -> int:
+        """Binaries that were timed."""
+        return max(len(self.binaries), self.tried_by_beam)
+
+    @property
     def best(self) -> Observation | None:
         """The fastest of all that was searched; None where nothing ran."""
         return best([one for seen in (self.known, *self.searched) for one in [*seen.values()]])  # searches add to it
@@ -386,7 +391,7 @@ class RegionWork:
             calls=self.call.calls,
             baseline=base,
             chosen=chosen,
-            measurements=max(len(self.binaries), self.tried_by_beam),
+            measurements=self.measured,
             outcome=outcome,
             variables=self.call.variables,
             note=note,
