@@ -63,6 +63,13 @@ class Lead:
     left_s: float  # how much longer its search goes on; 0: it is over
     judging_s: float
     covered: bool = False  # whether it runs only where a region of the best plans is refused
+    again: bool = False  # whether others of its candidates were judged before
+
+    @property
+    def is_ripe(self) -> bool:
+        """Whether it may be judged now; again only once it has led for as long as that takes: a search that finds a
+        little more every second costs no verdict each time."""
+        return not self.again or self.left_s == 0 or self.led_s >= self.judging_s
 
 
 def stays(led_s: float, left_s: float) -> float:
@@ -72,13 +79,14 @@ def stays(led_s: float, left_s: float) -> float:
 
 
 def order_of(leads: Sequence[Lead]) -> list[Lead]:
-    """What is to be judged, the most expected verified saving a second first; not what is expected to save nothing."""
+    """What is to be judged, the most expected verified saving a second first; not what is expected to save nothing, nor
+    what is not ripe."""
 
     def index(lead: Lead) -> float:
         matters = REFUSED if lead.covered else 1.0
         return lead.gain_s * stays(lead.led_s, lead.left_s) * matters / max(lead.judging_s, 1e-3)
 
-    return sorted((lead for lead in leads if lead.gain_s > 0), key=index, reverse=True)
+    return sorted((lead for lead in leads if lead.gain_s > 0 and lead.is_ripe), key=index, reverse=True)
 
 
 def has_a_turn(lead: Lead, *, searched_s: float, judged_s: float, first: bool) -> bool:
@@ -270,8 +278,8 @@ class Ahead:
             known = self._known_of(work, now)
             if self._tried.get(work.id) != known.firsts:
                 rest_s = left_s if work.id in view.searched else 0.0
-                led_s, is_covered = now - known.since, work.id in covered
-                found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered))
+                led_s, is_covered, again = now - known.since, work.id in covered, work.id in self._tried
+                found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered, again))
         return found
 
     def _may(self, work: RegionWork, of_best: Collection[str]) -> bool:

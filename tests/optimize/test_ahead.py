@@ -52,6 +52,13 @@ def test_a_leader_of_long_standing_comes_before_one_that_will_hardly_stay() -> N
     assert stays(10.0, 5.0) > stays(5.0, 5.0) > stays(5.0, 10.0)
 
 
+def test_a_region_is_judged_again_once_the_new_leader_has_led_for_as_long_as_that_takes() -> None:
+    one = lead("one", 1.0, judging_s=10.0, led_s=5.0)
+    assert names(one) == ["one"]
+    assert names(replace(one, again=True)) == [] and names(replace(one, again=True, led_s=10.0)) == ["one"]
+    assert names(replace(one, again=True, left_s=0.0)) == ["one"], "there will be no other one"
+
+
 def test_a_kernel_that_a_better_region_has_comes_after_what_does_not_need_a_refusal_to_count() -> None:
     assert names(lead("covered", 5.0, covered=True), lead("other", 1.0)) == ["other", "covered"]
 
@@ -135,7 +142,7 @@ def test_what_was_judged_ahead_is_not_judged_again_and_what_changed_is(opened: B
     run.found(other, half_s * (LEADS + 0.001))
     assert run.ahead._leads() == [], "what leads by less than noise is no other leader"
     run.found(third, half_s / 2)
-    assert [lead.id for lead in run.ahead._leads()] == [run.work.id]
+    assert [(lead.id, lead.again) for lead in run.ahead._leads()] == [(run.work.id, True)]
     assert len(run.comparisons()) == 1
     results = run.ended()
     assert len(run.comparisons()) == 2, "the new leader, and it alone"
