@@ -47,12 +47,12 @@ STRESS_S = 1.0  # of stress at once: then the device may be the search's
 RUNS = 200  # launches of one, with room for samples that are taken again
 
 
-_Place = tuple[str, Variables, tuple[tuple[Schedule, str], ...]]
-"""A region, the values of its variables, and schedules with their binaries."""
+_Place = tuple[str, Variables, tuple[Schedule, ...]]
+"""A region, the values of its variables, and schedules."""
 
 
 def _place(work: Subject, end: End, sides: Sequence[Side]) -> _Place:
-    return work.id, end.variables, tuple((side.schedule, side.compiled.binary_hash) for side in sides)
+    return work.id, end.variables, tuple(side.schedule for side in sides)
 
 
 def compares_floats(region: Region) -> bool:
