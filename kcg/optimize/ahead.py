@@ -159,6 +159,7 @@ class Ahead:
             (),
         )  # after so many verdicts, see `_of_best`
         self._judged_s = 0.0  # of the time of searches
+        self._news = False  # whether there are verdicts that the incumbent does not have
         self._ended = threading.Event()
         self._changed = threading.Event()
         self._error: BaseException | None = None
@@ -195,6 +196,7 @@ class Ahead:
         searched_s = now - self._view.since
         if self._beside or self._ended.is_set() or not self._view.searched:
             return
+        self._tell()
         if self.rows and self._judged_s >= SHARE * searched_s:
             return
         starting_s = 0.0 if self._device.judges else FRESH_CHILD_S
@@ -234,6 +236,7 @@ class Ahead:
             while not self._ended.is_set():
                 self._changed.clear()
                 if not self._next():
+                    self._tell()
                     self._changed.wait(POLL_S)
         except ServiceClosed:
             pass  # the run ends
@@ -262,8 +265,13 @@ class Ahead:
         self.rows[work.id] = self._judged[work.id] = row = row if before is None else better(before, row)
         if row.outcome == "improved":
             work.passed(*(one.schedule for one in (row.chosen, row.opts) if one is not None))
-        if self._incumbent is not None and not self._ended.is_set():
-            self._incumbent.improve()
+        self._news = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the incumbent improve by what it does not have yet."""
+        if self._incumbent is not None and self._news and not self._ended.is_set():
+            self._news = not self._incumbent.improve()
             self._log.verified_s = self._incumbent.verified_s
 
     def _leads(self) -> list[Lead]:
