@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from kcg.dataset.journal import Journal
+from kcg.errors import DeviceError, ExitCode
+from kcg.judge.finalists import Judge
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
@@ -20,7 +23,7 @@ from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
 from kcg.report.result import read_result
-from kcg.types import Job, JobKind, JobOutcome, Result, Schedule
+from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule
 from tests.optimize_run import Begun, begun, whole_run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
@@ -187,18 +190,58 @@ def test_on_a_cpu_a_run_has_a_verdict_before_its_search_ended(tmp_path: Path, mo
     assert stored[0].total_after_s < stored[0].total_before_s and not stored[0].complete
 
 
-@pytest.mark.usefixtures("unoptimised")
-def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, where a thread judges."""
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread judges, as on a GPU."""
     know = Ahead.know
 
-    def in_a_thread(beside: Ahead, *known: Estimates, **more: Any) -> None:
-        beside._beside = True
-        know(beside, *known, **more)
+    def in_a_thread(one: Ahead, *known: Estimates, **more: Any) -> None:
+        one._beside = True
+        know(one, *known, **more)
 
     monkeypatch.setattr(Ahead, "know", in_a_thread)
+
+
+@pytest.mark.usefixtures("unoptimised", "beside")
+def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(tmp_path: Path) -> None:
     jobs = jobs_of_run(tmp_path)
     device = sorted((job.start_s, job.start_s + job.seconds) for job in jobs if job.resource == "device:0")
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(device))
+
+
+@pytest.mark.usefixtures("unoptimised", "beside")
+@pytest.mark.parametrize("happens", ["an interrupt", "a lost device"])
+def test_whatever_ends_a_search_leaves_what_was_verified_by_then(
+    happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, judged = Ahead.check, Judge.judged
+
+    def checked(one: Ahead) -> None:
+        check(one)
+        if happens == "an interrupt" and one.rows:
+            raise KeyboardInterrupt
+
+    def judged_once(one: Judge, work: RegionWork) -> RegionResult | None:
+        if happens == "a lost device" and one.seen:
+            raise DeviceError("it fell off the bus")
+        return judged(one, work)
+
+    monkeypatch.setattr(Ahead, "check", checked)
+    monkeypatch.setattr(Judge, "judged", judged_once)
+    script = tmp_path / "two.py"
+    script.write_text(
+        SCRIPT.read_text() + "\nfor size in (24, 40):\n    (drawn(48, size) @ drawn(size, 8)).realize()\n"
+    )
+    settings = Settings(str(script), device=os.environ["DEV"], folder=tmp_path, measurements=40, predictor="roofline")
+    finished = whole_run(settings)
+    assert (
+        finished.exit_code
+        == {
+            "an interrupt": ExitCode.INTERRUPTED,
+            "a lost device": ExitCode.DEVICE_UNUSABLE,
+        }[happens]
+    )
+    result = read_result(tmp_path / "RESULT.json")
+    improved = [row for row in result.regions if row.outcome == "improved"]
+    assert improved and all(row.chosen.verification.passed for row in improved) and not result.complete
+    assert not any(thread.name == "kcg-judging" for thread in threading.enumerate())
