@@ -23,6 +23,7 @@ class Gate:
         self._changed = threading.Condition()
         self._jobs: dict[Hashable, int] = {}  # that each pool has, the one that runs included; none has no entry
         self._used_s: dict[Hashable, float] = {}  # of the device, as if none had ever been idle
+        self._away: set[Hashable] = set()
         self._holder: Hashable | None = None
         self._last: Hashable | None = None
 
@@ -42,6 +43,18 @@ class Gate:
             else:
                 del self._jobs[pool]
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def away(self, pool: Hashable) -> Iterator[None]:
+        """A block in which a pool that has jobs is not ready for any: nobody waits for it."""
+        with self._changed:
+            self._away.add(pool)
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._away.discard(pool)
 
     def wake(self) -> None:
         """Have those that wait see that they were closed."""
@@ -74,5 +87,7 @@ class Gate:
                     self._changed.notify_all()
 
     def _next(self) -> Hashable | None:
-        """Of the pools that have a job the one that has used the device least; the first of those that asked."""
-        return min(self._jobs, key=lambda pool: self._used_s.get(pool, 0.0), default=None)
+        """Of the pools that have a job, and are ready for it, the one that has used the device least; the first of those
+        that asked."""
+        ready = [pool for pool in self._jobs if pool not in self._away]
+        return min(ready, key=lambda pool: self._used_s.get(pool, 0.0), default=None)

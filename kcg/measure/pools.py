@@ -553,7 +553,8 @@ class DevicePool:
         if self._pool is not None or not self._opens_beside or self.closed.is_set():
             return
         try:
-            seen(self._called, None, (), self._open)
+            with self.gate.away(self):
+                seen(self._called, None, (), self._open)
         except Exception as error:
             log.debug("%s, beside other jobs: %s", self._dev, first_line(error))
             self.replace_child()

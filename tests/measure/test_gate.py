@@ -102,6 +102,18 @@ def test_each_pool_has_as_much_of_the_time_while_both_have_work() -> None:
     assert order == ["search", "judging", *searched, "judging", *searched, "judging", *searched[1:]]
 
 
+def test_nobody_waits_for_a_pool_that_is_not_ready() -> None:
+    turns = Turns(("search", [1.0] * 3))
+    gate, never = turns.gate, threading.Event()
+    gate.want("judging")
+    with gate.away("judging"):
+        gate.want("search")
+        for _ in range(2):
+            with gate.turn("search", never):
+                turns.now_s += 1.0
+    assert gate._next() == "judging", "it has its turn as soon as it is"
+
+
 def test_a_pool_that_was_idle_has_no_claim_for_that() -> None:
     turns = Turns(("search", [1.0] * 50))
     gate = turns.gate
