@@ -87,7 +87,7 @@ class Gate:
                     self._changed.notify_all()
 
     def _next(self) -> Hashable | None:
-        """Of the pools that have a job, and are ready for it, the one that has used the device least; the first of those
+        """Of the pools that have a job, and are ready, the one that has used the device least; the first of those
         that asked."""
         ready = [pool for pool in self._jobs if pool not in self._away]
         return min(ready, key=lambda pool: self._used_s.get(pool, 0.0), default=None)
