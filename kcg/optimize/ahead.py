@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from kcg.errors import DeviceError
 from kcg.judge.finalists import Judge
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.measure.pools import ServiceClosed
@@ -240,6 +241,11 @@ class Ahead:
                     self._changed.wait(POLL_S)
         except ServiceClosed:
             pass  # the run ends
+        except DeviceError as error:
+            if self._device.judges:
+                self._error = error
+            else:  # as of a GPU that lets only one process in: at the end the search's is gone
+                self._log.alert(f"what is found is judged once the search is over: a second process says {error}")
         except BaseException as error:  # it belongs to the run's own thread, which asks for it
             self._error = error
 

@@ -250,3 +250,23 @@ def test_whatever_ends_a_search_leaves_what_was_verified_by_then(
     improved = [row for row in result.regions if row.outcome == "improved"]
     assert improved and all(row.chosen.verification.passed for row in improved) and not result.complete
     assert not any(thread.name == "kcg-judging" for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unoptimised", "beside")
+def test_where_a_second_process_cannot_open_the_device_all_is_judged_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, refused = Judge.judged, list[str]()
+
+    def judged_later(one: Judge, work: RegionWork) -> RegionResult | None:
+        if not refused:
+            refused.append(work.id)
+            raise DeviceError("CUDA does not open: it is in exclusive mode")
+        return judged(one, work)
+
+    monkeypatch.setattr(Judge, "judged", judged_later)
+    jobs = jobs_of_run(tmp_path)
+    last = max(job.start_s for job in jobs if job.kind == JobKind.TIME)
+    assert refused and all(job.start_s > last for job in made(jobs))
+    assert any("exclusive mode" in line for line in read_result(tmp_path / "RESULT.json").warnings)
