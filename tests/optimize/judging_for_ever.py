@@ -1,7 +1,8 @@
 """`python -m tests.optimize.judging_for_ever ARGUMENTS`: `kcg optimize`, to be ended while it judges.
 
-Nothing is judged before the search is over. After the first verdict that something is faster it waits for ever. tinygrad's own schedules are the unoptimised
-kernels, so that something is surely found. All that it says is said at once.
+Nothing is judged before the search is over. After the first verdict that something is faster it waits for ever.
+tinygrad's own schedules are the unoptimised kernels, so that something is surely found. All that it says is said at
+once.
 """
 
 from __future__ import annotations
