@@ -107,6 +107,16 @@ class RunLog:
         elapsed_s = self.elapsed_s
         if keep and total_s is not None:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
+        self.progress.update(
+            done_s=elapsed_s,
+            budget_s=budget_s,
+            measurements=measurements,
+            total_s=total_s,
+            kernels=kernels,
+            nouns=nouns,
+            note=note,
+            verified_s=verified_s,
+        )
         if self.live is not None:
             best_s = total_s if keep else None
             self.live.show(
@@ -118,16 +128,6 @@ class RunLog:
                 nouns=nouns,
                 verified_s=verified_s,
             )
-        self.progress.update(
-            done_s=elapsed_s,
-            budget_s=budget_s,
-            measurements=measurements,
-            total_s=total_s,
-            kernels=kernels,
-            nouns=nouns,
-            note=note,
-            verified_s=verified_s,
-        )
 
     def expect(
         self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
