@@ -14,6 +14,7 @@ from kcg.judge.kept import KeptResults
 from kcg.judge.paired import Comparisons
 from kcg.optimize import __main__ as command
 from kcg.optimize import run
+from kcg.optimize.ahead import Ahead
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
@@ -65,9 +66,11 @@ class Begun:
         runner = runner_of(self.settings, self.captured, self.device, self.works)
         return Estimates(self.settings, self.captured, measured, self.device, self.budget, kept, runner)
 
-    def judge(self, estimates: Estimates, candidates: Candidates | None = None) -> Judging:
+    def judge(
+        self, estimates: Estimates, candidates: Candidates | None = None, *, ahead: Ahead | None = None
+    ) -> Judging:
         candidates = Candidates(self.works) if candidates is None else candidates
-        return Judging(candidates, estimates, device=self.device, log=self.log, judged={})
+        return Judging(candidates, estimates, device=self.device, log=self.log, judged={}, ahead=ahead)
 
     def comparisons(self, estimates: Estimates) -> Comparisons:
         return Comparisons(self.device, estimates, estimates.kept)

@@ -37,12 +37,22 @@ class Judge:
         *,
         without_candidate: Callable[[Any], tuple[str, str]],
         until: Callable[[RegionResult], float | None],
+        seen: dict[tuple[str, Schedule], Compared] | None = None,
     ) -> None:
         """`without_candidate` gives the outcome of a region for which nothing was found, and why; `until` when stress
-        is to end, by `time.monotonic`, where a region's result is this so far. None: whenever."""
+        is to end, by `time.monotonic`, where a region's result is this so far. None: whenever. `seen` has what another
+        one saw before."""
         self._device, self._comparisons = bench, comparisons
         self._without_candidate, self._until = without_candidate, until
-        self.seen: dict[tuple[str, Schedule], Compared] = {}  # the last comparison of each, by `Subject.id`
+        self.seen = {} if seen is None else seen  # the last comparison of each schedule, by `Subject.id`
+
+    def judged(self, work: Found) -> RegionResult | None:
+        """The result after what the search found of the baseline's kind had its turn, for whose region all is ready;
+        None where there was no time for it."""
+        if why := self._comparisons.why_unjudged(work):
+            return unjudged(work, Verification(False, reason=why, unjudged=True))
+        self._comparisons.refuse_by_nan(work)
+        return self.compare_found(work) if self.compare_kinds(work) else None
 
     def compare_kinds(self, work: Found) -> bool:
         """Compare the best of each kind with the baseline and with each other, all in the same turns: where there are

@@ -52,12 +52,14 @@ class Entry:
 
 
 class KeptResults:
-    """The results that an earlier run left in the journal of a device, and the place for those of this one."""
+    """The results that an earlier run left in the journal of a device, and those of this one, which are taken over in
+    the same way: what was judged while the search went on is not judged again at its end."""
 
     def __init__(self, device: Bench, *, resumed: bool) -> None:
         """Those of an earlier run are read only where this one goes on with it."""
         self._device = device
-        self._entries = device.journal.paired_results() if resumed and device.journal is not None else {}
+        self._entries = dict(device.journal.paired_results()) if resumed and device.journal is not None else {}
+        self._identities: dict[tuple[Any, ...], bytes] = {}  # they are asked for with every estimate
 
     def holds(self, work: Subject, schedules: Sequence[Schedule]) -> bool:
         """Whether an earlier run left a result of these schedules, at each end of the kernel's values. It may be of
@@ -67,7 +69,8 @@ class KeptResults:
         )
 
     def holds_first(self, work: Found) -> bool:
-        """Whether an earlier run left a result of what is judged first of this region, and nothing else is left."""
+        """Whether an earlier run, or this one, left a result of what is judged first of this region, and nothing else
+        is left."""
         if not self._entries or work.offers:
             return False
         firsts = work.firsts
@@ -101,8 +104,9 @@ class KeptResults:
     def add(self, work: Subject, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
         """Store what a comparison with these values showed, where everything was verified and timed."""
         if self._device.journal is not None and _is_whole(outcome, len(sides)):
-            key = self._key(work, [side.schedule for side in sides], values)
-            self._device.journal.add_paired_result(key, noun_to_json(Entry(_binaries(sides), outcome)))
+            schedules, text = [side.schedule for side in sides], noun_to_json(Entry(_binaries(sides), outcome))
+            self._device.journal.add_paired_result(self._key(work, schedules, values), text)
+            self._entries[self._identity(work, schedules, values)] = text
 
     def find_in_context(self, region: Region, sides: Sequence[Program]) -> ContextOutcome | None:
         """What an earlier run saw of these two programs of a region and its neighbours; None where it has to be timed.
@@ -139,12 +143,16 @@ class KeptResults:
         if self._device.journal is None:
             return False
         self._device.journal.forget_paired_results()
+        self._entries.clear()
         return True
 
     def _identity(self, work: Subject, schedules: Sequence[Schedule], values: Variables) -> bytes:
         from kcg.dataset.journal import identity_of
 
-        return identity_of(self._key(work, schedules, values))
+        asked = work.id, values, tuple(schedules), self._device.service.facts, RULES, verify.FINAL_SEEDS
+        if (known := self._identities.get(asked)) is None:
+            self._identities[asked] = known = identity_of(self._key(work, schedules, values))
+        return known
 
     def _key(self, work: Subject, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
         return [

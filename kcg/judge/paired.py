@@ -8,6 +8,7 @@ and takes over what an earlier run saw of the same.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -42,7 +43,16 @@ TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
 NAN_ROUNDS = 4  # of candidates that are refused for what they make of NaN, until enough are left
 NAN_AT_ONCE = 12  # the next best of them, which are compiled for it
+STRESS_S = 1.0  # of stress at once: then the device may be the search's
 RUNS = 200  # launches of one, with room for samples that are taken again
+
+
+_Place = tuple[str, Variables, tuple[Schedule, ...]]
+"""A region, the values of its variables, and schedules."""
+
+
+def _place(work: Subject, end: End, sides: Sequence[Side]) -> _Place:
+    return work.id, end.variables, tuple(side.schedule for side in sides)
 
 
 def compares_floats(region: Region) -> bool:
@@ -140,7 +150,12 @@ class Comparisons:
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
-        self._seen: dict[tuple[str, Variables, tuple[Schedule, ...]], PairedOutcome] = {}  # in joint comparisons
+        self._seen: dict[_Place, PairedOutcome] = {}  # by this process
+        self._launched: dict[_Place, int] = {}  # under stress, without a difference
+
+    def go_by(self, patience: Patience) -> None:
+        """Wait from now on as this says."""
+        self._patience = patience
 
     def prepare(self, works: Sequence[Found], sides: Sequence[tuple[Subject, Schedule]], *, compiling_s: float) -> None:
         """Have a fresh process, and compile the `sides` before the first comparison, which is expected to take so many
@@ -150,14 +165,17 @@ class Comparisons:
         if not self._in_new_child:
             service.fresh_child()
         sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in sides]
-        self._ask_for_references(works)
+        self.ask_for_references(works)
         wait(sent, timeout=self._patience.patience_s(compiling_s))
 
-    def _ask_for_references(self, works: Sequence[Found]) -> None:
-        """Have those computed that were not asked for: not on a CPU, where nothing may disturb a sample."""
+    def ask_for_references(self, works: Sequence[Found], *, most: float = math.inf) -> None:
+        """Have those computed that were not asked for, as long as no more than `most` are under way: not on a CPU,
+        where nothing may disturb a sample."""
         if self._device.is_cpu:
             return
         for work in works:
+            if sum(not one.done() for one in self._references.values()) >= most:
+                return
             for values in work.bindings:
                 if (work.id, values) not in self._references and not self._kept.holds_first(work):
                     self._references[work.id, values] = self._device.service.beside(
@@ -167,7 +185,7 @@ class Comparisons:
     def first_ready(self, works: Sequence[Work], *, until: float | None = None) -> Work:
         """The first of some regions whose references are there, once those of one are; the first of all where there
         are none of any `until` then, by `time.monotonic`."""
-        self._ask_for_references(works)
+        self.ask_for_references(works)
         while True:
             waiting: list[Future[Any]] = []
             for work in works:
@@ -178,6 +196,10 @@ class Comparisons:
             if left_s is not None and left_s <= 0:
                 return works[0]
             wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
+
+    def is_ready(self, work: Subject) -> bool:
+        """Whether nothing that judging a region needs is under way."""
+        return all(one.done() for one in self._asked(work))
 
     def why_unjudged(self, work: Subject) -> str:
         """Why there are no references of a region that is ready; empty where there are, or its comparison may make
@@ -212,9 +234,8 @@ class Comparisons:
                 self._take_in(work, end, pair, outcome)
             if not outcomes:
                 break
-            own = sides[0].schedule
             alone = replace(outcomes[0], finalist_verification=None, finalist_cold_s=(), finalist_warm_s=())
-            self._seen[work.id, end.variables, (own,)] = alone
+            self._seen[_place(work, end, sides[:1])] = alone
         return True
 
     def refuse_by_nan(self, work: Found) -> None:
@@ -282,8 +303,15 @@ class Comparisons:
             end.variables,
         )
         self._record(job, outcome, before, after)
-        self._kept.add(work, pair, outcome, end.variables)
-        self._seen[work.id, end.variables, (before.schedule, after.schedule)] = outcome
+        self._keep(work, end, pair, outcome)
+
+    def _keep(self, work: Subject, end: End, sides: Sequence[Side], outcome: PairedOutcome) -> None:
+        """Do not compare these again, unless noise or a fault may have decided. Last of all: where it is kept, its
+        measurements are."""
+        self.made.add(work.id)
+        self._kept.add(work, sides, outcome, end.variables)
+        if not outcome.noisy and not outcome.tainted:
+            self._seen[_place(work, end, sides)] = outcome
 
     def compare(self, work: Subject, before: Side, after: Side | None) -> Compared:
         """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
@@ -301,14 +329,14 @@ class Comparisons:
 
     def _compare_at(self, work: Subject, end: End, before: Side, after: Side | None) -> Compared:
         sides = [before] if after is None else [before, after]
+        if (known := self._seen.get(_place(work, end, sides))) is not None:
+            return Compared(before, after, known)
         if (known := self._kept.find(work, sides, end.variables)) is not None:
             self.taken_over.add(work.id)
             programs = [side.compiled for side in sides]
             self._device.service.took_over(JobKind.PAIRED, work.call.region, programs=programs)
             return Compared(before, after, known)
         self.made.add(work.id)
-        if (known := self._seen.get((work.id, end.variables, tuple(side.schedule for side in sides)))) is not None:
-            return Compared(before, after, known)
         service, patience = self._device.service, self._patience
         job = PairedJob(
             work.call.region,
@@ -331,7 +359,7 @@ class Comparisons:
         except Exception as error:  # a crash or a hang of the child is the candidate's, not the run's
             return Compared(before, after, reason=f"{type(error).__name__}: {first_line(error)}")
         self._record(job, outcome, before, after)
-        self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
+        self._keep(work, end, sides, outcome)
         return Compared(before, after, outcome)
 
     def stress(self, work: Subject, schedule: Schedule, *, until: float | None = None) -> str:
@@ -355,25 +383,33 @@ class Comparisons:
         if stress.has_passed(*key):
             service.took_over(JobKind.STRESS, work.call.region, side.schedule, [compiled])
             return ""
-        expected_s = patience.stress_s(work, side.schedule) / len(work.ends)
-        if until is not None and time.monotonic() + expected_s > until:
-            return f"not judged: the budget left no time for {stress.LAUNCHES} launches, about {expected_s:.3g} s"
-        job = StressJob(work.call.region, compiled, service.target, end.variables)
-        future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
-        _, waiting = wait([future], timeout=patience.patience_s(expected_s))
-        if waiting:
-            return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
-        try:
-            wrong = future.result().wrong
-        except (DeviceError, ServiceClosed):
-            raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {first_line(error)}"
-            if _says_nothing(error):
-                return f"not judged: stress was ended before its {stress.LAUNCHES} launches: {why}"
-            return f"rejected: failed under stress: {why}"
-        if wrong:
-            return f"rejected: wrong under stress: {wrong}"
+        place, each_s = (
+            _place(work, end, [side]),
+            patience.stress_s(work, side.schedule) / len(work.ends) / stress.LAUNCHES,
+        )
+        while (done := self._launched.get(place, 0)) < stress.LAUNCHES:
+            expected_s = (stress.LAUNCHES - done) * each_s
+            if until is not None and time.monotonic() + expected_s > until:
+                left = f"{stress.LAUNCHES - done} launches" + (f" more, after {done}" if done else "")
+                return f"not judged: the budget left no time for {left}, about {expected_s:.3g} s"
+            count = min(max(int(STRESS_S / each_s), 1) if each_s else stress.LAUNCHES, stress.LAUNCHES - done)
+            job = StressJob(work.call.region, compiled, service.target, end.variables, before=done, count=count)
+            future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
+            _, waiting = wait([future], timeout=patience.patience_s(expected_s))
+            if waiting:
+                return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
+            try:
+                outcome = future.result()
+            except (DeviceError, ServiceClosed):
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {first_line(error)}"
+                if _says_nothing(error):
+                    return f"not judged: stress was ended before its {stress.LAUNCHES} launches: {why}"
+                return f"rejected: failed under stress: {why}"
+            if outcome.wrong:
+                return f"rejected: wrong under stress: {outcome.wrong}"
+            self._launched[place] = done + count
         with contextlib.suppress(UsageError):  # where nothing can be kept it runs again next time
             stress.keep_pass(*key)
         return ""

@@ -1,6 +1,7 @@
 """When a child of the device is trusted: after which errors no more, and what its canary must show first.
 
-The canary is a kernel of known result and known time that every child runs before its first job.
+The canary is a kernel of known result and known time that every child runs before its first job. A small one, of known
+result, is run by a child whose device another process used meanwhile.
 
 After a fault a device may compute wrongly or run slowly, and what is measured then is worse than no measurement. The
 canary of the first child is the reference; a later one must be exactly right and about as fast.
@@ -23,6 +24,7 @@ SAMPLES = 7
 WARM_S = 0.05  # launches before the samples: a GPU that idles runs at lower clocks
 
 CPU_BYTES = 4 << 20
+GLANCE_BYTES = 1 << 20  # of each buffer of the small one
 DEVICE_BYTES = 64 << 20  # of each of its two buffers: over the last-level cache, and some 40 µs on the fastest GPUs
 
 CPU_TOLERANCE = 3.0
@@ -87,7 +89,7 @@ def _elements(target: Target) -> int:
     return (CPU_BYTES if target.device == "CPU" else DEVICE_BYTES) // 4
 
 
-def _compile(target: Target) -> CompiledCanary:
+def _compile(target: Target, elements: int) -> CompiledCanary:
     """Three times each element, and seven: of integers, so that there is one right answer, another for each element."""
     from tinygrad import Tensor, dtypes
 
@@ -96,9 +98,43 @@ def _compile(target: Target) -> CompiledCanary:
     from kcg.kernel.kinds import baseline_of
     from kcg.types import Region
 
-    source = Tensor.empty(_elements(target), dtype=dtypes.int32, device=target.device)
+    source = Tensor.empty(elements, dtype=dtypes.int32, device=target.device)
     region = Region((kernel_of((source * 3 + 7).schedule_linear().src[0].src[0]),))
     return CompiledCanary(target, region, compile_schedule(region, baseline_of(region, target), target))
+
+
+class _Prepared:
+    """A canary on buffers of its own, with its input in them."""
+
+    def __init__(self, target: Target, canary: CompiledCanary) -> None:
+        import numpy as np
+
+        from kcg.measure.workbench import Workbench
+
+        self.canary, self._bench = canary, Workbench(canary.region, target)
+        (self._output,) = (info.slot for info in self._bench.buffers if info.is_output)
+        (source,) = (info for info in self._bench.buffers if not info.is_output)
+        values = np.arange(source.nbytes // 4, dtype=np.int32)
+        self._bench.inputs, self._expected = {source.slot: values}, values * 3 + 7
+        self._bench.restore_inputs()
+        self.poison()
+        self.launch = self._bench.launcher(canary.compiled)
+
+    def poison(self) -> None:
+        """Let nothing that is right be in its output before it runs."""
+        from kcg.measure.workbench import NAN_POISON
+
+        self._bench.poison(NAN_POISON)
+
+    def wrong(self) -> str:
+        """What of the output is not as it must be, in one line."""
+        import numpy as np
+
+        found, expected = self._bench.read(self._output), self._expected
+        if (different := np.flatnonzero(found != expected)).size:
+            at, count = int(different[0]), expected.size
+            return f"{different.size} of {count} elements are wrong, element {at} is {found[at]}, not {expected[at]}"
+        return "it wrote outside its buffers" if self._bench.guards_intact() is not None else ""
 
 
 def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
@@ -106,36 +142,37 @@ def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
 
     One that is `known` and of this very target is not compiled again.
     """
-    import numpy as np
-
     from kcg.kernel.kinds import ACTION_SPACE_VERSION
     from kcg.measure.device_info import detect
-    from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
+    from kcg.measure.workbench import free_cached_memory
 
     target, _ = detect(dev, ACTION_SPACE_VERSION)
-    canary = known if known is not None and known.target == target else _compile(target)
     on_cpu, elements = target.device == "CPU", _elements(target)
-    bench = Workbench(canary.region, target)
-    (output,) = (info.slot for info in bench.buffers if info.is_output)
-    (source,) = (info.slot for info in bench.buffers if not info.is_output)
-    values = np.arange(elements, dtype=np.int32)
-    bench.inputs = {source: values}
-    bench.restore_inputs()
-    bench.poison(NAN_POISON)
-    launch = bench.launcher(canary.compiled)
+    prepared = _Prepared(target, _compile(target, elements) if known is None or known.target != target else known)
     begin = time.perf_counter()
-    launch()
+    prepared.launch()
     while not on_cpu and time.perf_counter() - begin < WARM_S:
-        launch()
-    samples = tuple(launch() for _ in range(SAMPLES))
-
-    found, expected = bench.read(output), values * 3 + 7
-    wrong = ""
-    if (different := np.flatnonzero(found != expected)).size:
-        at = int(different[0])
-        wrong = f"{different.size} of {elements} elements are wrong, element {at} is {found[at]}, not {expected[at]}"
-    elif bench.guards_intact() is not None:
-        wrong = "it wrote outside its buffers"
-    del bench, launch
+        prepared.launch()
+    samples, wrong, compiled = tuple(prepared.launch() for _ in range(SAMPLES)), prepared.wrong(), prepared.canary
+    del prepared
     free_cached_memory(target)
-    return CanaryReading(statistics.median(samples), samples, wrong, canary)
+    return CanaryReading(statistics.median(samples), samples, wrong, compiled)
+
+
+_kept: dict[str, _Prepared] = {}  # the small one of this child, by device
+
+
+def glance_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
+    """Run the small canary once and compare every element of its output. Runs in a child, which keeps its buffers: two
+    milliseconds but for the first time. The `compiled` one is told then only."""
+    from kcg.kernel.kinds import ACTION_SPACE_VERSION
+    from kcg.measure.device_info import detect
+
+    if is_new := dev not in _kept:
+        target, _ = detect(dev, ACTION_SPACE_VERSION)
+        made = known if known is not None and known.target == target else _compile(target, GLANCE_BYTES // 4)
+        _kept[dev] = _Prepared(target, made)
+    prepared = _kept[dev]
+    prepared.poison()
+    seconds = prepared.launch()
+    return CanaryReading(seconds, (seconds,), prepared.wrong(), prepared.canary if is_new else None)

@@ -40,6 +40,7 @@ from kcg.types import CacheState, Region, Schedule, Target, Toolchain, Variables
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
+    from kcg.measure.stress import Stressed
     from kcg.measure.verify import References, Watched
 
 LATE_S = 0.25  # far more than a launch is ever late
@@ -138,6 +139,7 @@ def first_references_job(region: Region, variables: Variables) -> References:
 def bench_for(region: Region, target: Target) -> Any:
     """The workbench of a region. Those of the regions before it are kept while they are few and small: compilers that
     work for several kernels at once make the device change between them."""
+    _end_stress()
     key = (region.id, target.fingerprint)
     if key in _benches:
         _benches.move_to_end(key)
@@ -501,19 +503,51 @@ def _in_turns(
 
 
 def stress_job(job: StressJob) -> StressOutcome:
-    """Launch a program very often on the inputs that are timed by."""
-    from kcg.measure.stress import LAUNCHES, stressed
+    """Launch a program very often on the inputs that are timed by. One that had launches before goes on where it was,
+    if nothing else ran in this child since; else it begins anew, and counts on from there."""
+    from kcg.measure.stress import LAUNCHES, Stressed
+
+    global _stress
+    key = job.region.id, job.compiled.binary_hash, job.variables, job.before
+    if _stress is None or _stress.key != key:
+        bench = bench_for(job.region, job.target)
+        recipe = bench.choose_recipe(job.variables)
+        bench.reference(TIMED_SEED, recipe, job.variables)
+        bench.fill(TIMED_SEED, recipe)
+        flush, launches = _flusher(job.target).flush, job.launches or LAUNCHES
+        stressed = Stressed(bench, job.compiled, job.variables, flush=flush, launches=launches, before=job.before)
+        _stress = _Stress(key, stressed, bench, job.target)
+    stressed, bench = _stress.stressed, _stress.bench
+    wrong = stressed.launch(stressed.left if job.count is None else job.count)
+    if wrong or not stressed.left:
+        _end_stress()
+    else:
+        _stress = replace(_stress, key=(*key[:-1], stressed.number))
+    return StressOutcome(wrong, tainted=bench.tainted)
+
+
+@dataclass(frozen=True)
+class _Stress:
+    """A program that has a part of its launches; `key` says which ones come next, and of what."""
+
+    key: tuple[Any, ...]
+    stressed: Stressed
+    bench: Any
+    target: Target
+
+
+_stress: _Stress | None = None
+
+
+def _end_stress() -> None:
+    """The buffers of what was under stress are another job's."""
     from kcg.measure.workbench import free_cached_memory
 
-    bench = bench_for(job.region, job.target)
-    recipe = bench.choose_recipe(job.variables)
-    bench.reference(TIMED_SEED, recipe, job.variables)
-    bench.fill(TIMED_SEED, recipe)
-    flush = _flusher(job.target).flush
-    wrong = stressed(bench, job.compiled, job.variables, flush=flush, launches=job.launches or LAUNCHES)
-    bench.seed = None  # outputs that are inputs too were written
-    free_cached_memory(job.target)  # three copies of each output
-    return StressOutcome(wrong, tainted=bench.tainted)
+    global _stress
+    if _stress is not None:
+        _stress.bench.seed = None  # outputs that are inputs too were written
+        target, _stress = _stress.target, None
+        free_cached_memory(target)  # three copies of each output
 
 
 def ping() -> int:

@@ -175,6 +175,8 @@ class StressJob:
     target: Target
     variables: tuple[tuple[str, int], ...] = ()
     launches: int | None = None  # None: as many as the rule asks
+    before: int = 0  # so many of them were in jobs before this one
+    count: int | None = None  # so many of them are in this one; None: all that are left
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from kcg.measure import canary, child, lifetime
 from kcg.measure.calls import Call, Called, nobody, seen
 from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.device_info import first_line
+from kcg.measure.gate import Gate
 from kcg.measure.lifetime import PRELOADED, AnotherChild
 
 # ---- `pebble`'s pools of processes that hold nothing of their parent's, ended without a word from one that had not
@@ -365,6 +366,9 @@ CLOSE_S = 20.0  # how long the end of a pool's thread is waited for; it waits it
 
 _canaries: dict[str, CompiledCanary] = {}
 """By device, one that was right: the children after it load it."""
+_glances: dict[str, CompiledCanary] = {}
+"""The same of the small one."""
+GLANCE_S = 10.0  # that the small one may take: a millisecond, but where it is compiled first
 
 
 def _forked(initargs: tuple[Any, ...]) -> bool:
@@ -440,6 +444,9 @@ class DevicePool:
     replaced. Every child, also one that was replaced on request, opens the device and passes the canary before it gets
     a job, and a job runs in that very process or not at all: no result can come from between a fault and a canary that
     was right and in time. The canary of the first child is the `reference` for the others, unless one is given.
+
+    Several pools may share a device by a `gate`: a job of one is sent while none of the others runs. After a turn of
+    another pool the child has a look at the device (`canary.glance_job`) before its next job.
     """
 
     def __init__(
@@ -451,6 +458,7 @@ class DevicePool:
         canary_job: Callable[[str, CompiledCanary | None], CanaryReading] = canary.canary_job,
         reference: CanaryReading | None = None,
         called: Called = nobody,
+        gate: Gate | None = None,
     ) -> None:
         """`called` gets one call after the other, those too that start or end a child, as `kcg.measure.calls` says."""
         self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
@@ -458,11 +466,13 @@ class DevicePool:
         self._called = called
         self.reference = reference
         self._child: int | None = None  # the process id that jobs are meant for
+        self._trusted = False  # whether its canary was right and in time
         self._fault_s: float | None = None  # what ending the last child took, if that was for a fault
         self._unusable: tuple[float, DeviceError] | None = None  # since when, and why, no child can be trusted
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._unfinished = 0
+        self.gate = Gate() if gate is None else gate
+        self._opens_beside = gate is not None and not dev.startswith("CPU")
         self._pool: Any = None
         self._busy: Any = None
         self.closed = threading.Event()
@@ -487,20 +497,19 @@ class DevicePool:
         future.set_running_or_notify_cancel()  # not to be cancelled by whom it is given to
         with self._changed:
             if not self.closed.is_set():
-                self._unfinished += 1
+                self.gate.want(self)
                 self._jobs.put(_Job(function, args, timeout_s, here, future, time.monotonic()))
                 return future
         future.set_exception(ServiceClosed())
         return future
 
     def wait_idle(self) -> None:
-        """Return when no job is running or waiting, or the pool is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._unfinished == 0 or self.closed.is_set())
+        """Return when no job runs or waits, of this pool and of those that share its device, or it is closed."""
+        self.gate.wait_idle(self.closed)
 
     def replace_child(self) -> None:
         """Kill the child; the next job starts a fresh one, canary and all. Called from the device's thread."""
-        pool, self._pool, self._child = self._pool, None, None
+        pool, self._pool, self._child, self._trusted = self._pool, None, None, False
         if pool is not None:
             self.replaced += 1
             end_pool(pool)
@@ -525,14 +534,51 @@ class DevicePool:
             except Exception as error:  # on no account this thread's end: whoever waits would wait for ever
                 log.warning("a child could not be replaced: %s", first_line(error))
             _settle(job.future, result, failure)
-            with self._changed:
-                self._unfinished -= 1
-                self._changed.notify_all()
+            self.gate.done(self)
         self.replace_child()
 
     def _run(self, job: _Job) -> Any:
-        if self.closed.is_set():
-            raise ServiceClosed
+        if not job.here:
+            self._open_beside()
+        with self.gate.turn(self, self.closed) as another:
+            if self.closed.is_set():
+                raise ServiceClosed
+            if another and not job.here:
+                self._look()
+            return self._run_now(job)
+
+    def _open_beside(self) -> None:
+        """Have the child of a GPU that others use open it while these go on: it takes seconds, and launches nothing. On
+        a CPU that would disturb a sample. What goes wrong is seen in its turn."""
+        if self._pool is not None or not self._opens_beside or self.closed.is_set():
+            return
+        try:
+            with self.gate.away(self):
+                seen(self._called, None, (), self._open)
+        except Exception as error:
+            log.debug("%s, beside other jobs: %s", self._dev, first_line(error))
+            self.replace_child()
+
+    def _look(self) -> None:
+        """Have the child, if there is one, see whether the device still computes as it did: another process had it. If
+        not, the next job gets a child that has passed the whole canary."""
+        if self._pool is None or not self._trusted or not self._pool.active:
+            return
+        try:
+            reading: CanaryReading = self._call(canary.glance_job, (self._dev, _glances.get(self._dev)), GLANCE_S)
+        except (ServiceClosed, DeviceError):
+            raise
+        except Exception as error:  # it died, it hung, or anything that a broken device may raise
+            fault = first_line(error)
+        else:
+            fault = reading.fault()
+            if not fault and reading.compiled is not None:
+                _glances[self._dev] = reading.compiled
+        if fault and self._pool is not None:
+            log.debug("%s: after another process used it: %s", self._dev, fault)
+            self._after_fault()
+
+    def _run_now(self, job: _Job) -> Any:
         if job.here:
             return seen(self._called, job.function, job.args, lambda: job.function(*job.args))
         killed = False
@@ -551,7 +597,7 @@ class DevicePool:
         raise AssertionError("the last try returns or raises")
 
     def _in_child(self, job: _Job) -> Any:
-        if self._pool is None or not self._pool.active:
+        if self._pool is None or not self._trusted or not self._pool.active:
             if self._unusable is not None and job.since_s < self._unusable[0]:
                 raise DeviceError(str(self._unusable[1]))  # it waited while the device was given up: no second wait
             seen(self._called, None, (), self._start_trusted)
@@ -559,11 +605,12 @@ class DevicePool:
 
     def _start_trusted(self) -> None:
         """Start a child that opens the device and passes the canary. Raises DeviceError, and leaves none, otherwise."""
-        if self._pool is not None:  # it died while it had nothing to do
+        if self._pool is not None and not self._pool.active:  # it died while it had nothing to do
             self._after_fault()
         begin = time.monotonic()
         try:
             self._until_canary_passes()
+            self._trusted = True
         except BaseException as error:
             self.replace_child()
             if isinstance(error, DeviceError):
@@ -662,7 +709,7 @@ class DevicePool:
             self.closed.set()
             busy = self._busy
             self._jobs.put(None)
-            self._changed.notify_all()
+        self.gate.wake()
         if busy is not None:
             busy.cancel()
         self._thread.join(timeout=CLOSE_S)

@@ -2,6 +2,8 @@
 
 A device job is sent only when the one before it has ended, so that a fault is known to belong to the job that ran, and
 the child can be replaced before anything else is trusted. On a CPU target compilers and samples never run together.
+Two services may take turns on one device, each with a child of its own: what was found by the one is judged in the
+other, whose child never ran a candidate of a search.
 """
 
 from __future__ import annotations
@@ -258,6 +260,7 @@ class MeasureService:
         compile_workers: int | None = None,
         gpu: str = "",
         compilers_of: MeasureService | None = None,
+        same_device: bool = False,
         cache_dir: Path | None = None,
         compile_timeout_s: float = COMPILE_TIMEOUT_S,
         timing_timeout_s: float = TIMING_TIMEOUT_S,
@@ -267,8 +270,9 @@ class MeasureService:
     ) -> None:
         """`gpu` is the GPU that its children see, as `CUDA_VISIBLE_DEVICES` names it; empty: all that this process
         sees. With `compilers_of` it compiles in the children of another service of this machine, which outlives it:
-        what either compiled, both have. `on_job` gets what was done, on `resource` or a core, before anybody else hears
-        of it; in any thread, and it must not raise."""
+        what either compiled, both have. On the `same_device` it takes turns with that one, and its child is as fast by
+        the same canary; it begins with the first job. `on_job` gets what was done, on `resource` or a core, before
+        anybody else hears of it; in any thread, and it must not raise."""
         self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
         assert folder is not None
@@ -287,13 +291,20 @@ class MeasureService:
         self._open_timeout_s = open_timeout_s
         self.on_job = on_job
         called = partial(self._called, resource)
-        self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s, called=called)
-        self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
+        shares: DevicePool | None = compilers_of._device if compilers_of is not None and same_device else None
+        reference, gate = (shares.reference, shares.gate) if shares is not None else (None, None)
+        self._device: DevicePool = DevicePool(
+            dev, initargs, open_timeout_s=open_timeout_s, reference=reference, called=called, gate=gate
+        )
+        self._facts: tuple[Target, Toolchain] | None = None
+        if compilers_of is not None and shares is not None:
+            self._facts = compilers_of.facts
+        else:
+            self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
         self._owns_compilers = compilers_of is None
         self._compilers: CompilePool
         self._compilers = self._start_compilers() if compilers_of is None else compilers_of._compilers
-        self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None
         self._lock = threading.Lock()
@@ -405,6 +416,11 @@ class MeasureService:
     @property
     def toolchain(self) -> Toolchain:
         return self.facts[1]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its child was started, as it is for the first job."""
+        return self._device.canaries > 0
 
     @property
     def children_replaced(self) -> int:
@@ -762,7 +778,7 @@ class MeasureService:
     # ---- finalists and baselines ----
 
     def fresh_child(self) -> None:
-        """Let the next device job start in a new process: finalists are judged where no search ran before."""
+        """End the child, and let the next device job start in a new one."""
         self._device.submit_here(self._device.replace_child)
 
     def compare_paired(self, job: PairedJob, *, timeout_s: float) -> Future[PairedOutcome]:

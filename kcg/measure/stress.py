@@ -56,30 +56,70 @@ def stressed(
 
     Raises what the device raises on a fault.
     """
-    if reason := bench.watch(bench.launcher(runs, as_tinygrad=True), variables, tf32=runs.tf32).reason:
-        return reason  # the first launch, by the reference
-    own, beside = _Repeated(bench, runs), None
-    stream = second_stream(bench.device)
-    alone = launches if stream is None else launches - launches // 2
-    for number in range(1, launches + 1):
-        if stream is not None and number == alone + 1:
-            beside = _Beside(own, stream)
-        if number % FLUSHED_EVERY == 0:
-            flush()
-            if beside is not None:
-                beside.hold()
-        if beside is None:
-            own.launch(number)
-        else:
-            beside.launch(number)
-        if number % LOOKED_AT_EVERY == 0 or number in (alone, launches):
-            for words, one in (("", own), (", beside another stream,", beside)):
-                if one is not None and (where := one.differs()):
-                    return f"of {number} launches one{words} left another {where}"
-    reason = bench.left_behind()
-    if not reason and beside is not None and (slot := beside.wrote_outside()) is not None:
-        bench.tainted, reason = True, f"wrote outside buffer {slot}, beside another stream"
-    return reason
+    return Stressed(bench, runs, variables, flush=flush, launches=launches).launch(launches)
+
+
+class Stressed:
+    """A program under stress, which may have its launches in several goes: what passes adds up, as long as the first
+    goes were those of the same binary."""
+
+    def __init__(
+        self,
+        bench: CheckedBench,
+        runs: Executable,
+        variables: Variables,
+        *,
+        flush: Callable[[], None],
+        launches: int = LAUNCHES,
+        before: int = 0,
+    ) -> None:
+        """`launches` are all of them, of which it had so many `before`, by another one of these."""
+        self._bench, self._runs, self._flush, self._launches = bench, runs, flush, launches
+        self._number = before
+        # the first launch, by the reference
+        self._reason = bench.watch(bench.launcher(runs, as_tinygrad=True), variables, tf32=runs.tf32).reason
+        self._own: _Repeated | None = None
+        self._beside: _Beside | None = None
+        self._stream = second_stream(bench.device)
+        self._alone = launches if self._stream is None else launches - launches // 2
+
+    @property
+    def number(self) -> int:
+        """Launches that it had."""
+        return self._number
+
+    @property
+    def left(self) -> int:
+        """Launches that it is to have yet."""
+        return self._launches - self._number
+
+    def launch(self, count: int) -> str:
+        """What is wrong after so many launches more; empty if nothing is. Raises what the device raises on a fault."""
+        if self._reason:
+            return self._reason
+        self._own = own = self._own or _Repeated(self._bench, self._runs)
+        last = min(self._number + count, self._launches)
+        for number in range(self._number + 1, last + 1):
+            if self._stream is not None and number > self._alone and self._beside is None:
+                self._beside = _Beside(own, self._stream)
+            if number % FLUSHED_EVERY == 0:
+                self._flush()
+                if self._beside is not None:
+                    self._beside.hold()
+            if self._beside is None:
+                own.launch(number)
+            else:
+                self._beside.launch(number)
+            if number % LOOKED_AT_EVERY == 0 or number in (self._alone, last):
+                for words, one in (("", own), (", beside another stream,", self._beside)):
+                    if one is not None and (where := one.differs()):
+                        self._reason = f"of {number} launches one{words} left another {where}"
+                        return self._reason
+        self._number = last
+        self._reason = self._bench.left_behind()
+        if not self._reason and self._beside is not None and (slot := self._beside.wrote_outside()) is not None:
+            self._bench.tainted, self._reason = True, f"wrote outside buffer {slot}, beside another stream"
+        return self._reason
 
 
 def launches_beside(target: Target) -> int:

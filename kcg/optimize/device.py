@@ -10,7 +10,9 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kcg.compat.device import choose_device, prepare, visible_gpu
@@ -49,6 +51,31 @@ PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 def _others(works: Sequence[RegionWork]) -> Iterator[tuple[RegionWork, str, Space]]:
     """The spaces of works beside those of their baselines, with their kinds."""
     return ((work, kind, space) for work in works for kind, space in work.others.items())
+
+
+@dataclass
+class JudgingBench:
+    """The device of a run where finalists are judged (`kcg.judge.interface.Bench`): by a service of its own, whose
+    child never ran a candidate of the search. It compiles in the same children, and both take turns on the device."""
+
+    device: Device
+    service: MeasureService
+    journal: Journal | None
+    folder: Path
+    run_id: str
+    is_cpu: bool
+
+    def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
+        """The program of a schedule. Raises whatever its compiler raised."""
+        return self.device.compiled(work, schedule)
+
+    def measure(self, work: RegionWork, batch: Sequence[Schedule], *, sampler: str) -> list[Future[Observation]]:
+        """As a search does."""
+        return self.device.measure(work, batch, sampler=sampler)
+
+    def record(self, measurements: Sequence[Measurement]) -> None:
+        """Journal measurements that were not asked of the service one by one."""
+        self.device.record(measurements)
 
 
 class Device:
@@ -100,6 +127,7 @@ class Device:
             self._held = held.pop_all()  # until the journal is closed
         self.spread = Spread(self.service, report=log.progress.line, warn=self._left_out)
         self.hosts: FleetHosts | None = None
+        self._bench: JudgingBench | None = None
         self._children: list[Callable[[], None]] = [self._close_services]
 
     def _other_services(self) -> dict[str, MeasureService]:
@@ -115,6 +143,25 @@ class Device:
             )
             for gpu in range(1, self._settings.gpus)
         }
+
+    @property
+    def bench(self) -> JudgingBench:
+        """Where finalists are judged: another process than the search's, which begins with its first job."""
+        if self._bench is None:
+            service = MeasureService(
+                self.choice.dev,
+                run_id=self.run_id,
+                compilers_of=self.service,
+                same_device=True,
+                on_job=self.jobs.add,
+            )
+            self._bench = JudgingBench(self, service, self.journal, self.folder, self.run_id, self.is_cpu)
+        return self._bench
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is a process already in which finalists are judged."""
+        return self._bench is not None and self._bench.service.has_begun
 
     def join_fleet(self) -> None:
         """Let the hosts of the settings' fleet get ready. Raises UsageError where they cannot measure for this run."""
@@ -140,6 +187,8 @@ class Device:
         return self.service.compile_workers + helping
 
     def _close_services(self) -> None:
+        if self._bench is not None:
+            self._bench.service.close()
         self.spread.close()
         for service in self._others.values():  # those too that were never checked
             service.close()

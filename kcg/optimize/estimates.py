@@ -232,7 +232,12 @@ class Estimates:
         if not due and self.budget.limit_s is None:
             return 0.0
         comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))
-        return FRESH_CHILD_S + self.compiling_s() + self.slower * comparing_s
+        return self.starting_s + self.compiling_s() + self.slower * comparing_s
+
+    @property
+    def starting_s(self) -> float:
+        """What the process in which finalists are judged takes to be there, in seconds."""
+        return 0.0 if self.device.judges else FRESH_CHILD_S
 
     @property
     def slower(self) -> float:
@@ -310,7 +315,7 @@ class Estimates:
 
     def _least_judging_s(self) -> float:
         """What judging one kernel takes, in seconds, the new process included."""
-        return FRESH_CHILD_S + sum(self.comparing_s(work) for work in self._largest())
+        return self.starting_s + sum(self.comparing_s(work) for work in self._largest())
 
     # ---- the whole model or script ----
 
@@ -362,7 +367,7 @@ class Pace:
         """What judging these is expected to take, and after it the check of the whole, in seconds."""
         estimates = self._estimates
         comparing_s = sum(estimates.comparing_s(work) for work in works if not estimates.kept.holds_first(work))
-        starting_s = FRESH_CHILD_S + estimates.compiling_s() if works and self._first else 0.0
+        starting_s = estimates.starting_s + estimates.compiling_s() if works and self._first else 0.0
         return starting_s + self._slower * comparing_s + estimates.whole_s()
 
     @property

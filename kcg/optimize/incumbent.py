@@ -52,18 +52,19 @@ class Incumbent:
         self.verified_s: tuple[float, float] | None = None
         """What the workload takes by what was verified, and by tinygrad's own schedules; None before any verdict."""
 
-    def improve(self) -> None:
+    def improve(self) -> bool:
         """Something more was judged: write what is the best now, where that is another plan than the file has. What
-        comes too soon is written with the next verdict."""
+        comes too soon is written with the next verdict, or when this is called again: whether it was not too soon."""
         begun = self._clock()
         self._since = begun if self._since is None else self._since
         if self._spent_s > SHARE * (begun - self._since):
-            return
+            return False
         result = self._make(None)
         self.verified_s = result.total_after_s, result.total_before_s
         if self._written is None or self._written != result.plan:
             self._write(result, "everything was judged: what was not has the best that was, or tinygrad's own")
         self._spent_s += self._clock() - begun
+        return True
 
     def settle(self, results: RegionResults) -> None:
         """All is judged, and these are the results by the best plan; what is left is the check of the whole."""

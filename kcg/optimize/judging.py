@@ -8,14 +8,15 @@ tinygrad's own schedule too.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.judge.finalists import Judge, quarantined, unjudged
 from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure.protocol import median_interval
+from kcg.optimize.ahead import better, covered_by
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -27,6 +28,7 @@ from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
 if TYPE_CHECKING:
     from kcg.judge.interface import Offer
     from kcg.judge.paired import Compared
+    from kcg.optimize.ahead import Ahead, Needed
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.incumbent import Incumbent
@@ -39,14 +41,11 @@ would be little to check."""
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
-Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
-"""Which regions of several kernels the best plans have, by id, given what was judged so far."""
-
-
 class Judging:
     """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
-    there, while the budget lasts; what an earlier run kept is taken over, before all else. The others are as the search
-    left them, and so are those of several kernels that are not `needed`: where one fails that is, others may be.
+    there, while the budget lasts; what an earlier run kept, or was judged `ahead`, is taken over, before all else. The
+    others are as the search left them, and so are those of several kernels that are not `needed`: where one fails that
+    is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known, and the `incumbent` improves by it: a
     run that is interrupted, or killed, has these.
@@ -63,14 +62,29 @@ class Judging:
         needed: Needed | None = None,
         incumbent: Incumbent | None = None,
         in_new_child: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
-        """With `in_new_child` the process that judges is new already: it ran nothing but its canary."""
+        """With `in_new_child` the process that judges is new already: it ran nothing but its canary. With `ahead` it is
+        the one that judged while the search went on."""
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed, self._incumbent = judged, needed, incumbent
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
-        self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
-        self.judge = Judge(device, self._comparisons, without_candidate=self.without_candidate, until=self._until)
+        works = {work.id: work for work in candidates.works}
+        before = {} if ahead is None else ahead.rows
+        self._ahead = {name: replace(row, measurements=works[name].measured) for name, row in before.items()}
+        if ahead is None:
+            self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
+        else:
+            self._comparisons = ahead.comparisons
+            self._comparisons.go_by(estimates)
+        self.judge = Judge(
+            device if ahead is None else device.bench,
+            self._comparisons,
+            without_candidate=self.without_candidate,
+            until=self._until,
+            seen=None if ahead is None else ahead.seen,
+        )
         self._pace = Pace(estimates)
         self._undecided: list[RegionWork] = []
         self._kernels: list[RegionWork] = []  # that are due
@@ -90,7 +104,8 @@ class Judging:
         self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:
-                judged[work.id] = work.stored or self._with_offers(work, self._as_searched(work))
+                row = work.stored or self._ahead.get(work.id)
+                judged[work.id] = row or self._with_offers(work, self._as_searched(work))
         left, count = list(order), 0
         seen: list[RegionWork] = []  # so many of them
         self._plan(left)
@@ -103,19 +118,22 @@ class Judging:
                 left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
                 seen.append(work)
-                if self._allows(work):
-                    judged[work.id] = self._judged_one(work)
+                before = judged.get(work.id)
+                if work.id in self._covered and work.id in self._ahead:  # better now by what the plans do not run
+                    judged[work.id] = self._ahead[work.id]
+                elif self._allows(work):
+                    judged[work.id] = self._or_ahead(work, self._judged_one(work))
                     self._done.add(work.id)
-                    if work.proposed:
+                    if work.proposed and (before is None or before.chosen != judged[work.id].chosen):
                         self._plan(left)
                 else:  # no other plan could be judged either
-                    judged[work.id] = self._with_offers(work, self._too_late(work))
+                    judged[work.id] = self._or_ahead(work, self._with_offers(work, self._too_late(work)))
                 waiting = self._of_plans(left)
                 if self._incumbent is not None and held.isdisjoint(work.id for work in waiting):
                     self._incumbent.improve()  # the file of a run that goes on has no less than what that had judged
                 self._show(count, waiting)
             for work in left:
-                judged[work.id] = self._not_needed(work)
+                judged[work.id] = self._ahead.get(work.id) or self._not_needed(work)
         finally:
             self._warn_of_unjudged(seen)
         return RegionResults(tuple(judged[w.id] for w in works), len(self._undecided))
@@ -138,12 +156,8 @@ class Judging:
         """Find which regions the best plans have, where some of several kernels are not judged."""
         if self._needed is None or not any(work.proposed for work in left):
             return
-        works, taken = self._candidates.works, Counter[str]()
         self._of_best = self._needed(self._judged)
-        for work in works:
-            if work.proposed and work.call.region.id in self._of_best:
-                taken += work.taken
-        self._covered = {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
+        self._covered = covered_by(self._candidates.works, self._of_best)
 
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
         """Of what is due the kernels, and what the best plans have of regions of several kernels; last the kernels that
@@ -162,13 +176,16 @@ class Judging:
 
     def _judged_one(self, work: RegionWork) -> RegionResult:
         """The result of a region for which there is time."""
-        if why := self._comparisons.why_unjudged(work):
-            seen = Verification(False, reason=why, unjudged=True)
-            return self._with_offers(work, unjudged(work, seen))
         with self._pace.judging(work):
-            self._comparisons.refuse_by_nan(work)
-            row = self.judge.compare_found(work) if self.judge.compare_kinds(work) else None
+            row = self.judge.judged(work)
             return self._with_offers(work, self._too_late(work) if row is None else row)
+
+    def _or_ahead(self, work: RegionWork, row: RegionResult) -> RegionResult:
+        """What stands of a region: its result, or what was verified of it while the search went on."""
+        if (before := self._ahead.get(work.id)) is None or better(before, row) is row:
+            return row
+        self._undecided = [one for one in self._undecided if one is not work]
+        return before
 
     def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
         """The result after what else was found for it had its turn; what is written by hand, the fastest first."""

@@ -31,6 +31,7 @@ class RunLog:
         self.expectations: list[Expectation] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
+        self.verified_s: tuple[float, float] | None = None  # see `Incumbent.verified_s`
         self.live: LiveFile | None = None  # what is kept up to date for who watches the run
         self._now, self._since = STARTING, started
         self._spent: dict[str, float] = {}
@@ -102,9 +103,20 @@ class RunLog:
         keep: bool = True,
     ) -> None:
         """Show where the run stands, see `Progress.update`; what the workload takes by now is kept for the report."""
+        verified_s = self.verified_s if verified_s is None else verified_s
         elapsed_s = self.elapsed_s
         if keep and total_s is not None:
             self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
+        self.progress.update(
+            done_s=elapsed_s,
+            budget_s=budget_s,
+            measurements=measurements,
+            total_s=total_s,
+            kernels=kernels,
+            nouns=nouns,
+            note=note,
+            verified_s=verified_s,
+        )
         if self.live is not None:
             best_s = total_s if keep else None
             self.live.show(
@@ -116,16 +128,6 @@ class RunLog:
                 nouns=nouns,
                 verified_s=verified_s,
             )
-        self.progress.update(
-            done_s=elapsed_s,
-            budget_s=budget_s,
-            measurements=measurements,
-            total_s=total_s,
-            kernels=kernels,
-            nouns=nouns,
-            note=note,
-            verified_s=verified_s,
-        )
 
     def expect(
         self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]

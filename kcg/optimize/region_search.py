@@ -68,9 +68,11 @@ from kcg.types import (
 from kcg.unexpected import REFUSALS, looking, report
 
 if TYPE_CHECKING:
+    from kcg.judge.interface import Bench
     from kcg.kernel.regions import Candidate
     from kcg.kernel.repeats import Blocks
     from kcg.measure.service import MeasureService
+    from kcg.optimize.ahead import Ahead
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -136,11 +138,14 @@ def search_regions(
     usable: Callable[[Region], bool] | None = None,
     store: Stored | None = None,
     judged: dict[str, RegionResult] | None = None,
+    ahead: Ahead | None = None,
+    begun: Callable[[Proposed], object] = lambda proposed: None,
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with a program; None where there are
     none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
     in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
-    those of which it has that nothing was found."""
+    those of which it has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead`
+    judges."""
     none = "no region of several kernels was searched"
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{none}: the measurements were used up")
@@ -193,10 +198,13 @@ def search_regions(
         store.look_for_nothing(timed, estimates.settings, device=device, log=log)
         store.leave_out(timed, both, log=log)
     weights = by_plan(proposals, kernels, timed, device.service.target)
-    searched = search(both, guide, device=device, log=log, works=timed, weights=weights)
+    so_far = replace(found, works=both.works)
+    proposed = Proposed(proposals, works, both, so_far, len(everything.regions) - len(proposals.regions))
+    begun(proposed)
+    searched = search(both, guide, device=device, log=log, works=timed, weights=weights, ahead=ahead)
     expected = {**found.expected, **searched.expected}
-    both_found = replace(found, works=both.works, settled=found.settled and searched.settled, expected=expected)
-    return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
+    settled = found.settled and searched.settled
+    return replace(proposed, candidates=replace(so_far, settled=settled, expected=expected))
 
 
 def _that_compile(
@@ -419,12 +427,14 @@ def savings_in_context(
     device: Device,
     log: RunLog,
     memory_bytes: float = math.inf,
+    bench: Bench | None = None,
 ) -> dict[str, Interval]:
     """What one call of each region of the best plans saves in its neighbourhood, by the region's id. Nothing is said of
     what there was no time for, which a warning counts, and of what has no neighbours. What is measured next is what the
-    best plans have by what is known, until they have nothing left to measure."""
+    best plans have by what is known, until they have nothing left to measure. `bench` is where: by default where the
+    search measured."""
     until = estimates.judge_until()
-    comparing = InContext(results.rows, device, estimates, estimates.kept, until=until)
+    comparing = InContext(results.rows, bench or device, estimates, estimates.kept, until=until)
     known = comparing.found
     alone_s = alone_s_of(results)
 

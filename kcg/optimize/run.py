@@ -20,6 +20,7 @@ from kcg.kernel.kinds import describe
 from kcg.measure.job_rows import MAIN
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live
+from kcg.optimize.ahead import Ahead
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
@@ -166,6 +167,15 @@ def optimize(
             go_on=resumed(settings.command) if settings.command and captured.call is None else "",
             set_aside=lambda: device.set_aside(RESULT, REPORT),
         )
+        early: Ahead | None = None
+
+        def regions_begin(some: Proposed) -> None:
+            """What is judged from now on may be of these regions."""
+            nonlocal proposed
+            proposed = some
+            if early is not None:
+                early.know(some.estimates, needed=needed_by_plans(some, memory_bytes=memory_bytes))
+
         try:
             if store is not None:  # before the device's child has run anything but its canary
                 log.begin(JUDGING)
@@ -176,7 +186,13 @@ def optimize(
                 store.look_for_nothing(works, settings, device=device, log=log)
             log.begin(BASELINES)
             claimed = frozenset(store.claims if store is not None else ())
-            measured = baselines(settings, works, claimed, device=device, budget=budget, guide=guide, log=log)
+            # the file of a run that goes on has no less than what that had judged, which is taken over at the end
+            improving = None if settings.resume else incumbent
+            so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
+            early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
+            measured = baselines(
+                settings, works, claimed, device=device, budget=budget, guide=guide, log=log, ahead=early
+            )
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
             if store is not None:
                 store.measure_unclear(works, device=device)
@@ -184,26 +200,49 @@ def optimize(
             log.begin(SEARCH)
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
-            candidates = search(estimates, guide, device=device, log=log)
+            candidates = search(estimates, guide, device=device, log=log, ahead=early)
             if estimates.wants_regions:
                 proposed = search_regions(
-                    candidates, estimates, guide, device=device, log=log, store=store, judged=judged
+                    candidates,
+                    estimates,
+                    guide,
+                    device=device,
+                    log=log,
+                    store=store,
+                    judged=judged,
+                    ahead=early,
+                    begun=regions_begin,
                 )
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
+            early.end()
             log.begin(JUDGING)
             if due := estimates.likely():
                 about = format_seconds(estimates.judging_s())
                 many = how_many(work.call.region for work in due)
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
+            device.service.fresh_child()  # its memory is the other one's now
             judging = Judging(
-                candidates, estimates, device=device, log=log, judged=judged, needed=needed, incumbent=incumbent
+                candidates,
+                estimates,
+                device=device,
+                log=log,
+                judged=judged,
+                needed=needed,
+                incumbent=incumbent,
+                ahead=early,
             )
             compared, seen = judging.seen, judging.run()
             if proposed is not None:
                 in_context = savings_in_context(
-                    seen, proposed, estimates, device=device, log=log, memory_bytes=memory_bytes
+                    seen,
+                    proposed,
+                    estimates,
+                    device=device,
+                    log=log,
+                    memory_bytes=memory_bytes,
+                    bench=device.bench,
                 )
                 by_plan = variants(seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes)
                 seen = by_plan[0]  # the best by its parts, until whole steps were compared
@@ -341,9 +380,11 @@ def baselines(
     budget: Budget,
     guide: Guide,
     log: RunLog,
+    ahead: Ahead,
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
-    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better."""
+    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better, and what
+    judging `ahead` will need is prepared."""
     is_missing = any(work.stored is None and work.id not in claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
@@ -353,6 +394,7 @@ def baselines(
     def meanwhile() -> None:
         if is_missing:  # else nothing is searched
             device.find_starts(works)
+            ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
             guide.read()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)

@@ -25,6 +25,7 @@ from kcg.types import JobKind, Schedule, Status
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
+    from kcg.optimize.ahead import Ahead
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -107,10 +108,11 @@ def search(
     log: RunLog,
     works: Sequence[RegionWork] = (),
     weights: Weights = lambda expected_s: {},
+    ahead: Ahead | None = None,
 ) -> Candidates:
-    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all. A run in
-    which nothing was searched says why: at once where it is known before."""
-    return _Search(estimates, guide, device, log, works, weights).run()
+    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all; meanwhile
+    `ahead` judges what was found. A run in which nothing was searched says why: at once where it is known before."""
+    return _Search(estimates, guide, device, log, works, weights, ahead).run()
 
 
 def watched(strategy: Strategy) -> Strategy:
@@ -138,6 +140,7 @@ class _Search:
     log: RunLog
     works: Sequence[RegionWork] = ()
     weights: Weights = lambda expected_s: {}
+    ahead: Ahead | None = None
     settled: bool = False
     expected: Mapping[str, float] = field(default_factory=dict)
 
@@ -275,7 +278,12 @@ class _Search:
     def _search_with(self, predictor: Predictor) -> None:
         self.log.progress.phase(f"searching with {self.settings.search}")
         self.allocator = allocator = Allocator(
-            self.ledger, self._limits(), seen=self._seen, weigh=self._weigh, patience_s=self._patience_s
+            self.ledger,
+            self._limits(),
+            seen=self._seen,
+            weigh=self._weigh,
+            between=self._between,
+            patience_s=self._patience_s,
         )
         # without a baseline there is nothing to compare with
         searched = {work.id for work in searched_of(self.missing)}
@@ -294,9 +302,18 @@ class _Search:
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
         self._weigh()
+        if self.ahead is not None:
+            self.ahead.know(self.estimates, searched=[work for _, work in works])
         allocator.run()
+        if self.ahead is not None:
+            self.ahead.over()
         self.device.check_journal()
         self.settled, self.expected = allocator.settled, allocator.expected
+
+    def _between(self) -> None:
+        """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
+        if self.ahead is not None:
+            self.ahead.turn()
 
     def _limits(self) -> Limits:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
@@ -315,6 +332,8 @@ class _Search:
         if self.budget.limit_s is not None:
             self.budget.search_until(self.estimates.search_until())
         self.device.check_journal()
+        if self.ahead is not None:
+            self.ahead.check()
         if time.monotonic() >= self._weigh_at:
             self._weigh()
         self._show(note=note)

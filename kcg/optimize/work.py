@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kcg.judge.ends import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from kcg.workloads.function import Call
 
 NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
+LEADS = 0.99
+"""A candidate that is not at least so much faster than one that was verified is no better one: samples of a search
+differ by as much, and what was verified would have to be judged anew."""
 TRIES = 2  # candidates of a kind that are judged per region, the second only if the first is wrong
 
 
@@ -57,6 +61,7 @@ class RegionWork:
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
     refused: dict[Schedule, str] = field(default_factory=dict)  # candidates that make something else of NaN, and what
+    verified: set[Schedule] = field(default_factory=set)  # what passed every rule while the search went on
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
     nothing: str = ""  # why it is not searched either, where a store has that an earlier search found nothing
     search_s: float = 0.0  # how long this run searched: all of its regions, or as long in proportion
@@ -97,6 +102,18 @@ class RegionWork:
     def refuse(self, schedule: Schedule, reason: str) -> None:
         """A candidate is none: the next best gets its turn."""
         self.refused[schedule] = reason
+
+    def passed(self, *schedules: Schedule) -> None:
+        """These were verified: what leads by less than may be noise does not take their place."""
+        self.verified.update(schedules)
+
+    def as_of_now(self) -> Self:
+        """The same, to which searches add nothing: what is judged does not change meanwhile. What is refused is refused
+        of both."""
+        now = copy.copy(self)  # with all that it has computed of itself
+        now.seen = {kind: dict(seen) for kind, seen in [*self.seen.items()]}
+        now.verified = set(self.verified)
+        return now
 
     def offer(self, offer: Offer) -> None:
         """There is a hand-written kernel for it."""
@@ -242,6 +259,11 @@ class RegionWork:
         )
 
     @property
+    def measured(self) -> int:
+        """Binaries that were timed."""
+        return max(len(self.binaries), self.tried_by_beam)
+
+    @property
     def best(self) -> Observation | None:
         """The fastest of all that was searched; None where nothing ran."""
         return best([one for seen in (self.known, *self.searched) for one in [*seen.values()]])  # searches add to it
@@ -279,7 +301,7 @@ class RegionWork:
     def faster(self) -> list[Schedule]:
         """All schedules that a search found faster than the baseline and that are not `refused`, fastest first."""
         baseline, limit = self.space.baseline(), self.baseline_s or float("inf")
-        found = (s for s in _ranked(self.known) if s != baseline and self.known[s].time_s < limit)
+        found = (s for s in _ranked(self.known, self.verified) if s != baseline and self.known[s].time_s < limit)
         return [s for s in found if s not in self.refused]
 
     @property
@@ -293,7 +315,8 @@ class RegionWork:
         return sorted(filter(None, found), key=lambda one: self.seconds_of(one[0]))
 
     def _faster_than(self, limit: float, seen: Mapping[Schedule, Observation]) -> list[Schedule]:
-        found = [s for s in _ranked(seen) if seen[s].time_s < limit and s not in self.refused]
+        ranked = _ranked(seen, self.verified)
+        found = [s for s in ranked if seen[s].time_s < limit and s not in self.refused]
         space = self.others.get(found[0].kind) if found else None
         if space is None:
             return found
@@ -370,7 +393,7 @@ class RegionWork:
             calls=self.call.calls,
             baseline=base,
             chosen=chosen,
-            measurements=max(len(self.binaries), self.tried_by_beam),
+            measurements=self.measured,
             outcome=outcome,
             variables=self.call.variables,
             note=note,
@@ -382,11 +405,15 @@ class RegionWork:
         )
 
 
-def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:
-    """Schedules that ran, fastest first; one of each binary."""
+def _ranked(known: Mapping[Schedule, Observation], verified: Collection[Schedule] = ()) -> list[Schedule]:
+    """Schedules that ran, fastest first; one of each binary. Those that were `verified` count as `LEADS` faster."""
     seen: set[str] = set()
     ordered = []
-    for observation in sorted([*known.values()], key=lambda o: o.time_s):  # a copy: a search may add to it
+
+    def place(one: Observation) -> float:
+        return one.time_s * LEADS if one.schedule in verified else one.time_s
+
+    for observation in sorted([*known.values()], key=place):  # a copy: a search may add to it
         if observation.status == Status.OK and observation.binary_hash not in seen:
             seen.add(observation.binary_hash)
             ordered.append(observation.schedule)

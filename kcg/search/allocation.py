@@ -235,13 +235,15 @@ class Allocator:
         seen: Callable[[], None] = lambda: None,
         report: Callable[[str, Observation], None] = lambda name, observation: None,
         weigh: Callable[[], None] = lambda: None,
+        between: Callable[[], None] = lambda: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
         """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
         thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
-        may give the entries other weights. A search that ended by itself gets no hints any more. At the end
-        `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
-        self.weigh, self.patience_s = weigh, patience_s
+        may give the entries other weights. Where all takes turns, `between` is called when nothing is at work, and may
+        take as long as it likes. A search that ended by itself gets no hints any more. At the end `patience_s` says how
+        long to wait for what is with the device; what comes later is not waited for."""
+        self.weigh, self.between, self.patience_s = weigh, between, patience_s
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
@@ -286,15 +288,13 @@ class Allocator:
         try:
             with self._changed:
                 while not self._over():
+                    if self.limits.alternate and self._idle():
+                        self._outside(self.between)
                     if not self._next():
                         self._changed.wait(POLL_S)
                     if self._fresh:
                         self._fresh = False
-                        self._changed.release()
-                        try:
-                            self.seen()
-                        finally:
-                            self._changed.acquire()
+                        self._outside(self.seen)
         finally:
             with self._changed:
                 self.expected = self._on_offer()
@@ -303,6 +303,14 @@ class Allocator:
         self._join()
 
     # ---- the caller's thread, which holds the lock ----
+
+    def _outside(self, call: Callable[[], None]) -> None:
+        """Call what must not hold it."""
+        self._changed.release()
+        try:
+            call()
+        finally:
+            self._changed.acquire()
 
     def _over(self) -> bool:
         if self._error is not None or self.ledger.exhausted:

@@ -57,15 +57,15 @@ class Losing(Device):
     def record(self, measurements: Sequence[Measurement]) -> None:
         super().record(measurements)
         self.finals += 1
-        self._lose(self.finals == self.at_final)
+        self._lose(self.finals == self.at_final, judging=True)
 
     def close_children(self) -> None:
         super().close_children()
         if self.at_model:
             self.canaries.write_text("wrong")
 
-    def _lose(self, now: bool) -> None:
-        child = self.service._device._child
+    def _lose(self, now: bool, *, judging: bool = False) -> None:
+        child = (self.bench.service if judging else self.service)._device._child
         if now and child is not None:
             self.canaries.write_text("wrong")
             os.kill(child, signal.SIGKILL)

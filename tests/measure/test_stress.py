@@ -18,12 +18,12 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of, compile_region, kind_named, needs_stress
 from kcg.kernel.program import Executable
 from kcg.kernel.tile.space import TileSpace
-from kcg.measure import stress
+from kcg.measure import child, stress
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import StressJob
 from kcg.measure.service import MeasureService
-from kcg.measure.stress import stressed
+from kcg.measure.stress import Stressed, stressed
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import Workbench
 from kcg.types import Region, Target, Toolchain
@@ -92,6 +92,33 @@ def test_one_launch_that_leaves_something_else_is_found() -> None:
 
     reason = asked.stressed(flush=flush)
     assert len(flushes) == 4 and reason.startswith("of 64 launches one left another element "), reason
+
+
+def test_launches_in_several_goes_add_up_and_the_last_one_counts_as_the_first() -> None:
+    asked = Prepared(REGIONS["elementwise"]())
+    slot, flushes = next(info.slot for info in asked.bench.buffers if info.is_input), list[int]()
+
+    def flush() -> None:
+        flushes.append(one.number)
+
+    one = Stressed(asked.bench, asked.compiled, (), flush=flush, launches=64)
+    assert [one.launch(40), one.left, one.launch(10), one.left] == ["", 24, "", 14]
+    asked.bench.disturb(slot, 1, np.random.default_rng(0))
+    assert one.launch(100).startswith("of 64 launches one left another element "), "no more than it is to have"
+    assert len(flushes) == 64 // stress.FLUSHED_EVERY, "as often as in one go"
+
+
+def test_a_child_goes_on_with_stress_where_it_was_or_begins_anew_and_counts_on() -> None:
+    region = REGIONS["a reduction"]()
+    compiled = compile_region(region, baseline_of(region, TARGET), TARGET)
+    goes = [StressJob(region, compiled, TARGET, launches=40, before=before, count=20) for before in (0, 20)]
+    held = list[bool]()
+    for between in (lambda: None, lambda: child.bench_for(region, TARGET)):
+        for job in goes:
+            assert child.stress_job(job).wrong == ""
+            held.append(child._stress is not None)
+            between()
+    assert held == [True, False] * 2, "its buffers are given back with the last launch, or when others run"
 
 
 def test_a_program_that_leaves_alone_what_looks_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

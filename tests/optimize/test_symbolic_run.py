@@ -213,7 +213,8 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
     fast = {s: o if s != other else replace(o, runtime_s=o.time_s / 1000) for s, o in work.known.items()}
     fast.setdefault(other, Observation(other, Status.OK, 1e-9, compiled.binary_hash))
     monkeypatch.setattr(work, "seen", {work.kind: fast})
-    result = opened.judge(estimates).judge.compare_found(work)
+    anew = opened.estimates(estimates.measured)  # without what was judged of the right one
+    result = opened.judge(anew).judge.compare_found(work)
     assert result.outcome == "kept" and result.chosen == result.baseline
     assert (
         f"{describe(other)} is wrong: " in result.note and f", with start_pos {dict(wrong)['start_pos']}" in result.note

@@ -1,0 +1,359 @@
+"""Judging ahead: what a search has found so far is judged while it goes on, by every rule, in a child that never ran a
+candidate of it.
+
+So there is a verified plan long before the search is over, and at its end only what changed since is judged. What is
+judged next is the region whose leader, its first candidates, has most expected verified saving a second: what it saves
+over what is verified, times the probability that it still leads at the end, by the seconds that judging it takes
+(`order_of`, a function of estimates alone).
+
+On a GPU a thread does so beside the search; both take turns on the device (`kcg.measure.gate`), which a search needs
+for a small part of its time, and the references are computed beside both. On a CPU nothing else may run while a sample
+is taken, so the search stops for a turn of judging. That takes no time from the search where the leader stays, since
+judging it is paid for at the end otherwise; it is lost where the leader changes. So (`has_a_turn`) a leader that is
+more likely to change than not has no turn but the first, which there is once the search took `FIRST` times as long;
+and all turns together take at most a `SHARE` of the time of the search.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kcg.errors import DeviceError
+from kcg.judge.finalists import Judge
+from kcg.judge.paired import FRESH_CHILD_S, Comparisons
+from kcg.measure.pools import ServiceClosed
+from kcg.types import RegionResult, Schedule, Status
+
+if TYPE_CHECKING:
+    from kcg.judge.paired import Compared
+    from kcg.optimize.device import Device
+    from kcg.optimize.estimates import Estimates
+    from kcg.optimize.incumbent import Incumbent
+    from kcg.optimize.log import RunLog
+    from kcg.optimize.work import RegionWork
+
+Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
+"""Which regions of several kernels the best plans have, by id, given what was judged so far."""
+
+YOUNG_S: Final = 5.0
+"""A leader that was just found changes in so many seconds as likely as not. Of the kernels and regions of Flux the
+first program that was measured was within 3 % of the best of all; the median needed one measurement to be within 2 %.
+"""
+REFUSED: Final = 0.1
+"""The probability that a kernel matters all of whose calls are in regions that the best plans have: these were judged,
+and none was refused, in the runs of Flux that were looked at."""
+SHARE: Final = 1 / 8  # of the time of a search on a CPU, for judging meanwhile
+FIRST: Final = 2.0  # so many times what the first verdict takes a search on a CPU has before it
+STAYS: Final = 1 / 2  # the probability that a leader stays from which on it has a turn on a CPU
+READY: Final = 4  # references that may be under way at once where there are few cores; else half as many as these
+POLL_S: Final = 0.3
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A region whose first candidates were not judged. Times are in seconds."""
+
+    id: str
+    gain_s: float  # what one execution of the workload gains by it over what is verified
+    led_s: float  # since when these candidates lead
+    left_s: float  # how much longer its search goes on; 0: it is over
+    judging_s: float
+    covered: bool = False  # whether it runs only where a region of the best plans is refused
+    again: bool = False  # whether others of its candidates were judged before
+
+    @property
+    def is_ripe(self) -> bool:
+        """Whether it may be judged now; again only once it has led for as long as that takes: a search that finds a
+        little more every second costs no verdict each time."""
+        return not self.again or self.left_s == 0 or self.led_s >= self.judging_s
+
+
+def stays(led_s: float, left_s: float) -> float:
+    """The probability that what has led for so long leads as much longer: of changes at a constant rate that is not
+    known (a gamma prior of shape 1 and rate `YOUNG_S`), none of which was seen."""
+    return (YOUNG_S + led_s) / (YOUNG_S + led_s + left_s)
+
+
+def order_of(leads: Sequence[Lead]) -> list[Lead]:
+    """What is to be judged, the most expected verified saving a second first; not what is expected to save nothing, nor
+    what is not ripe."""
+
+    def index(lead: Lead) -> float:
+        matters = REFUSED if lead.covered else 1.0
+        return lead.gain_s * stays(lead.led_s, lead.left_s) * matters / max(lead.judging_s, 1e-3)
+
+    return sorted((lead for lead in leads if lead.gain_s > 0 and lead.is_ripe), key=index, reverse=True)
+
+
+def has_a_turn(lead: Lead, *, searched_s: float, judged_s: float, first: bool) -> bool:
+    """Whether a search on a CPU that has gone on for so long, of which judging took a part, stops for this one."""
+    if first:
+        return searched_s >= FIRST * lead.judging_s
+    return judged_s + lead.judging_s <= SHARE * searched_s and stays(lead.led_s, lead.left_s) >= STAYS
+
+
+def covered_by(works: Sequence[RegionWork], regions: Collection[str]) -> set[str]:
+    """Kernels all of whose calls these regions take, by `RegionWork.id`."""
+    taken = Counter[str]()
+    for work in works:
+        if work.proposed and work.call.region.id in regions:
+            taken += work.taken
+    return {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a run knows by now."""
+
+    estimates: Estimates
+    needed: Needed | None = None
+    searched: frozenset[str] = frozenset()  # what a search is at, by `RegionWork.id`
+    since: float = 0.0  # when that began, by `time.monotonic`
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is worked out of a region, until something is measured or judged of it."""
+
+    stamp: tuple[int, ...]
+    firsts: tuple[Schedule, ...]
+    gain_s: float
+    judging_s: float
+    since: float  # when these became the first ones
+
+
+class Ahead:
+    """Judges what a run has found so far. `judged` gets the results, by `RegionWork.id`, and the incumbent improves."""
+
+    def __init__(
+        self,
+        device: Device,
+        estimates: Estimates,
+        *,
+        log: RunLog,
+        judged: dict[str, RegionResult],
+        incumbent: Incumbent | None = None,
+    ) -> None:
+        self._device, self._log, self._judged, self._incumbent = device, log, judged, incumbent
+        self._view = _View(estimates)
+        self.comparisons = Comparisons(device.bench, estimates, estimates.kept, in_new_child=True)
+        self.seen: dict[tuple[str, Schedule], Compared] = {}
+        self._judge = Judge(
+            device.bench,
+            self.comparisons,
+            without_candidate=lambda work: ("kept", "nothing faster was found so far"),
+            until=lambda row: self._view.estimates.judge_until(),
+            seen=self.seen,
+        )
+        self.rows: dict[str, RegionResult] = {}  # what it judged
+        self._tried: dict[str, tuple[Schedule, ...]] = {}  # the first candidates that it judged
+        self._known: dict[str, _Known] = {}
+        self._verdicts = 0
+        self._best: tuple[int, Collection[str], Collection[str]] = (
+            -1,
+            (),
+            (),
+        )  # after so many verdicts, see `_of_best`
+        self._judged_s = 0.0  # of the time of searches
+        self._news = False  # whether there are verdicts that the incumbent does not have
+        self._ended = threading.Event()
+        self._changed = threading.Event()
+        self._error: BaseException | None = None
+        self._beside = not device.is_cpu  # the search, in a thread of its own
+        self._thread: threading.Thread | None = None
+        device.close_too(self.stop)
+
+    # ---- the run's thread ----
+
+    def know(self, estimates: Estimates, *, needed: Needed | None = None, searched: Sequence[RegionWork] = ()) -> None:
+        """This is what the run knows from now on, and what is `searched` while it goes on. On a GPU judging begins."""
+        since = time.monotonic()
+        self._view = _View(estimates, needed or self._view.needed, frozenset(work.id for work in searched), since)
+        self._judged_s = 0.0
+        self._best = (-1, (), ())
+        self.comparisons.go_by(estimates)
+        self._changed.set()
+        if self._thread is None and self._beside and not self._ended.is_set():
+            self._thread = threading.Thread(target=self._loop, name="kcg-judging", daemon=True)
+            self._thread.start()
+
+    def prepare(self, works: Sequence[RegionWork]) -> None:
+        """Have the references of some regions computed on idle cores, the first ones first."""
+        self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2))
+
+    def over(self) -> None:
+        """The search is over: what it found stays. Judging goes on."""
+        self._view = replace(self._view, searched=frozenset())
+        self._changed.set()
+
+    def turn(self) -> None:
+        """Nothing is at work on a CPU now: judge one region, if that is worth it."""
+        now = time.monotonic()
+        searched_s = now - self._view.since
+        if self._beside or self._ended.is_set() or not self._view.searched:
+            return
+        self._tell()
+        if self.rows and self._judged_s >= SHARE * searched_s:
+            return
+        starting_s = 0.0 if self._device.judges else FRESH_CHILD_S
+        works = {work.id: work for work in self._view.estimates.works}
+        for lead in order_of(self._leads()):
+            asked = replace(lead, judging_s=starting_s + lead.judging_s)
+            if has_a_turn(asked, searched_s=searched_s, judged_s=self._judged_s, first=not self.rows):
+                self._take(works[lead.id])
+                self._judged_s += time.monotonic() - now
+                return
+
+    def check(self) -> None:
+        """Raise what went wrong with judging."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Judge no more ahead; what is being judged is finished. Raises what went wrong."""
+        self._ended.set()
+        self._changed.set()
+        if self._thread is not None:
+            while self._thread.is_alive():
+                self._thread.join(POLL_S)
+        self.check()
+
+    def stop(self) -> None:
+        """The children are dead: nothing is judged, or written, any more."""
+        self._ended.set()
+        self._changed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_S)
+
+    # ---- the thread beside a search, or whoever has a turn ----
+
+    def _loop(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._changed.clear()
+                if not self._next():
+                    self._tell()
+                    self._changed.wait(POLL_S)
+        except ServiceClosed:
+            pass  # the run ends
+        except DeviceError as error:
+            if self._device.judges:
+                self._error = error
+            else:  # as of a GPU that lets only one process in: at the end the search's is gone
+                self._log.alert(f"what is found is judged once the search is over: a second process says {error}")
+        except BaseException as error:  # it belongs to the run's own thread, which asks for it
+            self._error = error
+
+    def _next(self) -> bool:
+        """Judge the region that is worth most of those whose references are there; whether there was one."""
+        works = {work.id: work for work in self._view.estimates.works}
+        order = [works[lead.id] for lead in order_of(self._leads())]
+        self.prepare(order)
+        work = next((work for work in order if self.comparisons.is_ready(work)), None)
+        if work is not None:
+            self._take(work)
+        return work is not None
+
+    def _take(self, work: RegionWork) -> None:
+        """Judge a region as it is now."""
+        firsts, now = tuple(work.firsts), work.as_of_now()
+        self._tried[work.id] = firsts
+        if (row := self._judge.judged(now)) is None:
+            return  # the budget was over
+        row = self._judge.with_offers(now, row, ())
+        self._verdicts += 1
+        before = self.rows.get(work.id)
+        self.rows[work.id] = self._judged[work.id] = row = row if before is None else better(before, row)
+        if row.outcome == "improved":
+            work.passed(*(one.schedule for one in (row.chosen, row.opts) if one is not None))
+        self._news = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the incumbent improve by what it does not have yet."""
+        if self._incumbent is not None and self._news and not self._ended.is_set():
+            self._news = not self._incumbent.improve()
+            self._log.verified_s = self._incumbent.verified_s
+
+    def _leads(self) -> list[Lead]:
+        """What could be judged now."""
+        view, now = self._view, time.monotonic()
+        of_best, covered = self._of_best(view)
+        left_s = self._left_s(view, now)
+        found = list[Lead]()
+        for work in view.estimates.works:
+            if not self._may(work, of_best):
+                continue
+            known = self._known_of(work, now)
+            if self._tried.get(work.id) != known.firsts:
+                rest_s = left_s if work.id in view.searched else 0.0
+                led_s, is_covered, again = now - known.since, work.id in covered, work.id in self._tried
+                found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered, again))
+        return found
+
+    def _may(self, work: RegionWork, of_best: Collection[str]) -> bool:
+        """Whether a region is judged before the search is over: what is written by hand is compared with the best."""
+        if work.stored or work.nothing or work.offers or not work.baseline_s or not self._view.estimates.is_due(work):
+            return False
+        if work.own is None or work.own.status != Status.OK:
+            return False
+        return not work.proposed or work.call.region.id in of_best
+
+    def _known_of(self, work: RegionWork, now: float) -> _Known:
+        counts = (sum(map(len, [*work.seen.values()])), len(work.refused), len(work.verified))
+        stamp = (*counts, self._verdicts if work.proposed else 0)
+        known = self._known.get(work.id)
+        if known is None or known.stamp != stamp:
+            estimates, firsts = self._view.estimates, tuple(work.firsts)
+            since = known.since if known is not None and known.firsts == firsts else now
+            judging_s = 0.0 if estimates.kept.holds_first(work) else estimates.comparing_s(work)
+            known = _Known(stamp, firsts, self._gain_s(work), judging_s, since)
+            self._known[work.id] = known
+        return known
+
+    def _gain_s(self, work: RegionWork) -> float:
+        """What one execution gains by the first candidate of a region over what is verified of it or its kernels."""
+        row = self.rows.get(work.id)
+        if row is not None and row.outcome == "improved":
+            return work.call.calls * (work.seconds_of(row.chosen.schedule) - work.best_s)
+        if not work.proposed:
+            return work.saving_s
+        rows = {row.region.id: row for row in self.rows.values() if not row.region.args}
+        inside = [(rows[kernel], count) for kernel, count in work.taken.items() if kernel in rows]
+        verified_s = sum(count * (row.baseline.cold_s - row.chosen.cold_s) for row, count in inside)
+        return work.call.calls * (work.baseline_s - work.best_s) - verified_s
+
+    def _of_best(self, view: _View) -> tuple[Collection[str], Collection[str]]:
+        """Which regions the best plans have by what is judged, and the kernels that run only inside of them."""
+        if view.needed is None:
+            return (), ()
+        if self._best[0] != self._verdicts:
+            of_best = view.needed(dict(self._judged))
+            self._best = self._verdicts, of_best, covered_by(view.estimates.works, of_best)
+        return self._best[1:]
+
+    def _left_s(self, view: _View, now: float) -> float:
+        """How long the search is expected to go on."""
+        ledger, spent_s = view.estimates.budget.ledger, now - view.since
+        if ledger.deadline is not None:
+            return max(ledger.deadline - now, 0.0)
+        if ledger.max_measurements:
+            share = min(max(ledger.measurements / ledger.max_measurements, 0.01), 1.0)
+            return spent_s * (1 - share) / share
+        return spent_s
+
+
+STOP_S: Final = 20.0  # how long the end of the thread is waited for, once its children are dead
+
+
+def better(before: RegionResult, now: RegionResult) -> RegionResult:
+    """Of two results of one region of this run that which stands: what was verified does not go for what came later,
+    unless tinygrad's own schedule is wrong."""
+    if now.outcome == "improved" or before.outcome != "improved" or now.outcome in ("quarantined", "unjudged"):
+        return now
+    return before

@@ -1,0 +1,272 @@
+"""Judging ahead: what a search found is judged while it goes on, and at its end only what changed since."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.dataset.journal import Journal
+from kcg.errors import DeviceError, ExitCode
+from kcg.judge.finalists import Judge
+from kcg.judge.paired import FRESH_CHILD_S
+from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize import ahead
+from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, stays
+from kcg.optimize.estimates import Estimates
+from kcg.optimize.settings import Settings
+from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
+from kcg.report.result import read_result
+from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule
+from tests.optimize_run import Begun, begun, whole_run
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
+
+
+# ---- what is judged next
+
+
+def lead(name: str, gain_s: float, **changes: float | bool) -> Lead:
+    return replace(Lead(name, gain_s, led_s=60.0, left_s=60.0, judging_s=2.0), **changes)  # type: ignore[arg-type]
+
+
+def names(*leads: Lead) -> list[str]:
+    return [one.id for one in order_of(leads)]
+
+
+def test_what_saves_most_a_second_of_judging_is_first() -> None:
+    large, cheap = lead("large", 3.0, judging_s=20.0), lead("cheap", 1.0)
+    assert names(large, cheap) == ["cheap", "large"]
+    assert names(large, replace(cheap, gain_s=0.2)) == ["large", "cheap"]
+    assert names(lead("verified already", 0.0), lead("slower", -1.0)) == []
+
+
+def test_a_leader_of_long_standing_comes_before_one_that_will_hardly_stay() -> None:
+    old, young = lead("old", 1.0), lead("young", 1.5, led_s=1.0)
+    assert names(young, old) == ["old", "young"]
+    assert names(replace(young, left_s=0.0), old) == ["young", "old"], "its search is over"
+    assert stays(YOUNG_S, 0.0) == 1.0 and stays(0.0, YOUNG_S) == 0.5
+    assert stays(10.0, 5.0) > stays(5.0, 5.0) > stays(5.0, 10.0)
+
+
+def test_a_region_is_judged_again_once_the_new_leader_has_led_for_as_long_as_that_takes() -> None:
+    one = lead("one", 1.0, judging_s=10.0, led_s=5.0)
+    assert names(one) == ["one"]
+    assert names(replace(one, again=True)) == [] and names(replace(one, again=True, led_s=10.0)) == ["one"]
+    assert names(replace(one, again=True, left_s=0.0)) == ["one"], "there will be no other one"
+
+
+def test_a_kernel_that_a_better_region_has_comes_after_what_does_not_need_a_refusal_to_count() -> None:
+    assert names(lead("covered", 5.0, covered=True), lead("other", 1.0)) == ["other", "covered"]
+
+
+def test_on_a_cpu_a_search_stops_for_what_is_likely_to_stay_and_for_no_more_than_its_share() -> None:
+    one = lead("one", 1.0, judging_s=1.0)
+    assert not has_a_turn(one, searched_s=1.9, judged_s=0.0, first=True), "a short search has no time to lose"
+    assert has_a_turn(one, searched_s=2.0, judged_s=0.0, first=True)
+    searched_s = 10.0 / SHARE
+    assert has_a_turn(one, searched_s=searched_s, judged_s=9.0, first=False)
+    assert not has_a_turn(one, searched_s=searched_s, judged_s=9.5, first=False)
+    assert not has_a_turn(replace(one, led_s=1.0), searched_s=searched_s, judged_s=0.0, first=False)
+
+
+# ---- in a run
+
+
+@pytest.fixture
+def unoptimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tinygrad's own schedules are the unoptimised kernels, so that something faster is surely found."""
+    monkeypatch.setattr(KernelSpace, "baseline", lambda space: RAW)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, unoptimised: None) -> Iterator[Begun]:
+    """A run whose baselines are timed."""
+    with begun(Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path / "out")) as started:
+        yield started
+
+
+class Beside:
+    """What judges ahead in such a run, and the work that is judged."""
+
+    def __init__(self, opened: Begun) -> None:
+        self.run = opened
+        self.estimates: Estimates = opened.estimates(opened.measured())
+        self.judged: dict[str, object] = {}
+        self.ahead = Ahead(opened.device, self.estimates, log=opened.log, judged=self.judged)  # type: ignore[arg-type]
+        self.work: RegionWork = max(opened.works, key=lambda work: work.before_s)
+        self.ahead.know(self.estimates, searched=opened.works)
+
+    def found(self, schedule: Schedule, seconds: float) -> None:
+        """A search measured this, and it took so long."""
+        (future,) = self.run.device.measure(self.work, [schedule])
+        self.work.keep(replace(future.result(), runtime_s=seconds))
+
+    def ended(self) -> RegionResults:
+        """The search is over, and what is left is judged."""
+        self.ahead.end()
+        return self.run.judge(self.estimates, Candidates(self.run.works), ahead=self.ahead).run()
+
+    def comparisons(self) -> list[Job]:
+        """Those that were made of the work."""
+        self.run.log.jobs.write()
+        return [job for job in made(self.run.journal.jobs()) if job.subject == self.work.call.region.id]
+
+
+def made(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if job.kind in (JobKind.PAIRED, JobKind.JOINT) and job.outcome != JobOutcome.TAKEN_OVER]
+
+
+def steps_of(work: RegionWork, count: int) -> list[Schedule]:
+    """Schedules that are not the raw one, each a step further than the one before."""
+    found = [work.space.start()]
+    while len(found) <= count:
+        found.append(work.space.actions(found[-1])[0].schedule)
+    return found[1:]
+
+
+def test_what_was_judged_ahead_is_not_judged_again_and_what_changed_is(opened: Begun) -> None:
+    run = Beside(opened)
+    (one, other, third), half_s = steps_of(run.work, 3), run.work.baseline_s / 2
+    run.found(one, half_s)
+    reserved_s = run.estimates.judging_s()
+    run.ahead._take(run.work)
+    row = run.ahead.rows[run.work.id]
+    assert row.baseline.verification.passed and run.judged == {run.work.id: row}
+    assert run.estimates.kept.holds_first(run.work)
+    saved_s = FRESH_CHILD_S + run.estimates.comparing_s(run.work)
+    assert run.estimates.judging_s() <= reserved_s - saved_s + 1e-9, "the search has the time that this would take"
+    assert run.ahead._leads() == [], "it is not judged twice while nothing changes"
+
+    run.work.passed(one)
+    run.found(other, half_s * (LEADS + 0.001))
+    assert run.ahead._leads() == [], "what leads by less than noise is no other leader"
+    run.found(third, half_s / 2)
+    assert [(lead.id, lead.again) for lead in run.ahead._leads()] == [(run.work.id, True)]
+    assert len(run.comparisons()) == 1
+    results = run.ended()
+    assert len(run.comparisons()) == 2, "the new leader, and it alone"
+    assert {r.region.id for r in results.rows} == {w.call.region.id for w in opened.works}
+
+
+def test_nothing_is_judged_again_at_the_end_where_nothing_changed(opened: Begun) -> None:
+    run = Beside(opened)
+    (one,) = steps_of(run.work, 1)
+    run.found(one, run.work.baseline_s / 2)
+    run.ahead._take(run.work)
+    row = run.ahead.rows[run.work.id]
+    (after,) = (r for r in run.ended().rows if r.region.id == run.work.call.region.id)
+    assert len(run.comparisons()) == 1
+    assert (after.chosen, after.outcome) == (row.chosen, row.outcome)
+    assert opened.log.warnings == [], "it is no verdict of an earlier run"
+
+
+def jobs_of_run(folder: Path) -> list[Job]:
+    """What a whole run did, which improved something."""
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, measurements=12, predictor="roofline")
+    result = whole_run(settings).result
+    improved = [row for row in result.regions if row.outcome == "improved"]
+    assert improved and all(row.chosen.verification.passed for row in improved) and result.complete
+    with Journal.open(folder / "journal.sqlite", read_only=True) as journal:
+        return journal.jobs()
+
+
+@pytest.mark.usefixtures("unoptimised")
+def test_on_a_cpu_a_run_has_a_verdict_before_its_search_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, over = list[Result](), Ahead.over
+
+    def at_the_end_of_the_search(beside: Ahead) -> None:
+        stored.append(read_result(tmp_path / "RESULT.json"))
+        over(beside)
+
+    monkeypatch.setattr(Ahead, "over", at_the_end_of_the_search)
+    monkeypatch.setattr(ahead, "FIRST", 0.0)  # else so small a search is over before
+    jobs = jobs_of_run(tmp_path)
+    first = min(job.start_s for job in made(jobs))
+    assert first < max(job.start_s for job in jobs if job.kind == JobKind.TIME), "the search went on after it"
+    assert stored[0].total_after_s < stored[0].total_before_s and not stored[0].complete
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread judges, as on a GPU."""
+    know = Ahead.know
+
+    def in_a_thread(one: Ahead, *known: Estimates, **more: Any) -> None:
+        one._beside = True
+        know(one, *known, **more)
+
+    monkeypatch.setattr(Ahead, "know", in_a_thread)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unoptimised", "beside")
+def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(tmp_path: Path) -> None:
+    jobs = jobs_of_run(tmp_path)
+    device = sorted((job.start_s, job.start_s + job.seconds) for job in jobs if job.resource == "device:0")
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(device))
+
+
+@pytest.mark.usefixtures("unoptimised", "beside")
+@pytest.mark.parametrize("happens", ["an interrupt", pytest.param("a lost device", marks=pytest.mark.slow)])
+def test_whatever_ends_a_search_leaves_what_was_verified_by_then(
+    happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, judged = Ahead.check, Judge.judged
+
+    def checked(one: Ahead) -> None:
+        check(one)
+        if happens == "an interrupt" and one.rows:
+            raise KeyboardInterrupt
+
+    def judged_once(one: Judge, work: RegionWork) -> RegionResult | None:
+        if happens == "a lost device" and one.seen:
+            raise DeviceError("it fell off the bus")
+        return judged(one, work)
+
+    monkeypatch.setattr(Ahead, "check", checked)
+    monkeypatch.setattr(Judge, "judged", judged_once)
+    script = tmp_path / "two.py"
+    script.write_text(
+        SCRIPT.read_text() + "\nfor size in (24, 40):\n    (drawn(48, size) @ drawn(size, 8)).realize()\n"
+    )
+    settings = Settings(str(script), device=os.environ["DEV"], folder=tmp_path, measurements=40, predictor="roofline")
+    finished = whole_run(settings)
+    assert (
+        finished.exit_code
+        == {
+            "an interrupt": ExitCode.INTERRUPTED,
+            "a lost device": ExitCode.DEVICE_UNUSABLE,
+        }[happens]
+    )
+    result = read_result(tmp_path / "RESULT.json")
+    improved = [row for row in result.regions if row.outcome == "improved"]
+    assert improved and all(row.chosen.verification.passed for row in improved) and not result.complete
+    assert not any(thread.name == "kcg-judging" for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unoptimised", "beside")
+def test_where_a_second_process_cannot_open_the_device_all_is_judged_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, refused = Judge.judged, list[str]()
+
+    def judged_later(one: Judge, work: RegionWork) -> RegionResult | None:
+        if not refused:
+            refused.append(work.id)
+            raise DeviceError("CUDA does not open: it is in exclusive mode")
+        return judged(one, work)
+
+    monkeypatch.setattr(Judge, "judged", judged_later)
+    jobs = jobs_of_run(tmp_path)
+    last = max(job.start_s for job in jobs if job.kind == JobKind.TIME)
+    assert refused and all(job.start_s > last for job in made(jobs))
+    assert any("exclusive mode" in line for line in read_result(tmp_path / "RESULT.json").warnings)
