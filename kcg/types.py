@@ -514,11 +514,18 @@ class Verification:
     seeds: int = 0
     reason: str = ""
     unjudged: bool = False  # the reference cannot tell: neither right nor wrong
+    launches: int = 0  # that it passed under stress (`kcg.measure.stress`)
+    launches_due: int = 0  # that it has to pass in all; 0: it needs no stress, or an older result does not say
 
     @property
     def wrong(self) -> bool:
         """Whether a rule ran and proved it wrong. What nothing was run of is not: it is only not verified."""
         return not self.passed and not self.unjudged and bool(self.rules)
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it passed, but for some of its launches under stress that are missing yet."""
+        return self.passed and self.launches < self.launches_due
 
 
 @dataclass(frozen=True)
@@ -749,6 +756,12 @@ class Result:
         also those that regions run wherever they were seen."""
         inside = self.planning.inside if self.planning is not None else ()
         return tuple(sorted((*self.regions, *inside), key=lambda row: len(row.region.kernels) == 1))
+
+    @property
+    def provisional(self) -> tuple[RegionResult, ...]:
+        """What a program may get and has not passed all of its launches under stress yet, what saves most first."""
+        found = [row for row in self.deployed if row.chosen.verification.provisional]
+        return tuple(sorted(found, key=lambda row: row.after_s - row.before_s))
 
     @property
     def plan(self) -> Plan:

@@ -53,6 +53,10 @@ HOST_S: Final = 60e-6  # what the host takes for one launch and its comparison, 
 PASSES: Final = 2.5  # over an output, for each launch: two to compare it, a part of one to restore it
 SHARE: Final = 0.5  # of the memory's bandwidth that these reach
 
+UNDER_STRESS: Final = "launches under stress"  # is in the rule that says how many passed
+Key = tuple[Region, str, Target, Toolchain, Variables]
+"""What a pass is kept by: a region, a binary, where it ran, and the values of its kernel's variables."""
+
 ROW: Final = GUARD_BYTES // 4  # words; outputs are compared in whole rows, behind them are at least as many guard bytes
 
 
@@ -149,7 +153,7 @@ def launches_beside(target: Target, launches: int = LAUNCHES) -> int:
 
 def rule(target: Target, launches: int = LAUNCHES) -> str:
     """What has passed so many launches was judged by, in words."""
-    words = f"{launches} launches under stress bitwise equal"
+    words = f"{launches} {UNDER_STRESS} bitwise equal"
     count = launches_beside(target, launches)
     return f"{words}, {count} of them beside another stream" if count else words
 

@@ -160,7 +160,9 @@ class Stored:
             for work in hits:
                 _expect(work, [_entry(one) for one in found[work.id]])
             here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
-            judging = Judging(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
+            judging = Judging(
+                Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child, completes=False
+            )
             judging.run()
         finally:
             for work in hits:

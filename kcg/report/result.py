@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 16
+SCHEMA = 17
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -57,6 +57,7 @@ ADDED = {
     14: {("RegionResult", "store")},
     15: {("Result", "dropped")},
     16: {("Toolchain", "generator")},
+    17: {("Verification", "launches"), ("Verification", "launches_due")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -173,6 +174,7 @@ def _kernel_entry(row: RegionResult) -> dict[str, Any]:
         "outcome": row.outcome,
         "schedule": encode(row.chosen.schedule),
         "verified": row.chosen.verification.passed,
+        **({"provisional": True} if row.chosen.verification.provisional else {}),
     }
 
 
@@ -268,6 +270,8 @@ def _check_region(row: RegionResult, where: str) -> None:
             continue
         if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
             raise Malformed(f"{where}.{name}", "a time is negative")
+        if not 0 <= finalist.verification.launches <= finalist.verification.launches_due:
+            raise Malformed(f"{where}.{name}.verification", "it passed more launches than it has to, or less than none")
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
 
 
