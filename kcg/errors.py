@@ -21,7 +21,8 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a kcg command returns to the shell."""
+    """What a kcg command returns to the shell. `UNCHECKED`: improved, and the result is usable, but parts of it are
+    provisional."""
 
     OK = 0
     INTERNAL = 1
@@ -30,6 +31,7 @@ class ExitCode(IntEnum):
     VERIFICATION_FAILED = 4
     DEVICE_UNUSABLE = 5
     BUDGET_HIT = 6
+    UNCHECKED = 7
     INTERRUPTED = 130
 
 

@@ -514,18 +514,11 @@ class Verification:
     seeds: int = 0
     reason: str = ""
     unjudged: bool = False  # the reference cannot tell: neither right nor wrong
-    launches: int = 0  # that it passed under stress (`kcg.measure.stress`)
-    launches_due: int = 0  # that it has to pass in all; 0: it needs no stress, or an older result does not say
 
     @property
     def wrong(self) -> bool:
         """Whether a rule ran and proved it wrong. What nothing was run of is not: it is only not verified."""
         return not self.passed and not self.unjudged and bool(self.rules)
-
-    @property
-    def provisional(self) -> bool:
-        """Whether it passed, but for some of its launches under stress that are missing yet."""
-        return self.passed and self.launches < self.launches_due
 
 
 @dataclass(frozen=True)
@@ -542,6 +535,13 @@ class Finalist:
     legend: str = ""  # what the name says, in words
     source: str = ""
     launch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    launches: int = 0  # that it passed under stress (`kcg.measure.stress`)
+    launches_due: int = 0  # that it has to pass in all; 0: it needs no stress, or an older result does not say
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it was verified, but for some of its launches under stress, which are missing yet."""
+        return self.verification.passed and self.launches < self.launches_due
 
 
 @dataclass(frozen=True)
@@ -760,7 +760,7 @@ class Result:
     @property
     def provisional(self) -> tuple[RegionResult, ...]:
         """What a program may get and has not passed all of its launches under stress yet, what saves most first."""
-        found = [row for row in self.deployed if row.chosen.verification.provisional]
+        found = [row for row in self.deployed if row.chosen.provisional]
         return tuple(sorted(found, key=lambda row: row.after_s - row.before_s))
 
     @property

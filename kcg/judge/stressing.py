@@ -152,13 +152,8 @@ def having_passed(one: Finalist, region: Region, launches: int, target: Target) 
     if not needs_stress(region, one.schedule):
         return one
     rules = tuple(rule for rule in one.verification.rules if stress.UNDER_STRESS not in rule)
-    verification = replace(
-        one.verification,
-        rules=(*rules, stress.rule(target, launches)),
-        launches=launches,
-        launches_due=stress.LAUNCHES,
-    )
-    return replace(one, verification=verification)
+    verification = replace(one.verification, rules=(*rules, stress.rule(target, launches)))
+    return replace(one, verification=verification, launches=launches, launches_due=stress.LAUNCHES)
 
 
 def _place(region: Region, side: Side, variables: Variables) -> _Place:

@@ -274,14 +274,16 @@ class Ahead:
         self._stands(work, row if before is None else better(before, row))
 
     def _stands(self, work: RegionWork, row: RegionResult) -> None:
-        """This is the result of a region from now on."""
-        self._verdicts += 1
+        """This is the result of a region from now on: a verdict, unless it only passed more launches."""
+        before = self._judged.get(work.id)
+        if before is None or before.chosen.schedule != row.chosen.schedule or work.id not in self.rows:
+            self._verdicts += 1
+        self._news = self._news or not is_piece(before, row)
         self.rows[work.id] = self._judged[work.id] = row
         if work.stored is not None:
             work.stored = row
         if row.outcome == "improved":
             work.passed(*(one.schedule for one in (row.chosen, row.opts) if one is not None))
-        self._news = True
         self._tell()
 
     # ---- what is provisional ----
@@ -323,7 +325,7 @@ class Ahead:
         found = list[RegionWork]()
         for work in view.estimates.works:
             row = self._judged.get(work.id)
-            if row is None or not row.chosen.verification.provisional or work.id in self._stuck:
+            if row is None or not row.chosen.provisional or work.id in self._stuck:
                 continue
             leads = work.stored is not None or row.chosen.schedule in work.firsts
             needed = work.call.region.id in of_best if work.proposed else work.id not in covered
@@ -406,6 +408,11 @@ class Ahead:
 
 
 STOP_S: Final = 20.0  # how long the end of the thread is waited for, once its children are dead
+
+
+def is_piece(before: RegionResult | None, row: RegionResult) -> bool:
+    """Whether all that is new of a region is that it passed more launches, and not the last ones."""
+    return before is not None and row.chosen.provisional and row.chosen.schedule == before.chosen.schedule
 
 
 def left_out(row: RegionResult, why: str) -> str:

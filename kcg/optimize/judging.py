@@ -20,7 +20,7 @@ from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.protocol import median_interval
-from kcg.optimize.ahead import better, covered_by, left_out
+from kcg.optimize.ahead import better, covered_by, is_piece, left_out
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -169,7 +169,7 @@ class Judging:
                 self.failed[work.id] = before.chosen.schedule
                 self._log.alert(left_out(before, work.refused[before.chosen.schedule]))
                 self._plan(left, again=True)
-            if self._incumbent is not None:
+            if self._incumbent is not None and not is_piece(before, row):
                 self._incumbent.improve()
             if failed and (of_plans := self._of_plans(left)):
                 return of_plans
@@ -181,15 +181,18 @@ class Judging:
 
         def order(work: RegionWork) -> tuple[bool, float]:
             row = self._judged[work.id]
-            left_s = self._estimates.stress_s(work, row.chosen.schedule, stress.LAUNCHES)
-            return work.id in self._covered, (row.after_s - row.before_s) / max(left_s, 1e-3)
+            return work.id in self._covered, (row.after_s - row.before_s) / max(self._missing_s(work), 1e-3)
 
         if not self._completes:
             return []
         works = self._candidates.works
-        found = (work for work in works if (row := self._judged.get(work.id)) and row.chosen.verification.provisional)
+        found = (work for work in works if (row := self._judged.get(work.id)) and row.chosen.provisional)
         some = (w for w in found if not w.proposed or self._needed is None or w.call.region.id in self._of_best)
         return sorted((work for work in some if work.id not in self._stuck), key=order)
+
+    def _missing_s(self, work: RegionWork) -> float:
+        """What the launches are expected to take that what was chosen of a region has to pass yet, in seconds."""
+        return self._estimates.stress_s(work, self._judged[work.id].chosen.schedule, stress.LAUNCHES)
 
     def _complete_until(self) -> float | None:
         """When completing is to end, by `time.monotonic`: where plans are compared, they have half of what is left."""
@@ -205,10 +208,11 @@ class Judging:
         """So many are judged, and these are left, which are expected to take what those before them took."""
         ledger, works = self._estimates.budget.ledger, self._candidates.works
         alone = [self._judged.get(w.id, w).after_s for w in works if not w.proposed]
+        rest_s = sum(self._missing_s(work) for work in self._provisional())
         self._log.show(
             sum(alone) if alone else None,
             measurements=ledger.measurements,
-            budget_s=self._log.elapsed_s + self._pace.left_s(left),
+            budget_s=self._log.elapsed_s + self._pace.left_s(left) + rest_s,
             kernels=(count, count + len(left)),
             nouns=nouns_of(work.call.region for work in (*works, *left) if work in left or work.id in self._judged),
             verified_s=None if self._incumbent is None else self._incumbent.verified_s,

@@ -225,6 +225,8 @@ def optimize(
                 ahead=early,
             )
             compared, seen = judging.seen, judging.run()
+            if store is not None:
+                store.refute(judging.failed, [*works, *(proposed.works if proposed is not None else ())], log=log)
             if proposed is not None:
                 in_context = savings_in_context(
                     seen,
@@ -545,7 +547,7 @@ def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> Ex
         return ExitCode.BUDGET_HIT
     if not any(r.outcome == "improved" for r in result.regions):
         return ExitCode.NOTHING_IMPROVED
-    return ExitCode.OK
+    return ExitCode.UNCHECKED if result.provisional else ExitCode.OK
 
 
 # ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.
