@@ -334,7 +334,10 @@ def test_what_is_chosen_of_delicate_programs_runs_under_stress_once(
     asked = stressing(opened, monkeypatch)
     row = delicate()
     assert row.chosen.schedule == BY_TMA and len(asked) == 1
-    assert row.chosen.verification.rules[-1] == f"{stress.LAUNCHES} launches under stress bitwise equal"
+    assert row.chosen.verification.rules[-1] == f"{stress.PROVISIONAL} launches under stress bitwise equal"
+    assert row.chosen.provisional
+    assert (row.chosen.launches, row.chosen.launches_due) == (stress.PROVISIONAL, stress.LAUNCHES)
+    assert not row.baseline.provisional and row.opts is not None and not row.opts.provisional
     assert delicate().chosen.schedule == BY_TMA and len(asked) == 1, "a pass is kept"
 
 
@@ -351,13 +354,13 @@ def test_what_fails_under_stress_is_not_chosen(
 @pytest.mark.parametrize(
     ("happens", "words"),
     [
-        ("killed", "not judged: stress was ended before its 10000 launches: Killed: its process died of SIGKILL"),
+        ("killed", "not judged: stress was ended before its 1000 launches: Killed: its process died of SIGKILL"),
         pytest.param(
             "hangs",
-            "not judged: stress was ended before its 10000 launches: TimeoutError: no result within 5 s",
+            "not judged: stress was ended before its 1000 launches: TimeoutError: no result within 5 s",
             marks=pytest.mark.slow,
         ),
-        ("memory", "not judged: stress was ended before its 10000 launches: MemoryError: no memory for a copy"),
+        ("memory", "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy"),
         ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
     ],
 )
@@ -397,15 +400,15 @@ def test_stress_that_would_outlast_the_budget_is_not_begun_and_the_opts_are_judg
     opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, estimates = stressing(opened, monkeypatch), opened.estimates(opened.untimed())
-    monkeypatch.setattr(Estimates, "stress_s", lambda self, of, schedule: 1e6)
+    monkeypatch.setattr(Estimates, "launch_s", lambda self, of, schedule: 1e3)
     monkeypatch.setattr(opened.budget, "limit_s", 1e5)
-    assert estimates.comparing_s(work) > 1e6 and Pace(estimates).allows(work, improved=False)
+    assert estimates.comparing_s(work) > 1e5 and Pace(estimates).allows(work, improved=False)
     row = delicate()
     assert not asked and row.chosen.schedule == opts_of(work)
-    assert f"not judged: the budget left no time for {stress.LAUNCHES} launches" in row.note
+    assert f"not judged: the budget left no time for {stress.PROVISIONAL} launches" in row.note
 
 
-def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
+def test_the_seconds_of_stress_are_reserved_until_it_is_provisional(
     opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     estimates = opened.estimates(opened.untimed())
@@ -414,12 +417,17 @@ def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
     plain_s = estimates.comparing_s(work)
     found_tile(opened, work, BY_TMA, share=0.05)
     stress_s = estimates.stress_s(work, BY_TMA)
-    assert without_s < plain_s and stress_s >= stress.LAUNCHES * stress.HOST_S
+    assert without_s < plain_s and stress_s >= 0.99 * stress.PROVISIONAL * stress.HOST_S
+    assert estimates.stress_s(work, BY_TMA, stress.LAUNCHES) == pytest.approx(stress_s * 10)
     assert estimates.comparing_s(work) > stress_s and estimates.stress_s(work, PLAIN_TILE) == 0.0
     service = opened.device.service
     for values in work.bindings:
-        stress.keep_pass(work.call.region, BY_TMA.id, *service.facts, values)
+        stress.keep_pass(work.call.region, BY_TMA.id, *service.facts, values, launches=stress.PROVISIONAL)
     assert estimates.stress_s(work, BY_TMA) == 0.0
+    assert estimates.stress_s(work, BY_TMA, stress.LAUNCHES) == pytest.approx(stress_s * 9)
+    for values in work.bindings:
+        stress.keep_pass(work.call.region, BY_TMA.id, *service.facts, values)
+    assert estimates.stress_s(work, BY_TMA, stress.LAUNCHES) == 0.0
 
 
 def test_no_seconds_of_stress_are_reserved_for_what_runs_none(
