@@ -59,7 +59,7 @@ class KeptResults:
         """Those of an earlier run are read only where this one goes on with it."""
         self._device = device
         self._entries = dict(device.journal.paired_results()) if resumed and device.journal is not None else {}
-        self._identities: dict[tuple[str, Variables, tuple[Schedule, ...]], bytes] = {}  # asked for with every estimate
+        self._identities: dict[tuple[Any, ...], bytes] = {}  # they are asked for with every estimate
 
     def holds(self, work: Subject, schedules: Sequence[Schedule]) -> bool:
         """Whether an earlier run left a result of these schedules, at each end of the kernel's values. It may be of
@@ -149,7 +149,7 @@ class KeptResults:
     def _identity(self, work: Subject, schedules: Sequence[Schedule], values: Variables) -> bytes:
         from kcg.dataset.journal import identity_of
 
-        asked = work.id, values, tuple(schedules)
+        asked = work.id, values, tuple(schedules), self._device.service.facts, RULES, verify.FINAL_SEEDS
         if (known := self._identities.get(asked)) is None:
             self._identities[asked] = known = identity_of(self._key(work, schedules, values))
         return known
