@@ -128,12 +128,13 @@ class Judging:
                 left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
                 seen.append(work)
+                before = judged.get(work.id)
                 if work.id in self._covered and work.id in self._ahead:  # better now by what the plans do not run
                     judged[work.id] = self._ahead[work.id]
                 elif self._allows(work):
                     judged[work.id] = self._or_ahead(work, self._judged_one(work))
                     self._done.add(work.id)
-                    if work.proposed:
+                    if work.proposed and (before is None or before.chosen != judged[work.id].chosen):
                         self._plan(left)
                 else:  # no other plan could be judged either
                     judged[work.id] = self._or_ahead(work, self._with_offers(work, self._too_late(work)))
