@@ -32,7 +32,7 @@ LEVELS = (
     {"handover"},
     {"judge"},
     {"optimize"},
-    {"compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
+    {"check", "compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
     {"__main__", "autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

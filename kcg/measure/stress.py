@@ -5,7 +5,7 @@ the launches follow each other without waiting, some of them with an empty cache
 the first one on the device and leaves a mark wherever they ever differ. Outputs are put back to what they were before
 some of the launches, so that none passes by leaving alone what another one wrote.
 
-Half of the launches have the device alone, `GROUP` of them after each other. Beside the next `GROUP` the same program
+Half of the launches have the device alone, `TURN` of them after each other. Beside the next `TURN` the same program
 runs on a second stream too, on buffers and a workspace of its own, and its outputs are restored and compared there:
 what is beside a launch computes, waits for copies, fills shared memory and the cache as the program itself does. Both
 streams are held back until the host has sent some launches to each, since the host is slower than short programs. So
@@ -45,7 +45,7 @@ RULES: Final = 3
 verified without planted data."""
 LAUNCHES: Final = 10_000
 PROVISIONAL: Final = 1_000  # launches, after which what passed them may be used
-GROUP: Final = 50  # launches alone, and then so many beside another stream
+TURN: Final = 50  # launches alone, and then so many beside another stream
 RESTORED_EVERY: Final = 8  # launches, before which outputs hold again what they held before the first one
 FLUSHED_EVERY: Final = 16  # launches, before which the cache is emptied
 LOOKED_AT_EVERY: Final = 1_000  # launches, after which it is over where one differed
@@ -142,13 +142,13 @@ class Stressed:
 
 def is_beside(number: int) -> bool:
     """Whether a launch has another stream beside it, where there is one; the first is 1."""
-    return (number - 1) // GROUP % 2 == 1
+    return (number - 1) // TURN % 2 == 1
 
 
 def launches_beside(target: Target, launches: int = LAUNCHES) -> int:
     """How many of so many `launches` have another stream beside them."""
-    whole, rest = divmod(launches, 2 * GROUP)
-    return GROUP * whole + max(rest - GROUP, 0) if has_second_stream(target.device) else 0
+    whole, rest = divmod(launches, 2 * TURN)
+    return TURN * whole + max(rest - TURN, 0) if has_second_stream(target.device) else 0
 
 
 def rule(target: Target, launches: int = LAUNCHES) -> str:
@@ -222,8 +222,8 @@ class _Beside:
         """What is sent from this launch on begins on both streams at once, when the host has sent as many as there are
         to the next time: it is expected to take for each what it took since the last one."""
         self._stream.wait()
-        group = GROUP - (number - 1) % GROUP
-        count = min(group, FLUSHED_EVERY - number % FLUSHED_EVERY)
+        rest = TURN - (number - 1) % TURN
+        count = min(rest, FLUSHED_EVERY - number % FLUSHED_EVERY)
         self._spin(hidden_s(count * self._sending_s / self._sent))
         self._stream.follow()
         self._sending_s, self._sent = 0.0, 0

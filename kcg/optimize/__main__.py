@@ -286,6 +286,10 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         shown.line(nothing_faster(finished.result))
     elif finished.exit_code == ExitCode.BUDGET_HIT:
         shown.line(incomplete(finished.result))
+    elif finished.exit_code == ExitCode.UNCHECKED:
+        from kcg.report.words import provisional_line
+
+        shown.line(provisional_line(finished.result))
     if wandb != "disabled" and finished.exit_code != ExitCode.INTERRUPTED:  # who interrupts it waits for nothing more
         from kcg.optimize.tracking import send
 

@@ -31,6 +31,7 @@ from kcg.report.words import (
     origin_of,
     plan_line,
     plan_rows,
+    provisional_line,
     repeated,
     step_lines,
     steps_line,
@@ -286,7 +287,8 @@ def _kernel_table(rows: Sequence[RegionResult], console: Console, width: int) ->
     table.add_column(_text(console, "schedule", "bold"), no_wrap=True, overflow=overflow, ratio=1)
     for row, name, values in zip(rows, names, cells, strict=True):
         texts = [_text(console, value, "green" if "×" in value else "") for value in values]
-        schedule = _text(console, describe(row.chosen.schedule), "dim")
+        provisional = "provisional: " if row.chosen.provisional else ""
+        schedule = _text(console, f"{provisional}{describe(row.chosen.schedule)}", "dim")
         table.add_row(_text(console, end_of(name, max(wide, LEAST_NAME))), *texts, schedule)
     return table
 
@@ -399,6 +401,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append((f"... and {len(by_hand) - MAX_ROWS} more written by hand: see the report", ""))
     if result.model_check is not None:
         lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
+    if line := provisional_line(result):
+        lines.append((line, "yellow"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
         lines.append((f"{name} {done_with(found)}: {found.advice}", "yellow"))

@@ -40,7 +40,11 @@ def next_steps(result: Result, path: Path) -> tuple[NextStep, ...]:
     found = [row for row in result.deployed if row.outcome == "improved" and row.chosen.verification.passed]
     if not found:
         return tuple(_looking_further(result))
-    return *_using(result, path, found), *([] if result.complete else _looking_further(result))
+    return (
+        *_using(result, path, found),
+        *_completing(result, path),
+        *([] if result.complete else _looking_further(result)),
+    )
 
 
 def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterator[NextStep]:
@@ -65,6 +69,12 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
             beam_command(result.target.tinygrad_device, clang or "", width=WIDTH, program=words), "uses it, no search"
         )
         yield NextStep(export, "a module for tinygrad alone")
+
+
+def _completing(result: Result, path: Path) -> Iterator[NextStep]:
+    """What is provisional has the rest of its launches under stress."""
+    if result.provisional:
+        yield NextStep(shell.command("kcg check", path), "completes what is provisional")
 
 
 def _looking_further(result: Result) -> Iterator[NextStep]:

@@ -40,6 +40,7 @@ DEEPEST: Final = 8
 MOST_OF_REPORT: Final = 64 << 20  # bytes; one has less than 3 MB
 
 FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
+PROVISIONAL = "provisional"  # finished, with parts that are
 RUNNING, KILLED = "running", "killed"
 
 _ENDS = {ExitCode.INTERRUPTED: INTERRUPTED, ExitCode.DEVICE_UNUSABLE: LOST}
@@ -83,6 +84,7 @@ class Run:
     share: str  # how many kernels and regions improved, in words
     complete: bool
     wrong: bool
+    provisional: bool = False  # whether parts of it have launches under stress to pass yet
     state: str = ""
     report: Path | None = None
 
@@ -296,6 +298,7 @@ def _read_run(path: Path) -> Run:
         ),
         complete=result.complete,
         wrong=check is not None and check.passed is False,
+        provisional=bool(result.provisional),
     )
 
 
@@ -320,7 +323,7 @@ def _state_of(run: Run, watched: Watched | None) -> str:
     if run.wrong:
         return WRONG
     if run.complete:
-        return FINISHED
+        return PROVISIONAL if run.provisional else FINISHED
     if watched is None:
         return INCOMPLETE
     code = watched.live.exit_code

@@ -163,7 +163,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, stream: StandIn) -> StandIn:
 def test_half_of_the_launches_have_the_program_itself_beside_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = beside(monkeypatch, StandIn())
     asked = Prepared(REGIONS[name]())
-    monkeypatch.setattr(stress, "GROUP", 10)
+    monkeypatch.setattr(stress, "TURN", 10)
     assert asked.stressed(launches=45) == ""
     outputs, kernels = len(asked.bench.outputs), len(asked.bench.region.kernels)
     assert stream.starts == 2 * outputs + kernels, "what restores, what compares, and the program"
@@ -180,12 +180,12 @@ def test_however_many_launches_passed_half_of_them_had_company() -> None:
     beside = 0
     for number in range(1, 1000):
         beside += stress.is_beside(number)
-        assert stress.launches_beside(gpu, number) == beside and abs(number / 2 - beside) <= stress.GROUP / 2
+        assert stress.launches_beside(gpu, number) == beside and abs(number / 2 - beside) <= stress.TURN / 2
     assert f"{stress.PROVISIONAL // 2} of them beside another stream" in stress.rule(gpu, stress.PROVISIONAL)
 
 
 def test_pieces_have_the_company_that_one_go_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stress, "GROUP", 10)
+    monkeypatch.setattr(stress, "TURN", 10)
     for goes in ([45], [7, 5, 3, 30], [15, 1, 29]):
         stream, asked = beside(monkeypatch, StandIn()), Prepared(REGIONS["elementwise"]())
         one = Stressed(asked.bench, asked.compiled, (), flush=nothing, launches=45)
@@ -195,7 +195,7 @@ def test_pieces_have_the_company_that_one_go_has(monkeypatch: pytest.MonkeyPatch
 
 def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 launches there one writes nothing, after its output was put back."""
-    monkeypatch.setattr(stress, "GROUP", 32)
+    monkeypatch.setattr(stress, "TURN", 32)
     restored = next(n for n in range(33, 65) if n % stress.RESTORED_EVERY == 0) - 32
     beside(monkeypatch, StandIn(lambda number: number == restored))
     reason = Prepared(REGIONS["a reduction"]()).stressed()
@@ -204,7 +204,7 @@ def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: p
 
 def test_what_goes_wrong_only_beside_another_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch there disturbs what the program reads, and the next one makes it good again."""
-    monkeypatch.setattr(stress, "GROUP", 32)
+    monkeypatch.setattr(stress, "TURN", 32)
     asked = Prepared(REGIONS["elementwise"]())
     slot = next(info.slot for info in asked.bench.buffers if info.is_input)
 

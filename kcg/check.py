@@ -1,0 +1,63 @@
+"""kcg check RESULT.json: complete what is provisional in a result."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.cli import command_app, examples, guarded, run_app, showing
+from kcg.commands import SETTINGS, command_name
+from kcg.errors import ExitCode
+
+app = command_app(no_args_is_help=True)
+
+
+@app.command(context_settings=SETTINGS, epilog=examples("kcg check kcg-out/train/RESULT.json"))
+def check(
+    result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of kcg optimize, or its folder")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="only what came out")] = False,
+) -> None:
+    """Give provisional programs the launches that they have to pass yet, and say so in the RESULT.json. Nothing is
+    searched; ended early, it goes on from there the next time. The exit code is that of kcg optimize."""
+    from rich.console import Console
+
+    from kcg.judge.completing import completed
+    from kcg.measure.lock import lock_device, lock_folder
+    from kcg.optimize.console import print_result
+    from kcg.optimize.run import exit_code_of
+    from kcg.report.page import write_report
+    from kcg.report.result import read_result, write_result
+    from kcg.report.words import provisional_line
+
+    path = result / "RESULT.json" if result.is_dir() else result
+    before = found = read_result(path)  # first: where there is none, that is what is wrong
+
+    def say(line: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"{line}\n")
+
+    report = path.with_name("report.html")
+    with lock_folder(path.parent), lock_device(before.target.tinygrad_device):
+        if line := provisional_line(before):
+            say(line)
+        try:
+            for after_piece in completed(before, say=say):
+                found = after_piece
+        finally:
+            if found != before:
+                write_result(found, path)
+                report = write_report(found, path.parent)
+    with showing():
+        print_result(found, Console(highlight=False), files=(path, report))
+    raise typer.Exit(int(exit_code_of(found, interrupted=False)))
+
+
+def main() -> ExitCode:
+    return run_app(app, command_name("check"))
+
+
+if __name__ == "__main__":
+    guarded(main)
