@@ -70,7 +70,7 @@ def completed(result: Result, *, say: Callable[[str], None] = lambda line: None)
                     row = without(row, why)
                     result = _left_out(result, row, why.removeprefix(REJECTED))
                 else:
-                    row = replace(row, chosen=having_passed(row.chosen, row.region, launches, target))
+                    row = replace(row, chosen=having_passed(row.chosen, launches, target))
                     result = _with(result, row)
                 yield result
 

@@ -20,7 +20,7 @@ from kcg.judge.interface import UNVERIFIED
 from kcg.judge.kept import Side
 from kcg.judge.paired import Compared, Comparisons
 from kcg.judge.stressing import PIECE_S, REJECTED, having_passed
-from kcg.kernel.kinds import describe
+from kcg.kernel.kinds import describe, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import median
 from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
@@ -179,9 +179,10 @@ class Judge:
                 yield schedule
 
     def _stressed(self, work: Found, one: Finalist) -> Finalist:
-        """A finalist with the launches that it has passed under stress."""
-        launches = self._comparisons.launches(work, one.schedule)
-        return having_passed(one, work.call.region, launches, self._device.service.target)
+        """A finalist with the launches that it has passed under stress, where it needs that."""
+        if not needs_stress(work.call.region, one.schedule):
+            return one
+        return having_passed(one, self._comparisons.launches(work, one.schedule), self._device.service.target)
 
     def further(
         self,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.errors import DeviceError, UsageError
 from kcg.judge import ends
-from kcg.kernel.kinds import needs_stress
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
 from kcg.measure.jobs import StressJob
@@ -147,10 +146,8 @@ def launches_in(seconds: float, launch_s: float) -> int:
     return min(max(int(seconds / launch_s), 1), stress.LAUNCHES) if launch_s else stress.LAUNCHES
 
 
-def having_passed(one: Finalist, region: Region, launches: int, target: Target) -> Finalist:
-    """A finalist of a region that has passed so many launches; one that needs no stress as it is."""
-    if not needs_stress(region, one.schedule):
-        return one
+def having_passed(one: Finalist, launches: int, target: Target) -> Finalist:
+    """A finalist that has passed so many launches."""
     rules = tuple(rule for rule in one.verification.rules if stress.UNDER_STRESS not in rule)
     verification = replace(one.verification, rules=(*rules, stress.rule(target, launches)))
     return replace(one, verification=verification, launches=launches, launches_due=stress.LAUNCHES)
