@@ -322,7 +322,7 @@ class Ahead:
             left_s = view.estimates.stress_s(work, row.chosen.schedule, stress.LAUNCHES)
             return (row.after_s - row.before_s) / max(left_s, 1e-3)
 
-        found = list[RegionWork]()
+        found: list[RegionWork] = []
         for work in view.estimates.works:
             row = self._judged.get(work.id)
             if row is None or not row.chosen.provisional or work.id in self._stuck:
