@@ -20,8 +20,11 @@ def check(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of kcg optimize, or its folder")],
     quiet: Annotated[bool, typer.Option("--quiet", help="only what came out")] = False,
 ) -> None:
-    """Give provisional programs the launches that they have to pass yet, and say so in the RESULT.json. Nothing is
-    searched; ended early, it goes on from there the next time. The exit code is that of kcg optimize."""
+    """Give provisional programs the launches that they have to pass yet.
+
+    RESULT.json and the report say what came out, and nothing is searched. Ended early, it goes on from there the next
+    time. The exit code is that of kcg optimize.
+    """
     from rich.console import Console
 
     from kcg.judge.completing import completed
