@@ -30,6 +30,8 @@ from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, TMA, TileParamete
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
+from kcg.measure.service import MeasureService
+from kcg.optimize.ahead import Ahead
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.judging import Judging, as_judged
 from kcg.optimize.search import HOPELESS, _Search
@@ -505,6 +507,44 @@ def test_what_the_budget_leaves_no_time_for_stays_provisional_and_keeps_what_it_
     one = judging._judged[work.id].chosen
     assert one.schedule == BY_TMA and one.provisional and one.launches == 9000 and len(late.pieces) == 3
     assert delicate().chosen.launches == 9000, "another run goes on from there"
+
+
+def beside_a_search(opened: Begun, work: RegionWork, delicate: Callable[[], Any]) -> Ahead:
+    """What judges while a search goes on, and has judged this region."""
+    estimates = opened.estimates(replace(opened.untimed(), works=[work]))
+    ahead = Ahead(opened.device, estimates, log=opened.log, judged={})
+    row = ahead.rows[work.id] = ahead._judged[work.id] = delicate()
+    ahead._judge = delicate.judges[-1]  # type: ignore[attr-defined]
+    assert row.chosen.provisional
+    return ahead
+
+
+def test_while_a_search_leaves_the_device_idle_what_is_provisional_has_more_of_its_launches(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, idle = Late(opened, monkeypatch), [True, True, False]
+    monkeypatch.setattr(MeasureService, "has_device_alone", property(lambda service: idle.pop(0) if idle else True))
+    ahead = beside_a_search(opened, work, delicate)
+    assert [ahead._further() for _ in range(3)] == [True, True, False], "it is busy"
+    assert late.pieces == [(1, 1000), (1001, 2000), (2001, 3000)], "pieces for which a search hardly waits"
+    assert ahead.rows[work.id].chosen.launches == 3000 and not ahead._news, "nothing to write"
+    while ahead._further():
+        pass
+    assert not ahead.rows[work.id].chosen.provisional and ahead._news and ahead._verdicts == 0
+    work.keep(seen(IN_GLUON, 0.01 * work.baseline_s, "gluon"))
+    assert ahead.rows[work.id].chosen.schedule == BY_TMA and not ahead._further()
+
+
+def test_what_fails_while_a_search_goes_on_gives_way_at_once(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Late(opened, monkeypatch, wrong_after=1500)
+    ahead = beside_a_search(opened, work, delicate)
+    ahead._beside = True
+    assert ahead._further() and not ahead._further()
+    row = ahead.rows[work.id]
+    assert row.chosen.schedule == opts_of(work) and ahead._news and ahead._verdicts == 1
+    assert ahead.failed == {work.id: BY_TMA} and ahead._tried[work.id] == tuple(work.firsts), "it is judged"
 
 
 def test_without_what_was_chosen_a_region_has_its_best_opts_or_tinygrads_own(
