@@ -287,8 +287,7 @@ def _kernel_table(rows: Sequence[RegionResult], console: Console, width: int) ->
     table.add_column(_text(console, "schedule", "bold"), no_wrap=True, overflow=overflow, ratio=1)
     for row, name, values in zip(rows, names, cells, strict=True):
         texts = [_text(console, value, "green" if "×" in value else "") for value in values]
-        provisional = "provisional: " if row.chosen.provisional else ""
-        schedule = _text(console, f"{provisional}{describe(row.chosen.schedule)}", "dim")
+        schedule = _text(console, describe(row.chosen.schedule), "dim")
         table.add_row(_text(console, end_of(name, max(wide, LEAST_NAME))), *texts, schedule)
     return table
 
