@@ -547,7 +547,7 @@ def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> Ex
         return ExitCode.BUDGET_HIT
     if not any(r.outcome == "improved" for r in result.regions):
         return ExitCode.NOTHING_IMPROVED
-    return ExitCode.UNCHECKED if result.provisional else ExitCode.OK
+    return ExitCode.UNCHECKED if any(r.chosen.provisional for r in result.regions) else ExitCode.OK
 
 
 # ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.

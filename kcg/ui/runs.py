@@ -298,7 +298,7 @@ def _read_run(path: Path) -> Run:
         ),
         complete=result.complete,
         wrong=check is not None and check.passed is False,
-        provisional=bool(result.provisional),
+        provisional=any(row.chosen.provisional for row in result.regions),
     )
 
 
