@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib import metadata
@@ -14,6 +15,7 @@ import pytest
 from kcg import check
 from kcg.errors import ExitCode
 from kcg.handover.choices import what_to_know
+from kcg.judge import completing
 from kcg.kernel.kinds import compile_region
 from kcg.measure import stress
 from kcg.measure.jobs import StressOutcome
@@ -30,10 +32,16 @@ DUE, HAD = 1200, 1000
 
 
 @pytest.fixture(scope="module")
-def small() -> Result:
+def service() -> Iterator[MeasureService]:
+    """One for all of these tests: to open another costs seconds."""
+    with MeasureService("CPU:X86", run_id="check") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def small(service: MeasureService) -> Result:
     """A result of this machine, two of its programs provisional."""
-    with MeasureService("CPU:X86", run_id="check") as service:
-        found = small_result(*service.facts)
+    found = small_result(*service.facts)
     toolchain = replace(found.toolchain, tinygrad=metadata.version("tinygrad"))
     rows = [*found.regions]
     for place in (0, 1):
@@ -47,7 +55,8 @@ def small() -> Result:
 
 
 @pytest.fixture
-def path(small: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path(small: Result, service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(completing, "MeasureService", lambda *args, **how: contextlib.nullcontext(service))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(stress, "LAUNCHES", DUE)
     write_result(small, tmp_path / "RESULT.json")
@@ -115,7 +124,7 @@ def test_what_fails_gives_way_to_what_else_is_verified(path: Path, monkeypatch: 
 
 
 def test_ended_early_it_keeps_what_passed_and_goes_on_from_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcg.judge.completing.PIECE_S", 0.006)
+    monkeypatch.setattr(completing, "PIECE_S", 0.006)
     jobs = list[Any]()
 
     def happens(job: Any) -> str:
