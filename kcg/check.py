@@ -1,4 +1,4 @@
-"""kcg check RESULT.json: compare a result as a whole, where its run had no time for that."""
+"""kcg check RESULT.json: complete what is provisional in a result, and compare it as a whole."""
 
 from __future__ import annotations
 
@@ -20,32 +20,43 @@ def check(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="the RESULT.json of kcg optimize, or its folder")],
     quiet: Annotated[bool, typer.Option("--quiet", help="only what came out")] = False,
 ) -> None:
-    """Run a script or a model with what was found, and compare what it leaves with tinygrad's own schedules.
+    """Give provisional programs the launches that they have to pass yet, and compare a script or model as a whole.
 
-    What came out is written into its RESULT.json. Nothing is searched. The exit code is that of kcg optimize."""
+    The whole runs with what was found, where its run had no time for that, and what it leaves is compared with
+    tinygrad's own schedules. RESULT.json and the report say what came out, and nothing is searched. Ended early, it
+    goes on from there the next time. The exit code is that of kcg optimize.
+    """
     from rich.console import Console
 
+    from kcg.judge.completing import completed
     from kcg.judge.later import checked
     from kcg.measure.lock import lock_device, lock_folder
     from kcg.optimize.console import print_result
     from kcg.report.endings import exit_code_of
     from kcg.report.page import write_report
     from kcg.report.result import read_result, write_result
+    from kcg.report.words import provisional_line
     from kcg.workloads.left import FOLDER, forget
 
     path = result / "RESULT.json" if result.is_dir() else result
-    before = read_result(path)  # first: where there is none, that is what is wrong
+    before = found = read_result(path)  # first: where there is none, that is what is wrong
 
     def say(line: str) -> None:
         if not quiet:
             sys.stderr.write(f"{line}\n")
 
+    report = path.with_name("report.html")
     with lock_folder(path.parent), lock_device(before.target.tinygrad_device):
-        found = checked(before, path.parent, say=say)
-        report = path.with_name("report.html")
-        if found != before:
-            write_result(found, path)
-            report = write_report(found, path.parent)
+        if line := provisional_line(before):
+            say(line)
+        try:
+            for after_piece in completed(before, say=say):
+                found = after_piece
+            found = checked(found, path.parent, say=say)
+        finally:
+            if found != before:
+                write_result(found, path)
+                report = write_report(found, path.parent)
         if found.complete:
             forget(path.parent / FOLDER)
     with showing():

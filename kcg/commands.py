@@ -26,7 +26,7 @@ COMMANDS: Final = {
     "run": Command("Run a program unchanged with all that was found.", "kcg.run", by_module="kcg.run"),
     "apply": Command("Hand a result to plain tinygrad, or take it back.", OPTIMIZE, "apply_app", "kcg.optimize apply"),
     "export": Command("Write a result as a module for tinygrad alone.", OPTIMIZE, "export_app", "kcg.optimize export"),
-    "check": Command("Compare a result as a whole, later.", "kcg.check", by_module="kcg.check"),
+    "check": Command("Complete what is provisional, and compare the whole, later.", "kcg.check", by_module="kcg.check"),
     "compare": Command("Show two results side by side.", "kcg.compare", by_module="kcg.compare"),
     "ui": Command("Show all runs as a local page, live ones too.", "kcg.ui.__main__", by_module="kcg.ui"),
     "list": Command("Show the workloads that kcg knows, and what they need.", "kcg.listing"),

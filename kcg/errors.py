@@ -22,7 +22,7 @@ from enum import IntEnum
 
 class ExitCode(IntEnum):
     """What a kcg command returns to the shell. `UNCHECKED`: improved, and the result is usable, but the whole was not
-    checked."""
+    checked, or parts of it are provisional."""
 
     OK = 0
     INTERNAL = 1

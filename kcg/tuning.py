@@ -151,7 +151,7 @@ class Tuned:
         from kcg.report.formats import format_seconds, format_speedup
 
         kernels = self.kernels
-        lines = [self._headline, self._counts, *filter(None, [self._whole, self._missing])]
+        lines = [self._headline, self._counts, *filter(None, [self._whole, self._provisional, self._missing])]
         width = max([6, *(len(_short(kernel)) for kernel in kernels[:ROWS])])
         lines.append(f"{_title(kernels):{width}}  {'calls':>6}  {'before':>8}  {'after':>8}  {'speed-up':>8}  outcome")
         for kernel in kernels[:ROWS]:
@@ -198,7 +198,7 @@ class Tuned:
             "schedule",
         )
         page = f"report: {self.path.with_name('report.html')}"
-        texts = filter(None, [self._headline, self._counts, self._whole, self._missing, page])
+        texts = filter(None, [self._headline, self._counts, self._whole, self._provisional, self._missing, page])
         more = f"<p>and {self._more} more</p>" if len(self.kernels) > ROWS else ""
         text = "".join(f"<p>{html.escape(line)}</p>" for line in texts)
         return f"{text}<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{more}"
@@ -228,6 +228,12 @@ class Tuned:
         from kcg.report.counts import how_many
 
         return how_many(row.region for row in self._slowest_first[ROWS:])
+
+    @property
+    def _provisional(self) -> str:
+        from kcg.report.words import provisional_line
+
+        return provisional_line(self.result)
 
     @property
     def _missing(self) -> str:

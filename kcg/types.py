@@ -535,6 +535,13 @@ class Finalist:
     legend: str = ""  # what the name says, in words
     source: str = ""
     launch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    launches: int = 0  # that it passed under stress (`kcg.measure.stress`)
+    launches_due: int = 0  # that it has to pass in all; 0: it needs no stress, or an older result does not say
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it was verified, but for some of its launches under stress, which are missing yet."""
+        return self.verification.passed and self.launches < self.launches_due
 
 
 @dataclass(frozen=True)
@@ -761,6 +768,12 @@ class Result:
         also those that regions run wherever they were seen."""
         inside = self.planning.inside if self.planning is not None else ()
         return tuple(sorted((*self.regions, *inside), key=lambda row: len(row.region.kernels) == 1))
+
+    @property
+    def provisional(self) -> tuple[RegionResult, ...]:
+        """What a program may get and has not passed all of its launches under stress yet, what saves most first."""
+        found = [row for row in self.deployed if row.chosen.provisional]
+        return tuple(sorted(found, key=lambda row: row.after_s - row.before_s))
 
     @property
     def plan(self) -> Plan:

@@ -18,7 +18,7 @@ from kcg.cli import counted
 from kcg.commands import command_name
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.handover.checks import check_model_result, check_target, check_tinygrad
-from kcg.handover.choices import Choice, by_hand_line, choices, kept_as_they_are
+from kcg.handover.choices import Choice, by_hand_line, choices, what_to_know
 from kcg.kernel.kinds import opts_of
 from kcg.nouns import printable
 from kcg.report.next_steps import beam_command, missing_clang
@@ -210,7 +210,7 @@ def _notes(
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
-    notes += kept_as_they_are(result)
+    notes += what_to_know(result)
     if clang is not None:
         advice = f"export {shell.setting('CC', clang)}" if clang else "without it, use kcg.tuned"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")

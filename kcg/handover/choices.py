@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kcg.errors import CodecError, ResultError, ScheduleError
 from kcg.kernel.kinds import traits_of
+from kcg.report.words import provisional_line
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, SeenAs, Target
 
 
@@ -144,9 +145,10 @@ def by_hand_line(count: int) -> str:
     return f"{count} kernel{'s' * (count > 1)} {verbs[0]} faster written by hand and {verbs[1]} the best Opts"
 
 
-def kept_as_they_are(result: Result) -> list[str]:
-    """Which kernels have tinygrad's own schedule although the search looked at them, a line for each reason."""
-    notes = []
+def what_to_know(result: Result) -> list[str]:
+    """Which kernels have tinygrad's own schedule although the search looked at them, a line for each reason; before
+    these what is provisional, and used all the same."""
+    notes = [line] if (line := provisional_line(result)) else []
     if any(r.outcome == "improved" and not r.chosen.verification.passed for r in result.deployed):
         notes.append("what the search had not verified has tinygrad's own schedule")
     for outcome, why in (("unjudged", "are unjudged"), ("quarantined", "are wrong or fail as they are")):

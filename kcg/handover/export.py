@@ -26,7 +26,7 @@ from kcg.cli import counted
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.handover.checks import check_model_result, check_tinygrad
-from kcg.handover.choices import Choice, changed_regions, choices, kept_as_they_are, left_by_hand, schedules_of
+from kcg.handover.choices import Choice, changed_regions, choices, left_by_hand, schedules_of, what_to_know
 from kcg.nouns import printable
 from kcg.report.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule
@@ -102,7 +102,7 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     if not instead and not any(choice.searched for choice in chosen):
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
-    notes += [*kept_as_they_are(result), *map(str, result.left_out)]
+    notes += [*what_to_know(result), *map(str, result.left_out)]
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
     write_whole(path, module_text(result, chosen, instead))
     if is_new:

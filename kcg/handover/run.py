@@ -81,6 +81,7 @@ class ProgramRun:
             return [f"nothing of {self._path} was used{why}"]
         from kcg.handover.choices import left_by_hand
         from kcg.report.counts import share_of
+        from kcg.report.words import provisional_line
 
         replaced, served = place.replaced, place.served & place.names.keys()
         by_program = {region for region in served if replaced.counts[region]}
@@ -104,6 +105,8 @@ class ProgramRun:
         lines += place.left_to_tinygrad
         if line := left_by_hand(self._result, self._kernels):
             lines.append(f"{line}: give the file of kernels with --kernels to use them")
+        if line := provisional_line(self._result):
+            lines.append(line)
         return [*lines, *self._failures]
 
 

@@ -4,20 +4,22 @@ A candidate is chosen only if it verifies and its paired speed-up over the basel
 interval; otherwise tinygrad's own schedule is kept, and it is said why. The candidates are what the search found, its
 second best only where the first is wrong, and then what is written by hand, the fastest first: each of these is
 compared with the best of those before it too. Tile programs that a search found are compared in the same turns as the
-best Opts, and those that `needs_stress` run under stress before they are chosen. The best Opts of a region stay in the
-result where one of them wins: tinygrad's BEAM cache can hold nothing else.
+best Opts, and those that `needs_stress` run under stress before they are chosen: they are provisional then, and have
+the rest of their launches later (`Judge.further`). The best Opts of a region stay in the result where one of them wins:
+tinygrad's BEAM cache can hold nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.judge import ends
 from kcg.judge.interface import UNVERIFIED
 from kcg.judge.kept import Side
 from kcg.judge.paired import Compared, Comparisons
+from kcg.judge.stressing import PIECE_S, REJECTED, having_passed
 from kcg.kernel.kinds import describe, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import median
@@ -25,6 +27,9 @@ from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verific
 
 if TYPE_CHECKING:
     from kcg.judge.interface import Bench, Found, Offer
+
+
+Judged = TypeVar("Judged", bound="Found")
 
 
 class Judge:
@@ -149,7 +154,9 @@ class Judge:
         for schedule in self._in_turn(work):
             won, fate = self._challenge(work, row, schedule)
             until = self._until(row)
-            if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
+            if won is not row and not (
+                failed := self._comparisons.stress(work, schedule, launches=stress.PROVISIONAL, until=until)
+            ):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words
                 return replace(won, chosen=self._stressed(work, won.chosen), opts=row.chosen, note=note)
@@ -172,11 +179,32 @@ class Judge:
                 yield schedule
 
     def _stressed(self, work: Found, one: Finalist) -> Finalist:
-        """A finalist of a region that has passed what `Comparisons.stress` asks of it."""
+        """A finalist with the launches that it has passed under stress, where it needs that."""
         if not needs_stress(work.call.region, one.schedule):
             return one
-        rules = (*one.verification.rules, stress.rule(self._device.service.target))
-        return replace(one, verification=replace(one.verification, rules=rules))
+        return having_passed(one, self._comparisons.launches(work, one.schedule), self._device.service.target)
+
+    def further(
+        self,
+        work: Judged,
+        row: RegionResult,
+        *,
+        until: float | None,
+        judged: Callable[[Judged], RegionResult | None],
+        piece_s: float = PIECE_S,
+    ) -> RegionResult | None:
+        """The result of a region after a piece more of the launches that its provisional schedule has to pass; None
+        where there was no time for it before `until`, or it was ended from outside. Where it failed, what else is
+        verified of the region stands: `judged` does that once more, without the schedule, and most of it is known."""
+        schedule = row.chosen.schedule
+        done = self._comparisons.launches(work, schedule)
+        launches = min(done + self._comparisons.piece(work, schedule, piece_s), stress.LAUNCHES)
+        why = self._comparisons.stress(work, schedule, launches=launches, until=until)
+        if not why.startswith(REJECTED):
+            return None if why else replace(row, chosen=self._stressed(work, row.chosen))
+        work.refuse(schedule, why.removeprefix(REJECTED))
+        again = judged(work)
+        return without(row, why) if again is None or again.outcome in ("undecided", "unjudged") else again
 
     def with_offers(self, work: Found, row: RegionResult, offers: Sequence[tuple[Offer, str]]) -> RegionResult:
         """The result after other kinds, and then the hand-written kernels had their turn: these are in order, each
@@ -260,6 +288,15 @@ def _ends_of(work: Found, seen: Compared, row: RegionResult) -> tuple[TimedAt, .
     changed = row.chosen is not row.baseline
     after_s = [median(outcome.finalist_cold_s) for outcome in seen.at_ends] if changed else before_s
     return ends.timed_at(work.ends, before_s, after_s)
+
+
+def without(row: RegionResult, why: str) -> RegionResult:
+    """The result of a region without what was chosen, which failed: the best Opts, or tinygrad's own schedule."""
+    note = f"{describe(row.chosen.schedule)} {why}; {row.note}".removesuffix("; ")
+    chosen = row.opts or row.baseline
+    outcome = "kept" if chosen.schedule == row.baseline.schedule else "improved"
+    ends = () if outcome == "improved" else tuple(replace(end, after_s=end.before_s) for end in row.ends)
+    return replace(row, chosen=chosen, opts=None, outcome=outcome, note=note, ends=ends, store="")
 
 
 def unjudged(work: Found, seen: Verification) -> RegionResult:

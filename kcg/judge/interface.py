@@ -121,8 +121,8 @@ class Patience(Protocol):
     def timing_s(self, work: Any) -> float:
         """Re-timing and verifying a region's candidates."""
 
-    def stress_s(self, work: Any, schedule: Schedule) -> float:
-        """The launches of a schedule under stress."""
+    def launch_s(self, work: Any, schedule: Schedule) -> float:
+        """One launch of a schedule under stress, at one end of the values."""
 
     def patience_s(self, expected_s: float) -> float | None:
         """How long to wait now for what should take so long; None: as long as its own deadline allows."""

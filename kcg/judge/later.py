@@ -16,7 +16,7 @@ from kcg.judge.whole import Cost, Runner
 from kcg.judge.whole_model import Model
 from kcg.judge.whole_model import is_runnable as is_model
 from kcg.judge.whole_script import Script
-from kcg.report.endings import ANSWERED, exit_code_of
+from kcg.report.endings import ANSWERED, exit_code_of, whole_is_checked
 from kcg.report.next_steps import option_values, program_in
 from kcg.report.phases import CAPTURING
 from kcg.report.words import checked_as
@@ -29,7 +29,7 @@ from kcg.workloads.script import check_program
 def checked(result: Result, folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Result:
     """The result with a check of the whole, which is run where something improved and was not checked; `folder` is
     where its run left it. Raises UsageError where kcg cannot run it, DeviceError where the device is gone."""
-    if exit_code_of(result) != ExitCode.UNCHECKED:
+    if exit_code_of(result) != ExitCode.UNCHECKED or whole_is_checked(result):
         return result
     runner = runner_of(result, folder)
     say(runner.announced(""))

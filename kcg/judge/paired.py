@@ -7,7 +7,6 @@ and takes over what an earlier run saw of the same.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,16 +16,16 @@ from functools import cached_property, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kcg.errors import DeviceError, UsageError
+from kcg.errors import DeviceError
 from kcg.judge import ends
 from kcg.judge.kept import Side
+from kcg.judge.stressing import REJECTED, Stressing, launches_in
 from kcg.kernel.kinds import made_by, needs_stress
-from kcg.measure import stress
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import JointJob, NanJob, PairedJob, PairedOutcome, StressJob
-from kcg.measure.pools import Killed, ServiceClosed
+from kcg.measure.jobs import JointJob, NanJob, PairedJob, PairedOutcome
+from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
+from kcg.measure.service import REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
 from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.types import Finalist, JobKind, Region, Schedule, Variables, Verification
 
@@ -40,10 +39,8 @@ Work = TypeVar("Work", bound="Found")
 
 FRESH_CHILD_S: Final = 3.0  # a new process that opens the device, canary and all
 TIMEOUT_S = 120.0  # of one comparison, at least
-SLOWER = 5.0  # than it is expected to take, stress is stopped
 NAN_ROUNDS = 4  # of candidates that are refused for what they make of NaN, until enough are left
 NAN_AT_ONCE = 12  # the next best of them, which are compiled for it
-STRESS_S = 1.0  # of stress at once: then the device may be the search's
 RUNS = 200  # launches of one, with room for samples that are taken again
 
 
@@ -61,13 +58,6 @@ def compares_floats(region: Region) -> bool:
     from kcg.measure.inputs import nan_slots
 
     return bool(nan_slots(Chain(region).asts))
-
-
-def _says_nothing(error: Exception) -> bool:
-    """Whether a job was ended by what may not be its program's: killed from outside, out of time on a busy machine, or
-    of memory that others hold too."""
-    memory = isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_RESOURCES)
-    return memory or isinstance(error, Killed | TimeoutError)
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ class Comparisons:
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
         self._seen: dict[_Place, PairedOutcome] = {}  # by this process
-        self._launched: dict[_Place, int] = {}  # under stress, without a difference
+        self._stressing = Stressing(bench.service)
 
     def go_by(self, patience: Patience) -> None:
         """Wait from now on as this says."""
@@ -362,57 +352,32 @@ class Comparisons:
         self._keep(work, end, sides, outcome)
         return Compared(before, after, outcome)
 
-    def stress(self, work: Subject, schedule: Schedule, *, until: float | None = None) -> str:
-        """Why a schedule that was verified and timed is out after all: it failed under stress ("rejected: …"), or
-        nothing is known of it ("not judged: …"), since there was no time for that before `until`, by `time.monotonic`,
-        or it was ended from outside. Empty where it passed, now or before, and where it need not."""
+    def stress(self, work: Subject, schedule: Schedule, *, launches: int, until: float | None = None) -> str:
+        """Why a schedule that was verified and timed is out after all, or has not passed so many launches yet, see
+        `Stressing.run`. Empty where it passed, and where it need not."""
         if not needs_stress(work.call.region, schedule):
             return ""
         side = self.side(work, schedule)
         if isinstance(side, str):
-            return f"rejected: it does not compile again: {side}"
-        for end in work.ends:
-            if why := self._stress_at(work, end, side, until):
-                return ends.reason_at(work.ends, end, why)
-        return ""
-
-    def _stress_at(self, work: Subject, end: End, side: Side, until: float | None) -> str:
-        service, patience = self._device.service, self._patience
-        compiled = side.compiled.at(end.variables)
-        key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
-        if stress.has_passed(*key):
-            service.took_over(JobKind.STRESS, work.call.region, side.schedule, [compiled])
-            return ""
-        place, each_s = (
-            _place(work, end, [side]),
-            patience.stress_s(work, side.schedule) / len(work.ends) / stress.LAUNCHES,
+            return f"{REJECTED}it does not compile again: {side}"
+        return self._stressing.run(
+            work.call.region,
+            side,
+            work.ends,
+            launches=launches,
+            launch_s=self._patience.launch_s(work, schedule),
+            patience=self._patience.patience_s,
+            until=until,
         )
-        while (done := self._launched.get(place, 0)) < stress.LAUNCHES:
-            expected_s = (stress.LAUNCHES - done) * each_s
-            if until is not None and time.monotonic() + expected_s > until:
-                left = f"{stress.LAUNCHES - done} launches" + (f" more, after {done}" if done else "")
-                return f"not judged: the budget left no time for {left}, about {expected_s:.3g} s"
-            count = min(max(int(STRESS_S / each_s), 1) if each_s else stress.LAUNCHES, stress.LAUNCHES - done)
-            job = StressJob(work.call.region, compiled, service.target, end.variables, before=done, count=count)
-            future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
-            _, waiting = wait([future], timeout=patience.patience_s(expected_s))
-            if waiting:
-                return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
-            try:
-                outcome = future.result()
-            except (DeviceError, ServiceClosed):
-                raise
-            except Exception as error:
-                why = f"{type(error).__name__}: {first_line(error)}"
-                if _says_nothing(error):
-                    return f"not judged: stress was ended before its {stress.LAUNCHES} launches: {why}"
-                return f"rejected: failed under stress: {why}"
-            if outcome.wrong:
-                return f"rejected: wrong under stress: {outcome.wrong}"
-            self._launched[place] = done + count
-        with contextlib.suppress(UsageError):  # where nothing can be kept it runs again next time
-            stress.keep_pass(*key)
-        return ""
+
+    def launches(self, work: Subject, schedule: Schedule) -> int:
+        """How many launches under stress a schedule passed."""
+        side = self.side(work, schedule)
+        return 0 if isinstance(side, str) else self._stressing.passed(work.call.region, side, work.ends)
+
+    def piece(self, work: Subject, schedule: Schedule, seconds: float) -> int:
+        """How many launches under stress take about so many seconds, at all ends."""
+        return launches_in(seconds / len(work.ends), self._patience.launch_s(work, schedule))
 
     def _record(self, job: PairedJob, outcome: PairedOutcome, before: Side, after: Side | None) -> None:
         """Journal the samples of both sides."""

@@ -56,6 +56,11 @@ class Gate:
             with self._changed:
                 self._away.discard(pool)
 
+    def is_idle_beside(self, pool: Hashable) -> bool:
+        """Whether no other pool has a job."""
+        with self._changed:
+            return all(other == pool for other in self._jobs)
+
     def wake(self) -> None:
         """Have those that wait see that they were closed."""
         with self._changed:

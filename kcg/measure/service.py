@@ -387,6 +387,11 @@ class MeasureService:
     def settle(self) -> None:
         """Nobody checks this device while it measures: there is no doubt to wait for."""
 
+    @property
+    def has_device_alone(self) -> bool:
+        """Whether no other service that shares its device has work for that now."""
+        return self._device.gate.is_idle_beside(self._device)
+
     def read_canary(self) -> Future[CanaryReading]:
         """Run the canary once more, in the child that measures."""
         first = self._device.reference  # there is one once the device is open

@@ -5,18 +5,23 @@ the launches follow each other without waiting, some of them with an empty cache
 the first one on the device and leaves a mark wherever they ever differ. Outputs are put back to what they were before
 some of the launches, so that none passes by leaving alone what another one wrote.
 
-The first half of the launches has the device alone. In the second half the same program runs on a second stream too, on
-buffers and a workspace of its own, and its outputs are restored and compared there: what is beside a launch computes,
-waits for copies, fills shared memory and the cache as the program itself does. Both streams are held back until the
-host has sent some launches to each, since the host is slower than short programs. Where a device has no second stream
-all launches are alone.
+Half of the launches have the device alone, `TURN` of them after each other. Beside the next `TURN` the same program
+runs on a second stream too, on buffers and a workspace of its own, and its outputs are restored and compared there:
+what is beside a launch computes, waits for copies, fills shared memory and the cache as the program itself does. Both
+streams are held back until the host has sent some launches to each, since the host is slower than short programs. So
+half of what passed had company, however many launches that is. Where a device has no second stream all launches are
+alone.
 
-A pass is kept in the user's cache by binary, GPU and driver: it is not run again.
+After `PROVISIONAL` launches a program may be used, and says that it is provisional; it is verified after `LAUNCHES`.
+What passed is kept in the user's cache by binary, GPU and driver, with how many launches: these are not run again. A
+pass of more launches counts for fewer, never the reverse.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -39,12 +44,18 @@ RULES: Final = 3
 """What a pass says: passes of before a change of it do not count. 1: all launches alone; 2: of programs that were
 verified without planted data."""
 LAUNCHES: Final = 10_000
+PROVISIONAL: Final = 1_000  # launches, after which what passed them may be used
+TURN: Final = 50  # launches alone, and then so many beside another stream
 RESTORED_EVERY: Final = 8  # launches, before which outputs hold again what they held before the first one
 FLUSHED_EVERY: Final = 16  # launches, before which the cache is emptied
 LOOKED_AT_EVERY: Final = 1_000  # launches, after which it is over where one differed
 HOST_S: Final = 60e-6  # what the host takes for one launch and its comparison, at least
 PASSES: Final = 2.5  # over an output, for each launch: two to compare it, a part of one to restore it
 SHARE: Final = 0.5  # of the memory's bandwidth that these reach
+
+UNDER_STRESS: Final = "launches under stress"  # is in the rule that says how many passed
+Key = tuple[Region, str, Target, Toolchain, Variables]
+"""What a pass is kept by: a region, a binary, where it ran, and the values of its kernel's variables."""
 
 ROW: Final = GUARD_BYTES // 4  # words; outputs are compared in whole rows, behind them are at least as many guard bytes
 
@@ -81,7 +92,6 @@ class Stressed:
         self._own: _Repeated | None = None
         self._beside: _Beside | None = None
         self._stream = second_stream(bench.device)
-        self._alone = launches if self._stream is None else launches - launches // 2
 
     @property
     def number(self) -> int:
@@ -98,19 +108,18 @@ class Stressed:
         if self._reason:
             return self._reason
         self._own = own = self._own or _Repeated(self._bench, self._runs)
-        last = min(self._number + count, self._launches)
+        last, before = min(self._number + count, self._launches), None
         for number in range(self._number + 1, last + 1):
-            if self._stream is not None and number > self._alone and self._beside is None:
-                self._beside = _Beside(own, self._stream)
-            if number % FLUSHED_EVERY == 0:
+            company = self._company(number, own)
+            if company is None and before is not None:
+                before.wait()
+            if flushed := number % FLUSHED_EVERY == 0:
                 self._flush()
-                if self._beside is not None:
-                    self._beside.hold()
-            if self._beside is None:
-                own.launch(number)
-            else:
-                self._beside.launch(number)
-            if number % LOOKED_AT_EVERY == 0 or number in (self._alone, last):
+            if company is not None and (flushed or before is None):
+                company.hold(number)
+            (company or own).launch(number)
+            before = company
+            if number % LOOKED_AT_EVERY == 0 or number == last:
                 for words, one in (("", own), (", beside another stream,", self._beside)):
                     if one is not None and (where := one.differs()):
                         self._reason = f"of {number} launches one{words} left another {where}"
@@ -121,24 +130,40 @@ class Stressed:
             self._bench.tainted, self._reason = True, f"wrote outside buffer {slot}, beside another stream"
         return self._reason
 
-
-def launches_beside(target: Target) -> int:
-    """How many of `LAUNCHES` have another stream beside them."""
-    return LAUNCHES // 2 if has_second_stream(target.device) else 0
-
-
-def rule(target: Target) -> str:
-    """What has passed stress was judged by, in words."""
-    words = f"{LAUNCHES} launches under stress bitwise equal"
-    return f"{words}, {count} of them beside another stream" if (count := launches_beside(target)) else words
+    def _company(self, number: int, own: _Repeated) -> _Beside | None:
+        """What runs beside a launch; None where it has the device alone."""
+        if self._stream is None:
+            return None
+        if not is_beside(number):
+            return None
+        self._beside = self._beside or _Beside(own, self._stream)
+        return self._beside
 
 
-def expected_s(seconds: float, output_bytes: int, target: Target) -> float:
-    """What stress takes of a program of so many seconds that writes so much."""
+def is_beside(number: int) -> bool:
+    """Whether a launch has another stream beside it, where there is one; the first is 1."""
+    return (number - 1) // TURN % 2 == 1
+
+
+def launches_beside(target: Target, launches: int = LAUNCHES) -> int:
+    """How many of so many `launches` have another stream beside them."""
+    whole, rest = divmod(launches, 2 * TURN)
+    return TURN * whole + max(rest - TURN, 0) if has_second_stream(target.device) else 0
+
+
+def rule(target: Target, launches: int = LAUNCHES) -> str:
+    """What has passed so many launches was judged by, in words."""
+    words = f"{launches} {UNDER_STRESS} bitwise equal"
+    count = launches_beside(target, launches)
+    return f"{words}, {count} of them beside another stream" if count else words
+
+
+def expected_s(seconds: float, output_bytes: int, target: Target, launches: int = LAUNCHES) -> float:
+    """What so many `launches` take of a program of so many seconds that writes so much."""
     comparing_s = PASSES * output_bytes / (SHARE * target.bandwidth_bytes_s) if target.bandwidth_bytes_s else 0.0
     own_s = seconds + comparing_s
-    count = launches_beside(target)
-    return (LAUNCHES - count) * max(HOST_S, own_s) + count * (hidden_s(2 * HOST_S) + 2 * own_s)
+    count = launches_beside(target, launches)
+    return (launches - count) * max(HOST_S, own_s) + count * (hidden_s(2 * HOST_S) + 2 * own_s)
 
 
 class _Repeated:
@@ -187,16 +212,21 @@ class _Beside:
         bench.poisoned_with = own.bench.poisoned_with
         self._own, self._stream = own, stream
         self._other = _Repeated(bench, own.runs, stream=stream, like=own)
-        self._spin, self._sending_s = Spin(bench.device), FLUSHED_EVERY * 2 * HOST_S
-        self.hold()
+        self._spin, self._sending_s, self._sent = Spin(bench.device), 2 * HOST_S, 1
 
-    def hold(self) -> None:
-        """What is sent from here on begins on both streams at once, when the host has sent as much as since the last
-        time."""
+    def wait(self) -> None:
+        """Wait for the launches on the other stream."""
         self._stream.wait()
-        self._spin(hidden_s(self._sending_s))
+
+    def hold(self, number: int) -> None:
+        """What is sent from this launch on begins on both streams at once, when the host has sent as many as there are
+        to the next time: it is expected to take for each what it took since the last one."""
+        self._stream.wait()
+        rest = TURN - (number - 1) % TURN
+        count = min(rest, FLUSHED_EVERY - number % FLUSHED_EVERY)
+        self._spin(hidden_s(count * self._sending_s / self._sent))
         self._stream.follow()
-        self._sending_s = 0.0
+        self._sending_s, self._sent = 0.0, 0
 
     def launch(self, number: int) -> None:
         """Send one launch to each stream."""
@@ -204,6 +234,7 @@ class _Beside:
         self._other.launch(number)
         self._own.launch(number)
         self._sending_s += time.perf_counter() - begin
+        self._sent += 1
 
     def differs(self) -> str:
         """As of `_Repeated`, of the other stream."""
@@ -284,19 +315,55 @@ def _kernel(function: Callable[..., UOp], count: int, buffers: int) -> UOp:
 # ---- passes that are kept
 
 
-def _place(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> Path:
+def _place(
+    region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables, *, whole: bool = True
+) -> Path:
+    """The file of a pass; one that is not of the `whole` of `LAUNCHES` lies elsewhere, where nobody takes it for it."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    of: list[Any] = [RULES, region.id, binary, target.model, toolchain.driver, variables, LAUNCHES]
+    of: list[Any] = [RULES, region.id, binary, target.model, toolchain.driver, variables, LAUNCHES if whole else "part"]
     return caches / "kcg" / "stress" / hashlib.sha256(canonical_json(of).encode()).hexdigest()
 
 
+def passed(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> int:
+    """How many launches a binary passed before with these values of its kernel's variables, on such a GPU with this
+    driver: at most `LAUNCHES`, and none where its file cannot be read."""
+    key = region, binary, target, toolchain, variables
+    if _place(*key).exists():
+        return LAUNCHES
+    try:
+        launches = json.loads(_place(*key, whole=False).read_bytes())["launches"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return launches if type(launches) is int and 0 <= launches < LAUNCHES else 0
+
+
 def has_passed(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> bool:
-    """Whether a binary passed before with these values of its kernel's variables, on such a GPU with this driver."""
-    return _place(region, binary, target, toolchain, variables).exists()
+    """Whether it passed all of `LAUNCHES`."""
+    return passed(region, binary, target, toolchain, variables) >= LAUNCHES
 
 
-def keep_pass(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> None:
-    """Keep that it passed. Raises UsageError where the cache cannot be written."""
-    counts = {"launches": LAUNCHES, "beside": launches_beside(target)}
+def keep_pass(
+    region: Region,
+    binary: str,
+    target: Target,
+    toolchain: Toolchain,
+    variables: Variables,
+    launches: int = LAUNCHES,
+) -> None:
+    """Keep that it passed so many launches in all; what is kept of more stays. Raises UsageError where the cache cannot
+    be written."""
+    key = region, binary, target, toolchain, variables
+    if launches <= passed(*key):
+        return
+    counts = {"launches": launches, "beside": launches_beside(target, launches)}
     about = {"binary": binary, "model": target.model, "driver": toolchain.driver, **counts}
-    write_whole(_place(region, binary, target, toolchain, variables), canonical_json(about))
+    whole = launches >= LAUNCHES
+    write_whole(_place(*key, whole=whole), canonical_json(about))
+    if whole:
+        forget_part(*key)
+
+
+def forget_part(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> None:
+    """Keep nothing of a binary that failed in a later launch: what it passed before counts for nothing."""
+    with contextlib.suppress(OSError):
+        _place(region, binary, target, toolchain, variables, whole=False).unlink()

@@ -12,6 +12,9 @@ is taken, so the search stops for a turn of judging. That takes no time from the
 judging it is paid for at the end otherwise; it is lost where the leader changes. So (`has_a_turn`) a leader that is
 more likely to change than not has no turn but the first, which there is once the search took `FIRST` times as long;
 and all turns together take at most a `SHARE` of the time of the search.
+
+What is judged so is provisional first, where it has to pass launches under stress. While there is nothing to judge and
+the search leaves the device idle it has more of these, what saves most a second first.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import TYPE_CHECKING, Final
 from kcg.errors import DeviceError
 from kcg.judge.finalists import Judge
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
+from kcg.kernel.kinds import describe
+from kcg.measure import stress
 from kcg.measure.pools import ServiceClosed
 from kcg.types import RegionResult, Schedule, Status
 
@@ -52,6 +57,7 @@ FIRST: Final = 2.0  # so many times what the first verdict takes a search on a C
 STAYS: Final = 1 / 2  # the probability that a leader stays from which on it has a turn on a CPU
 READY: Final = 4  # references that may be under way at once where there are few cores; else half as many as these
 POLL_S: Final = 0.3
+PIECE_S: Final = 0.25  # of stress at once that is not needed yet: the search does not wait for longer
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,9 @@ class Ahead:
             seen=self.seen,
         )
         self.rows: dict[str, RegionResult] = {}  # what it judged
+        self.failed: dict[str, Schedule] = {}  # what was chosen and failed in a later launch
         self._tried: dict[str, tuple[Schedule, ...]] = {}  # the first candidates that it judged
+        self._stuck: set[str] = set()  # what stays provisional until the search is over
         self._known: dict[str, _Known] = {}
         self._verdicts = 0
         self._best: tuple[int, Collection[str], Collection[str]] = (
@@ -250,14 +258,16 @@ class Ahead:
             self._error = error
 
     def _next(self) -> bool:
-        """Judge the region that is worth most of those whose references are there; whether there was one."""
+        """Judge the region that is worth most of those whose references are there, or have what is provisional a piece
+        more of its launches; whether there was one."""
         works = {work.id: work for work in self._view.estimates.works}
         order = [works[lead.id] for lead in order_of(self._leads())]
         self.prepare(order)
         work = next((work for work in order if self.comparisons.is_ready(work)), None)
-        if work is not None:
-            self._take(work)
-        return work is not None
+        if work is None:
+            return self._further()
+        self._take(work)
+        return True
 
     def _take(self, work: RegionWork) -> None:
         """Judge a region as it is now."""
@@ -266,13 +276,68 @@ class Ahead:
         if (row := self._judge.judged(now)) is None:
             return  # the budget was over
         row = self._judge.with_offers(now, row, ())
-        self._verdicts += 1
         before = self.rows.get(work.id)
-        self.rows[work.id] = self._judged[work.id] = row = row if before is None else better(before, row)
+        self._stands(work, row if before is None else better(before, row))
+
+    def _stands(self, work: RegionWork, row: RegionResult) -> None:
+        """This is the result of a region from now on: a verdict, unless it only passed more launches."""
+        before = self._judged.get(work.id)
+        if before is None or before.chosen.schedule != row.chosen.schedule or work.id not in self.rows:
+            self._verdicts += 1
+        self._news = self._news or not is_piece(before, row)
+        self.rows[work.id] = self._judged[work.id] = row
+        if work.stored is not None:
+            work.stored = row
         if row.outcome == "improved":
             work.passed(*(one.schedule for one in (row.chosen, row.opts) if one is not None))
-        self._news = True
         self._tell()
+
+    # ---- what is provisional ----
+
+    def _further(self) -> bool:
+        """Have what is provisional a piece more of its launches, what saves most a second first; whether there was
+        something, and the device idle."""
+        found = self._provisional() if self._device.bench.service.has_device_alone else []
+        if not found:
+            return False
+        work, until = found[0], self._view.estimates.judge_until()
+        before = self._judged[work.id]
+        row = self._judge.further(work.as_of_now(), before, until=until, judged=self._once_more, piece_s=PIECE_S)
+        if row is None:
+            self._stuck.add(work.id)
+            return True
+        if row.chosen.schedule != before.chosen.schedule:
+            self.failed[work.id] = before.chosen.schedule
+            self._tried[work.id] = tuple(work.firsts)
+            self._log.alert(left_out(before, work.refused[before.chosen.schedule]))
+        self._stands(work, row)
+        return True
+
+    def _once_more(self, now: RegionWork) -> RegionResult | None:
+        """The result of a region of which a schedule is refused since; most that is compared is known."""
+        row = self._judge.judged(now)
+        return None if row is None else self._judge.with_offers(now, row, ())
+
+    def _provisional(self) -> list[RegionWork]:
+        """What has launches to pass yet, saves something in the best plans, and is not about to be judged again."""
+        view = self._view
+        of_best, covered = self._of_best(view)
+
+        def order(work: RegionWork) -> float:
+            row = self._judged[work.id]
+            left_s = view.estimates.stress_s(work, row.chosen.schedule, stress.LAUNCHES)
+            return (row.after_s - row.before_s) / max(left_s, 1e-3)
+
+        found: list[RegionWork] = []
+        for work in view.estimates.works:
+            row = self._judged.get(work.id)
+            if row is None or not row.chosen.provisional or work.id in self._stuck:
+                continue
+            leads = work.stored is not None or row.chosen.schedule in work.firsts
+            needed = work.call.region.id in of_best if work.proposed else work.id not in covered
+            if leads and needed:
+                found.append(work)
+        return sorted(found, key=order)
 
     def _tell(self) -> None:
         """Have the incumbent improve by what it does not have yet."""
@@ -349,6 +414,16 @@ class Ahead:
 
 
 STOP_S: Final = 20.0  # how long the end of the thread is waited for, once its children are dead
+
+
+def is_piece(before: RegionResult | None, row: RegionResult) -> bool:
+    """Whether all that is new of a region is that it passed more launches, and not the last ones."""
+    return before is not None and row.chosen.provisional and row.chosen.schedule == before.chosen.schedule
+
+
+def left_out(row: RegionResult, why: str) -> str:
+    """What is said where what was chosen failed in a later launch."""
+    return f"{describe(row.chosen.schedule)} of {row.chosen.name} is left out: {why}"
 
 
 def better(before: RegionResult, now: RegionResult) -> RegionResult:

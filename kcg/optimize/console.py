@@ -32,6 +32,7 @@ from kcg.report.words import (
     origin_of,
     plan_line,
     plan_rows,
+    provisional_line,
     repeated,
     step_lines,
     steps_line,
@@ -401,6 +402,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append((f"... and {len(by_hand) - MAX_ROWS} more written by hand: see the report", ""))
     if result.model_check is not None:
         lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
+    if line := provisional_line(result):
+        lines.append((line, "yellow"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
         lines.append((f"{name} {done_with(found)}: {found.advice}", "yellow"))

@@ -252,8 +252,8 @@ class Estimates:
         return sum(work.compile_s.get(schedule, 0.0) for work, schedule in wanted) / service.compile_workers
 
     def comparing_s(self, work: RegionWork) -> float:
-        """What judging one kernel is expected to take, in seconds, stress included: beside a candidate, if it has one,
-        or if nothing has one yet."""
+        """What judging one kernel is expected to take, in seconds, stress included until it is provisional: beside a
+        candidate, if it has one, or if nothing has one yet."""
         return self.timing_s(work) + sum(self.stress_s(work, found[0]) for found in work.by_kind)
 
     def timing_s(self, work: RegionWork) -> float:
@@ -278,15 +278,23 @@ class Estimates:
         timed_s = sum(samples * (seconds + flush_s) for seconds in [*sides_s, *again_s]) + samples * sum(sides_s)
         return verify_s + copies_s + runs_s + timed_s
 
-    def stress_s(self, work: RegionWork, schedule: Schedule) -> float:
-        """What a schedule's launches under stress are expected to take, in seconds; 0 where it has none to pass."""
+    def stress_s(self, work: RegionWork, schedule: Schedule, launches: int = stress.PROVISIONAL) -> float:
+        """What is expected to be missing, in seconds, until a schedule has passed so many launches under stress; 0
+        where it has none to pass."""
         service, region = self.device.service, work.call.region
         if not needs_stress(region, schedule):
             return 0.0
         binary = seen.binary_hash if (seen := work.observed(schedule)) is not None else ""
-        if binary and all(stress.has_passed(region, binary, *service.facts, values) for values in work.bindings):
-            return 0.0
-        return len(work.ends) * stress.expected_s(work.seconds_of(schedule), work.output_bytes, service.target)
+        left = len(work.bindings) * launches
+        if binary:
+            passed = (stress.passed(region, binary, *service.facts, values) for values in work.bindings)
+            left = sum(max(launches - count, 0) for count in passed)
+        return left * self.launch_s(work, schedule)
+
+    def launch_s(self, work: RegionWork, schedule: Schedule) -> float:
+        """What one launch of a schedule under stress is expected to take, in seconds, at one end of the values."""
+        seconds, target = work.seconds_of(schedule), self.device.service.target
+        return stress.expected_s(seconds, work.output_bytes, target) / stress.LAUNCHES
 
     @property
     def flush_s(self) -> float:

@@ -46,22 +46,23 @@ class Incumbent:
         file is written."""
         self._path, self._make, self._set_aside, self._clock = path, make, set_aside, clock
         self._whole, self._go_on = whole, f"; to go on: {go_on}" if go_on else ""
-        self._written: Plan | None = None
+        self._written: tuple[Plan, frozenset[str]] | None = None  # with the regions that were provisional
         self._since: float | None = None  # the first verdict
         self._spent_s = 0.0
         self.verified_s: tuple[float, float] | None = None
         """What the workload takes by what was verified, and by tinygrad's own schedules; None before any verdict."""
 
     def improve(self) -> bool:
-        """Something more was judged: write what is the best now, where that is another plan than the file has. What
-        comes too soon is written with the next verdict, or when this is called again: whether it was not too soon."""
+        """Something more was judged: write what is the best now, where the file has another plan, or one of which more
+        is provisional. What comes too soon is written with the next verdict, or when this is called again: whether it
+        was not too soon."""
         begun = self._clock()
         self._since = begun if self._since is None else self._since
         if self._spent_s > SHARE * (begun - self._since):
             return False
         result = self._make(None)
         self.verified_s = result.total_after_s, result.total_before_s
-        if self._written is None or self._written != result.plan:
+        if self._written != _state_of(result):
             self._write(result, "everything was judged: what was not has the best that was, or tinygrad's own")
         self._spent_s += self._clock() - begun
         return True
@@ -77,4 +78,9 @@ class Incumbent:
         with contextlib.suppress(OSError, UsageError):
             self._set_aside()
             write_result(replace(result, complete=False, model_check=UNCHECKED, warnings=warnings), self._path)
-            self._written = result.plan
+            self._written = _state_of(result)
+
+
+def _state_of(result: Result) -> tuple[Plan, frozenset[str]]:
+    """What is written anew where it changes: the plan, and what of it is provisional."""
+    return result.plan, frozenset(row.region.id for row in result.provisional)

@@ -2,21 +2,25 @@
 
 A region for which nothing faster was found has no candidate: the time of its baseline stands as the search measured it,
 the same before and after, and it is not called verified. The budget is kept: what it leaves no time to judge keeps
-tinygrad's own schedule too.
+tinygrad's own schedule too. What is provisional after that has the rest of its launches under stress, what saves most
+a second first, as long as there is time: without a budget all of it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kcg.cli import counted
 from kcg.judge.finalists import Judge, quarantined, unjudged
 from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
+from kcg.measure import stress
 from kcg.measure.protocol import median_interval
-from kcg.optimize.ahead import better, covered_by
+from kcg.optimize.ahead import better, covered_by, is_piece, left_out
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.optimize.work import Candidates, RegionWork
 
+COMPLETING = 1 / 2  # of the time that is left, where plans are compared after it
 WORTH = 1 / 2
 """Of what was found to be saved, the share that is judged before time is left for the check of the whole: of less there
 would be little to check."""
@@ -63,9 +68,10 @@ class Judging:
         incumbent: Incumbent | None = None,
         in_new_child: bool = False,
         ahead: Ahead | None = None,
+        completes: bool = True,
     ) -> None:
         """With `in_new_child` the process that judges is new already: it ran nothing but its canary. With `ahead` it is
-        the one that judged while the search went on."""
+        the one that judged while the search went on. Unless it `completes` what is provisional, that stays so."""
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged, self._needed, self._incumbent = judged, needed, incumbent
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
@@ -89,6 +95,10 @@ class Judging:
         self._undecided: list[RegionWork] = []
         self._kernels: list[RegionWork] = []  # that are due
         self._done: set[str] = set()  # what was judged, by `RegionWork.id`
+        self._completes = completes
+        self._stuck: set[str] = set()  # what stays provisional, by the same
+        self.failed = {} if ahead is None else ahead.failed
+        """What was chosen and failed in a later launch, by the same."""
 
     @property
     def seen(self) -> Mapping[tuple[str, Schedule], Compared]:
@@ -114,7 +124,7 @@ class Judging:
             sides, compiling_s = estimates.sides(), estimates.compiling_s()
             self._comparisons.prepare(self._of_plans(order), sides, compiling_s=compiling_s)
         try:
-            while of_plans := self._of_plans(left):
+            while of_plans := self._of_plans(left) or self._completed(left):
                 left.remove(work := self._comparisons.first_ready(self._first(of_plans), until=self._until()))
                 count += 1
                 seen.append(work)
@@ -138,23 +148,81 @@ class Judging:
             self._warn_of_unjudged(seen)
         return RegionResults(tuple(judged[w.id] for w in works), len(self._undecided))
 
+    # ---- what is provisional ----
+
+    def _completed(self, left: Sequence[RegionWork]) -> list[RegionWork]:
+        """Have what is provisional its launches, as long as there is time; what is to be judged next, where the best
+        plans need other regions since something failed."""
+        until = self._complete_until()
+        if provisional := self._provisional():
+            programs = counted(len(provisional), "program")
+            self._log.progress.phase(f"the rest of {stress.LAUNCHES:,} launches under stress of {programs}")
+        while provisional := self._provisional():
+            work = provisional[0]
+            row = self.judge.further(work, before := self._judged[work.id], until=until, judged=self._once_more)
+            if row is None:
+                self._stuck.add(work.id)
+                continue
+            self._judged[work.id] = row
+            if work.stored is not None:
+                work.stored = row
+            if failed := row.chosen.schedule != before.chosen.schedule:
+                self.failed[work.id] = before.chosen.schedule
+                self._log.alert(left_out(before, work.refused[before.chosen.schedule]))
+                self._plan(left, again=True)
+            if self._incumbent is not None and not is_piece(before, row):
+                self._incumbent.improve()
+            if failed and (of_plans := self._of_plans(left)):
+                return of_plans
+        return []
+
+    def _provisional(self) -> list[RegionWork]:
+        """What has launches to pass yet, of what may be in the result: what saves most a second first, and last the
+        kernels that run only where a region is not put in."""
+
+        def order(work: RegionWork) -> tuple[bool, float]:
+            row = self._judged[work.id]
+            return work.id in self._covered, (row.after_s - row.before_s) / max(self._missing_s(work), 1e-3)
+
+        if not self._completes:
+            return []
+        works = self._candidates.works
+        found = (work for work in works if (row := self._judged.get(work.id)) and row.chosen.provisional)
+        some = (w for w in found if not w.proposed or self._needed is None or w.call.region.id in self._of_best)
+        return sorted((work for work in some if work.id not in self._stuck), key=order)
+
+    def _missing_s(self, work: RegionWork) -> float:
+        """What the launches are expected to take that what was chosen of a region has to pass yet, in seconds."""
+        return self._estimates.stress_s(work, self._judged[work.id].chosen.schedule, stress.LAUNCHES)
+
+    def _complete_until(self) -> float | None:
+        """When completing is to end, by `time.monotonic`: where plans are compared, they have half of what is left."""
+        now, until = time.monotonic(), self._until()
+        return until if until is None or self._needed is None else now + COMPLETING * (until - now)
+
+    def _once_more(self, work: RegionWork) -> RegionResult | None:
+        """The result of a region of which a schedule is refused since; most that is compared is known."""
+        row = self.judge.judged(work)
+        return None if row is None else self._with_offers(work, row)
+
     def _show(self, count: int, left: Sequence[RegionWork]) -> None:
         """So many are judged, and these are left, which are expected to take what those before them took."""
         ledger, works = self._estimates.budget.ledger, self._candidates.works
         alone = [self._judged.get(w.id, w).after_s for w in works if not w.proposed]
+        rest_s = sum(self._missing_s(work) for work in self._provisional())
         self._log.show(
             sum(alone) if alone else None,
             measurements=ledger.measurements,
-            budget_s=self._log.elapsed_s + self._pace.left_s(left),
+            budget_s=self._log.elapsed_s + self._pace.left_s(left) + rest_s,
             kernels=(count, count + len(left)),
             nouns=nouns_of(work.call.region for work in (*works, *left) if work in left or work.id in self._judged),
             verified_s=None if self._incumbent is None else self._incumbent.verified_s,
             keep=False,
         )
 
-    def _plan(self, left: Sequence[RegionWork]) -> None:
-        """Find which regions the best plans have, where some of several kernels are not judged."""
-        if self._needed is None or not any(work.proposed for work in left):
+    def _plan(self, left: Sequence[RegionWork], *, again: bool = False) -> None:
+        """Find which regions the best plans have, where some of several kernels are not judged, or `again`."""
+        if self._needed is None or not (again or any(work.proposed for work in left)):
             return
         self._of_best = self._needed(self._judged)
         self._covered = covered_by(self._candidates.works, self._of_best)

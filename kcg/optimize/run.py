@@ -234,6 +234,8 @@ def optimize(
                 ahead=early,
             )
             compared, seen = judging.seen, judging.run()
+            if store is not None:
+                store.refute(judging.failed, [*works, *(proposed.works if proposed is not None else ())], log=log)
             if proposed is not None:
                 in_context = savings_in_context(
                     seen,

@@ -68,6 +68,7 @@ class Stored:
     unclear: defaultdict[str, list[Schedule]] = field(default_factory=lambda: defaultdict(list))  # by the same
     warned: set[Path] = field(default_factory=set)
     claims: dict[str, Nothing] = field(default_factory=dict)  # by the region's work: that nothing is to be found
+    used: dict[tuple[str, Schedule], Found] = field(default_factory=dict)  # what proved true, by the region's work
 
     def look_for_nothing(self, works: Sequence[RegionWork], settings: Settings, *, device: Device, log: RunLog) -> None:
         """Read of which regions the store has that a search like this one found nothing. A run that counts its
@@ -160,7 +161,9 @@ class Stored:
             for work in hits:
                 _expect(work, [_entry(one) for one in found[work.id]])
             here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
-            judging = Judging(Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child)
+            judging = Judging(
+                Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child, completes=False
+            )
             judging.run()
         finally:
             for work in hits:
@@ -191,6 +194,7 @@ class Stored:
                 self._refute(work, one, why, log=log)
             elif schedule in chosen:
                 true.append(schedule)
+                self.used[work.id, schedule] = one
             elif compared is not None and not _is_faster(compared):
                 self.unclear[work.id].append(schedule)
             elif "rejected: " in row.note:  # under stress, after it was compared
@@ -204,6 +208,14 @@ class Stored:
         for side in (row.baseline, row.chosen, row.opts):
             if side is not None:
                 work.keep(_measured(side))
+
+    def refute(self, failed: Mapping[str, Schedule], works: Sequence[RegionWork], *, log: RunLog) -> None:
+        """Say of what proved true, and failed in a later launch under stress, that it is not used."""
+        for work in works:
+            if (schedule := failed.get(work.id)) is not None and (
+                one := self.used.get((work.id, schedule))
+            ) is not None:
+                self._refute(work, one, work.refused[schedule], log=log)
 
     def measure_unclear(self, works: Sequence[RegionWork], *, device: Device) -> None:
         """Measure what could be neither confirmed nor refuted, as a search does: from there it goes on."""
@@ -256,7 +268,7 @@ class Stored:
             return 0
         added, failed, wrong = 0, list[KcgError](), _in_wrong_plans(result)
         for name, row in judged.items():
-            if row.store or row.region.id in wrong:
+            if row.region.id in wrong or (row.store and not self._is_further(name, row)):
                 continue
             try:
                 for entry in entries_of(result, [row]):
@@ -267,6 +279,11 @@ class Stored:
         if added:
             log.progress.line(f"kcg: {counted(added, 'schedule')} added to the store {self.store.location}")
         return added
+
+    def _is_further(self, name: str, row: RegionResult) -> bool:
+        """Whether what came from the store passed more launches than it had there."""
+        one = self.used.get((name, row.chosen.schedule))
+        return one is not None and _entry(one).provisional and row.chosen.launches > _entry(one).launches
 
 
 def _say_failed(what: str, errors: Sequence[KcgError], *, log: RunLog) -> None:

@@ -34,14 +34,19 @@ def exit_code_of(result: Result) -> ExitCode:
     )
 
 
-def is_checked(result: Result) -> bool:
-    """Whether all that improved is known to be right as a whole: a run verifies each part before it improves, and the
-    whole at the end. A result of before there was that check is as complete as it says."""
-    # a part that is provisional, which has passed some of its launches under stress alone, belongs here
+def whole_is_checked(result: Result) -> bool:
+    """Whether what improved is known to be right together, as far as there is a whole. A result of before there was
+    that check is as complete as it says."""
     check = result.model_check
     if check is None:
         return result.complete
     return bool(check.passed) or check.reason.startswith(NO_WHOLE)
+
+
+def is_checked(result: Result) -> bool:
+    """Whether all that improved is known to be right, each part and the whole. A part that is provisional has passed
+    some of its launches under stress alone."""
+    return whole_is_checked(result) and not result.provisional
 
 
 def incomplete(result: Result) -> str:

@@ -14,7 +14,7 @@ from kcg import shell
 from kcg.cli import parse_budget
 from kcg.errors import UsageError
 from kcg.kernel.kinds import fits_beam_cache, traits_of
-from kcg.report.endings import is_checked, may_find_more
+from kcg.report.endings import may_find_more, whole_is_checked
 from kcg.report.words import checked_as
 from kcg.types import RegionResult, Result, Target
 from kcg.workloads.script import Form, Program, bounded, workload_name
@@ -71,9 +71,13 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
 
 
 def _checking(result: Result, path: Path) -> Iterator[NextStep]:
-    """What was not compared as a whole may be later; a function is, where it is called."""
-    if not is_checked(result) and checked_as(result) != "function":
-        yield NextStep(shell.command("kcg check", path), "compares the whole, no search")
+    """What is provisional has the rest of its launches under stress, and what was not compared as a whole is; a
+    function is compared where it is called."""
+    what = ["completes what is provisional"] if result.provisional else []
+    if not whole_is_checked(result) and checked_as(result) != "function":
+        what.append("compares the whole")
+    if what:
+        yield NextStep(shell.command("kcg check", path), f"{' and '.join(what)}, no search")
 
 
 def _looking_further(result: Result) -> Iterator[NextStep]:

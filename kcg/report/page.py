@@ -40,7 +40,16 @@ from kcg.report.phases import WORDS
 from kcg.report.prediction_quality import quality_of
 from kcg.report.rows import Row, rows_of
 from kcg.report.sources import sources_of
-from kcg.report.words import checked_as, passed_over_lines, plan_line, plan_rows, repeated, step_lines, step_rows
+from kcg.report.words import (
+    checked_as,
+    passed_over_lines,
+    plan_line,
+    plan_rows,
+    provisional_line,
+    repeated,
+    step_lines,
+    step_rows,
+)
 from kcg.types import Finalist, Result, Verification
 
 if TYPE_CHECKING:
@@ -289,6 +298,7 @@ def environment() -> Environment:
         "factor": format_factor,
         "launch": format_launch,
         "verdict": _model_result,
+        "launches": _launches,
     }
     made.filters.update(filters)
     return made
@@ -326,6 +336,7 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
             noun=checked_as(result),
             repeated=repeated,
             checks=_checks(rows),
+            provisional=provisional_line(result),
             nouns=nouns_of(row.region for row in result.regions),
             outcomes=[
                 (name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()
@@ -392,6 +403,11 @@ def _model_result(check: Verification) -> str:
     if check.unjudged or check.wrong:
         return "unjudged" if check.unjudged else "wrong"
     return "checked" if check.seeds else "not run"
+
+
+def _launches(one: Finalist) -> str:
+    """What is said of the launches under stress of a program that is provisional; empty of others."""
+    return f", provisional: {one.launches:,} of {one.launches_due:,} launches under stress" if one.provisional else ""
 
 
 def _range(least: float, middle: float, most: float) -> str:

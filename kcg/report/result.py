@@ -57,7 +57,7 @@ ADDED = {
     14: {("RegionResult", "store")},
     15: {("Result", "dropped")},
     16: {("Toolchain", "generator")},
-    17: {("Result", "outlook")},
+    17: {("Result", "outlook"), ("Finalist", "launches"), ("Finalist", "launches_due")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -174,6 +174,7 @@ def _kernel_entry(row: RegionResult) -> dict[str, Any]:
         "outcome": row.outcome,
         "schedule": encode(row.chosen.schedule),
         "verified": row.chosen.verification.passed,
+        **({"provisional": True} if row.chosen.provisional else {}),
     }
 
 
@@ -273,6 +274,8 @@ def _check_region(row: RegionResult, where: str) -> None:
             continue
         if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
             raise Malformed(f"{where}.{name}", "a time is negative")
+        if not 0 <= finalist.launches <= finalist.launches_due:
+            raise Malformed(f"{where}.{name}", "it passed more launches than it has to, or less than none")
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
 
 

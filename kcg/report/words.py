@@ -25,6 +25,16 @@ def end_of(name: str, width: int) -> str:
     return name if len(name) <= width else "…" + name[len(name) - max(width - 1, 0) :]
 
 
+def provisional_line(result: Result) -> str:
+    """How many programs have launches under stress to pass yet, and what to do; empty where none has."""
+    if not (rows := result.provisional):
+        return ""
+    which = "1 program is" if len(rows) == 1 else f"{len(rows)} programs are"
+    least, due = min(row.chosen.launches for row in rows), max(row.chosen.launches_due for row in rows)
+    passed = "passed" if len(rows) == 1 else "each passed at least"
+    return f"{which} provisional, {passed} {least:,} of {due:,} launches under stress: kcg check completes that"
+
+
 def steps_line(planning: Planning) -> str:
     """The whole steps that were compared, the chosen one first, and how many are wrong."""
     timed = [plan for plan in planning.plans if plan.step_s is not None and plan.passed is not False]

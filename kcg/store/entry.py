@@ -32,12 +32,17 @@ from kcg.types import (
 )
 
 OLDEST: Final = 2
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """The version of stores and of their entries. A change of any field, or of the rules by which schedules were verified,
 is a new number, never a silent one. 1: verified without planted data, lowered scores and indices out of bounds, and not
-read. 2: the toolchain has no generator; so are those entries whose toolchain has none today."""
+read. 2: the toolchain has no generator; so are those entries whose toolchain has none today. 3: no entry is
+provisional; so are those that are not today."""
 
-LATER: Final = frozenset({("Toolchain", "generator")})
+LATER: Final = {
+    3: frozenset({("Toolchain", "generator")}),
+    4: frozenset({("Entry", "launches"), ("Entry", "launches_due")}),
+}
+"""Fields that came with each version, as (noun, field)."""
 MAX_BYTES: Final = 64 << 20  # of one entry; a region of forty kernels takes less than one
 NAME_LENGTH: Final = 32  # hexadecimal digits of a hash, in the names of folders and files
 SHORTEST_S: Final = 1e-9  # of one call
@@ -73,6 +78,13 @@ class Entry:
     revision: str  # of kcg's code, as `kcg.provenance` says it
     dirty: bool | None
     created: str  # ISO date and time of the run
+    launches: int = 0  # that it passed under stress, where some are missing yet
+    launches_due: int = 0  # that it has to pass in all then
+
+    @property
+    def provisional(self) -> bool:
+        """Whether launches under stress are missing."""
+        return self.launches < self.launches_due
 
     @cached_property
     def key(self) -> str:
@@ -179,6 +191,8 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
         revision=result.revision,
         dirty=result.dirty,
         created=result.created,
+        launches=one.launches if one.provisional else 0,
+        launches_due=one.launches_due if one.provisional else 0,
     )
 
 
@@ -187,14 +201,22 @@ def _entry(result: Result, row: RegionResult, one: Finalist) -> Entry:
 
 def schema_of(entry: Entry | Nothing) -> int:
     """The oldest schema that can say it: an older entry keeps its hash, by which it is named."""
-    return SCHEMA if entry.toolchain.generator else OLDEST
+    if isinstance(entry, Entry) and entry.provisional:
+        return SCHEMA
+    return 3 if entry.toolchain.generator else OLDEST
+
+
+def _later(schema: int) -> frozenset[tuple[str, str]]:
+    """The fields that a version does not have."""
+    return frozenset(place for version, places in LATER.items() if version > schema for place in places)
 
 
 def _body(entry: Entry | Nothing) -> dict[str, Any]:
     asts = {kernel.id: kernel.ast_json for kernel in entry.region.kernels}
-    body = {"schema": schema_of(entry), **encode(entry), "asts": asts}
-    if not entry.toolchain.generator:
-        del body["toolchain"]["generator"]
+    schema = schema_of(entry)
+    body = {"schema": schema, **encode(entry), "asts": asts}
+    for noun, name in _later(schema):
+        (body["toolchain"] if noun == "Toolchain" else body).pop(name, None)
     return body
 
 
@@ -232,12 +254,13 @@ def _read(document: Any, noun: type[Noun]) -> Noun:
         raise Malformed("", "it has no schema number")
     if type(schema := document["schema"]) is not int or not OLDEST <= schema <= SCHEMA:
         raise Malformed("schema", f"{shown(schema)}, and this kcg reads {OLDEST} to {SCHEMA}")
-    same_names(set(document), {"id", "schema", "asts", *(field.name for field in fields(noun))}, "")
+    later = _later(schema)
+    names: list[str] = [field.name for field in fields(noun) if (noun.__name__, field.name) not in later]
+    same_names(set(document), {"id", "schema", "asts", *names}, "")
     if document["id"] != content_id({name: value for name, value in document.items() if name != "id"}):
         raise Malformed("", "its content is not that of its hash, so it was changed")
     kernels = kernels_of(document["asts"])
-    parts = {field.name: document[field.name] for field in fields(noun)}
-    found: Noun = decode(parts, noun, "", of=Document(kernels, LATER if schema == OLDEST else frozenset()))
+    found: Noun = decode({name: document[name] for name in names}, noun, "", of=Document(kernels, later))
     _check_place(found)
     return found
 
@@ -275,3 +298,5 @@ def _check(entry: Entry) -> None:
         raise Malformed("chosen", "it is not faster than tinygrad's own")
     if not entry.rules or entry.seeds < 1:
         raise Malformed("rules", "it was not verified")
+    if not 0 <= entry.launches <= entry.launches_due:
+        raise Malformed("launches", "it passed more than it has to, or less than none")

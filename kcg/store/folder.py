@@ -128,18 +128,16 @@ class Store:
     def add(self, entry: Entry, *, instead_of: Iterable[Path] = ()) -> bool:
         """Keep an entry where it is faster than what is there of its key, `instead_of` files that did not prove true;
         whether it was kept. Those go in any case: others that claim more may hide behind them. The same schedule is not
-        kept twice. Raises UsageError where it cannot be written."""
+        kept twice: the entry stays that passed more launches. What is provisional neither takes the place of what is
+        verified nor stands in its way. Raises UsageError where it cannot be written."""
         refuted = set(instead_of)
         others = [found for found in map(self.read, self._of_key(entry.key)) if found is not None and found.entry]
         others = [found for found in others if found.path not in refuted]
-        if any(
-            found.entry is not None
-            and (found.entry.chosen.schedule == entry.chosen.schedule or _seconds(found) <= entry.chosen.cold_s)
-            for found in others
-        ):
+        if any(found.entry is not None and _stands(found.entry, entry) for found in others):
             _remove(refuted, entry.key)
             return False
-        self._write(entry, [*refuted, *(found.path for found in others)])
+        replaced = [found.path for found in others if found.entry is not None and _stands(entry, found.entry)]
+        self._write(entry, [*refuted, *replaced])
         return True
 
     def nothing_for(
@@ -193,6 +191,13 @@ def _remove(paths: Iterable[Path], key: str) -> None:
 def file_name(one: Entry | Nothing) -> str:
     """Of an entry, or of a `Nothing`, in the folder of its key."""
     return f"{NOTHING if isinstance(one, Nothing) else ''}{one.id[:NAME_LENGTH]}.json"
+
+
+def _stands(one: Entry, other: Entry) -> bool:
+    """Whether nothing is gained by having the other one of the same key too."""
+    if one.chosen.schedule == other.chosen.schedule:
+        return not one.provisional or (other.provisional and one.launches >= other.launches)
+    return one.chosen.cold_s <= other.chosen.cold_s and (other.provisional or not one.provisional)
 
 
 def _seconds(found: Found) -> float:

@@ -27,7 +27,7 @@ from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.live import Live, read_live
 from kcg.report.counts import share_of
-from kcg.report.endings import exit_code_of
+from kcg.report.endings import exit_code_of, whole_is_checked
 from kcg.report.page import FILE_NAME as REPORT
 from kcg.report.result import read_result
 from kcg.report.words import name_of, values_of
@@ -42,6 +42,7 @@ MOST_OF_REPORT: Final = 64 << 20  # bytes; one has less than 3 MB
 
 FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
 NOTHING_IMPROVED, NOTHING_SEARCHED, UNCHECKED = "nothing improved", "nothing searched", "whole not checked"
+PROVISIONAL = "provisional"  # finished, with parts that are
 RUNNING, KILLED = "running", "killed"
 
 _ENDS = {ExitCode.INTERRUPTED: INTERRUPTED, ExitCode.DEVICE_UNUSABLE: LOST}
@@ -89,6 +90,7 @@ class Run:
     complete: bool
     wrong: bool
     code: ExitCode  # that its command ended with, by the result alone
+    provisional: bool = False  # whether parts of it have launches under stress to pass yet
     state: str = ""
     report: Path | None = None
 
@@ -303,6 +305,7 @@ def _read_run(path: Path) -> Run:
         complete=result.complete,
         wrong=check is not None and check.passed is False,
         code=exit_code_of(result),
+        provisional=bool(result.provisional) and whole_is_checked(result),
     )
 
 
@@ -327,12 +330,12 @@ def _state_of(run: Run, watched: Watched | None) -> str:
     if run.wrong:
         return WRONG
     if run.complete:
-        return _COMPLETE.get(run.code, FINISHED)
+        return PROVISIONAL if run.provisional else _COMPLETE.get(run.code, FINISHED)
     if watched is not None and watched.live.exit_code is None:  # the best so far of a run that goes on, or was killed
         return watched.state
     if watched is not None and watched.live.exit_code in _ENDS:
         return _ENDS[ExitCode(watched.live.exit_code)]
-    return _INCOMPLETE.get(run.code, INCOMPLETE)
+    return PROVISIONAL if run.provisional else _INCOMPLETE.get(run.code, INCOMPLETE)
 
 
 def _text(name: str) -> str:

@@ -163,17 +163,39 @@ def beside(monkeypatch: pytest.MonkeyPatch, stream: StandIn) -> StandIn:
 def test_half_of_the_launches_have_the_program_itself_beside_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = beside(monkeypatch, StandIn())
     asked = Prepared(REGIONS[name]())
-    assert asked.stressed(launches=65) == ""
+    monkeypatch.setattr(stress, "TURN", 10)
+    assert asked.stressed(launches=45) == ""
     outputs, kernels = len(asked.bench.outputs), len(asked.bench.region.kernels)
     assert stream.starts == 2 * outputs + kernels, "what restores, what compares, and the program"
-    assert set(list(stream.calls.values())[-kernels:]) == {32}
-    assert stream.sent == ["follow", *["wait", "follow"] * 3], (
-        "after the inputs, at the beginning, where the cache is emptied"
+    assert set(list(stream.calls.values())[-kernels:]) == {20}
+    assert stream.sent == ["follow", *["wait", "follow"] * 2, "wait", *["wait", "follow"] * 2, "wait"], (
+        "after the inputs, where a group begins, where the cache is emptied, and before the next launches alone"
     )
+
+
+def test_however_many_launches_passed_half_of_them_had_company() -> None:
+    gpu = KNOWN_TARGETS["sm_90"]
+    for count in (stress.PROVISIONAL, stress.LAUNCHES):
+        assert stress.launches_beside(gpu, count) == count // 2 and stress.launches_beside(TARGET, count) == 0
+    beside = 0
+    for number in range(1, 1000):
+        beside += stress.is_beside(number)
+        assert stress.launches_beside(gpu, number) == beside and abs(number / 2 - beside) <= stress.TURN / 2
+    assert f"{stress.PROVISIONAL // 2} of them beside another stream" in stress.rule(gpu, stress.PROVISIONAL)
+
+
+def test_pieces_have_the_company_that_one_go_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress, "TURN", 10)
+    for goes in ([45], [7, 5, 3, 30], [15, 1, 29]):
+        stream, asked = beside(monkeypatch, StandIn()), Prepared(REGIONS["elementwise"]())
+        one = Stressed(asked.bench, asked.compiled, (), flush=nothing, launches=45)
+        assert [one.launch(count) for count in goes] == [""] * len(goes)
+        assert list(stream.calls.values())[-1] == 20
 
 
 def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 launches there one writes nothing, after its output was put back."""
+    monkeypatch.setattr(stress, "TURN", 32)
     restored = next(n for n in range(33, 65) if n % stress.RESTORED_EVERY == 0) - 32
     beside(monkeypatch, StandIn(lambda number: number == restored))
     reason = Prepared(REGIONS["a reduction"]()).stressed()
@@ -182,6 +204,7 @@ def test_what_a_launch_leaves_on_the_other_stream_is_compared_too(monkeypatch: p
 
 def test_what_goes_wrong_only_beside_another_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch there disturbs what the program reads, and the next one makes it good again."""
+    monkeypatch.setattr(stress, "TURN", 32)
     asked = Prepared(REGIONS["elementwise"]())
     slot = next(info.slot for info in asked.bench.buffers if info.is_input)
 
@@ -248,6 +271,31 @@ def test_a_pass_is_kept_by_binary_gpu_and_driver(tmp_path: Path, monkeypatch: py
         assert not stress.has_passed(*other)
     monkeypatch.setattr(stress, "RULES", stress.RULES + 1)
     assert not stress.has_passed(region, "a" * 64, TARGET, driver, ()), "it says something else now"
+
+
+def test_a_pass_of_more_launches_counts_for_fewer_and_never_the_reverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    driver = Toolchain("0.14.0", "NVRTC 13.0", "580", "3.9.0", 1)
+    key = (REGIONS["elementwise"](), "a" * 64, TARGET, driver, ())
+    assert stress.passed(*key) == 0
+    for kept, launches in ((1000, 1000), (4000, 4000), (4000, 1000)):
+        stress.keep_pass(*key, launches=launches)
+        assert stress.passed(*key) == kept and not stress.has_passed(*key)
+    (file,) = (tmp_path / "kcg" / "stress").iterdir()
+    for text in ("", "[]", '{"launches": true}', '{"launches": -1}', f'{{"launches": {stress.LAUNCHES}}}'):
+        file.write_text(text)
+        assert stress.passed(*key) == 0, "what nobody wrote counts for nothing"
+    stress.keep_pass(*key, launches=3000)
+    stress.forget_part(*key)
+    assert stress.passed(*key) == 0, "it failed later"
+    stress.keep_pass(*key, launches=3000)
+    stress.keep_pass(*key)
+    assert stress.passed(*key) == stress.LAUNCHES and stress.has_passed(*key)
+    stress.keep_pass(*key, launches=3000)
+    stress.forget_part(*key)
+    assert stress.has_passed(*key) and len(list(file.parent.iterdir())) == 1
 
 
 def test_what_is_kept_says_how_many_launches_had_another_stream_beside_them(

@@ -231,6 +231,24 @@ def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_no
     assert read_only.add(result, {work.id: row}, log=opened.log) == 0
 
 
+def test_a_hit_that_was_provisional_is_completed_and_kept_as_verified_or_refuted(
+    opened: Begun, works: list[RegionWork], tmp_path: Path
+) -> None:
+    work = works[0]
+    entry = replace(entry_of(opened, work), launches=1000, launches_due=10_000)
+    store = store_of(tmp_path, entry)
+    judged, stored, _ = verified(opened, works, store)
+    row, result = judged[work.id], opened.result(None, _results(works))
+    assert row is work.stored and stored.add(result, judged, log=opened.log) == 0
+    passed = replace(row, chosen=replace(row.chosen, launches=10_000, launches_due=10_000))
+    assert stored.add(result, {work.id: passed}, log=opened.log) == 1
+    (kept,) = [one.entry for one in store.all()]
+    assert kept is not None and kept.chosen.schedule == entry.chosen.schedule and not kept.provisional
+    work.refuse(entry.chosen.schedule, "wrong under stress: element 7")
+    stored.refute({work.id: entry.chosen.schedule}, works, log=opened.log)
+    assert len(stored.refuted[work.id]) == 1 and "wrong under stress: element 7" in opened.log.warnings[-1]
+
+
 def _results(works: list[RegionWork]) -> Any:
     from kcg.optimize.judging import as_judged
 

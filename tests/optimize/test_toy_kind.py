@@ -14,6 +14,7 @@ from kcg.handover.export import export
 from kcg.kernel.analysis import contractions
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import KINDS, Entry, describe
+from kcg.measure import stress
 from kcg.report.page import render_report
 from kcg.report.result import read_result
 from kcg.types import RegionResult, Result
@@ -82,6 +83,12 @@ def test_a_further_kind_is_searched_and_judged_like_all_others(row: RegionResult
     assert describe(row.chosen.schedule).startswith("C, ") and row.chosen.legend.startswith("elementwise C, ")
     assert row.chosen.name == row.baseline.name, "tinygrad's name of the kernel"
     assert row.opts is not None and row.opts.schedule.kind == "opts", "the best Opts stay beside it"
+
+
+def test_what_needs_stress_has_all_of_its_launches_where_the_budget_allows_it(row: RegionResult) -> None:
+    assert (row.chosen.launches, row.chosen.launches_due) == (stress.LAUNCHES, stress.LAUNCHES)
+    assert row.chosen.verification.rules[-1] == f"{stress.LAUNCHES} launches under stress bitwise equal"
+    assert row.opts is not None and (row.opts.launches, row.opts.launches_due) == (0, 0)
 
 
 def test_its_result_is_read_and_rendered(optimised: tuple[Path, list[str]], result: Result) -> None:

@@ -39,6 +39,16 @@ def text_of(page: str) -> str:
     return " ".join(" ".join(Page(page).text).split())
 
 
+def test_the_summary_counts_what_is_provisional() -> None:
+    result = sample_result()
+    first, *others = result.regions
+    assert first.outcome == "improved" and "provisional" not in printed(result)
+    some = replace(first, chosen=replace(first.chosen, launches=1000, launches_due=10_000))
+    shown = printed(replace(result, regions=(some, *others)))
+    assert "1 program is provisional, passed 1,000 of 10,000 launches under stress" in shown
+    assert "1 program is provisional" in str(Tuned(replace(result, regions=(some, *others)), Path("RESULT.json")))
+
+
 @pytest.mark.parametrize(
     ("some", "every", "words", "share"),
     [

@@ -470,6 +470,22 @@ def test_files_of_the_sixteenth_version_say_nothing_of_what_more_time_would_brin
             from_dict(changed(to_dict(result), ("outlook", field), value))
 
 
+def test_files_of_the_sixteenth_version_say_nothing_of_launches() -> None:
+    before = sample_plan()
+    first, *others = before.regions
+    some = replace(first, chosen=replace(first.chosen, launches=1000, launches_due=10_000))
+    result = replace(before, regions=(some, *others))
+    assert from_dict(to_dict(result)) == result and result.provisional == (some,)
+    assert to_dict(result)["kernels"][0]["provisional"] and "provisional" not in to_dict(before)["kernels"][0]
+    document = without({**to_dict(before), "schema": 16}, added_after(16))
+    assert from_dict(document) == before and not before.provisional
+    with pytest.raises(ResultError, match="is missing"):
+        from_dict({**document, "schema": 17})
+    more = changed(to_dict(result), ("regions", 0, "chosen", "launches"), 20_000)
+    with pytest.raises(ResultError, match="passed more launches than it has to"):
+        from_dict(more)
+
+
 def test_what_is_computed_again_survives_and_agrees() -> None:
     plan = sample_plan()
     assert plan.planning is not None

@@ -176,6 +176,24 @@ def test_entries_of_before_generators_had_a_version_are_read_and_their_tile_prog
         from_json(unnamed)
 
 
+def test_what_is_provisional_neither_takes_the_place_of_what_is_verified_nor_stands_in_its_way(store: Store) -> None:
+    base = entries(store)[0]
+    slow, between, fast = (timed(base, base.chosen.cold_s / times, other_schedule(times)) for times in (2, 3, 4))
+    young = replace(fast, launches=1000, launches_due=10_000)
+    assert store.add(slow) and store.add(young) and looked_up(store, young)[0] == young
+    assert slow in entries(store), "what is verified stays"
+    assert json.loads(to_json(young))["schema"] == SCHEMA and json.loads(to_json(slow))["schema"] < SCHEMA
+    assert not store.add(replace(young, launches=500)) and not store.add(young)
+    older = replace(young, launches=4000)
+    assert store.add(older) and young not in entries(store) and looked_up(store, young)[0] == older
+    assert store.add(between) and older in entries(store) and slow not in entries(store)
+    assert store.add(fast) and older not in entries(store) and between not in entries(store), "it passed all by now"
+    assert not store.add(older) and store_command("verify", store.folder).returncode == 0
+    odd = _with(lambda d: d.update(launches=20_000))(to_json(older).encode())
+    with pytest.raises(DataError, match="passed more than it has to"):
+        from_json(odd)
+
+
 # ---- what is refused
 
 

@@ -48,7 +48,7 @@ class ElementwiseKind:
         return Traits(as_program=True)
 
     def needs_stress(self, region: Region, schedule: Schedule) -> bool:
-        return False
+        return True  # as if it copied asynchronously
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_it_says_what_the_exit_code_says(
     live_file(tmp_path).end(code, 9.0)
     assert exit_code_of(read_result(tmp_path / "RESULT.json")) == code
     assert [run.state for run in Folder(tmp_path).look().runs] == [state]
+
+
+def test_a_result_with_parts_that_have_launches_to_pass_is_provisional(tmp_path: Path) -> None:
+    result = write_run(tmp_path)
+    first, *others = result.regions
+    some = replace(first, chosen=replace(first.chosen, launches=1000, launches_due=10_000))
+    write_run(tmp_path, regions=(some, *others))
+    assert [run.state for run in Folder(tmp_path).look().runs] == [runs.PROVISIONAL]
 
 
 def test_a_result_whose_whole_model_fails_is_wrong(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""`kcg check` gives what is provisional in a result the rest of its launches, and says what came out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg import check
+from kcg.errors import ExitCode
+from kcg.handover.choices import what_to_know
+from kcg.judge import completing
+from kcg.kernel.kinds import compile_region
+from kcg.measure import stress
+from kcg.measure.jobs import StressOutcome
+from kcg.measure.service import MeasureService
+from kcg.report.next_steps import next_steps
+from kcg.report.page import render_report
+from kcg.report.result import read_result, write_result
+from kcg.report.words import provisional_line
+from kcg.types import RegionResult, Result
+from tests.commands import Ended, ended
+from tests.small_result import small_result
+
+DUE, HAD = 1200, 1000
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MeasureService]:
+    """One for all of these tests: to open another costs seconds."""
+    with MeasureService("CPU:X86", run_id="check") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def small(service: MeasureService) -> Result:
+    """A result of this machine, two of its programs provisional."""
+    found = small_result(*service.facts)
+    toolchain = replace(found.toolchain, tinygrad=metadata.version("tinygrad"))
+    rows = [*found.regions]
+    for place in (0, 1):
+        row = rows[place]
+        compiled = compile_region(row.region, row.chosen.schedule, found.target)
+        rules = ("ten runs bitwise equal", stress.rule(found.target, HAD))
+        verified = replace(row.chosen.verification, rules=rules, seeds=3)
+        chosen = replace(row.chosen, cold_s=1e-6 / (1 + place), verification=verified, binary_hash=compiled.binary_hash)
+        rows[place] = replace(row, chosen=replace(chosen, launches=HAD, launches_due=DUE))
+    return replace(found, regions=tuple(rows), toolchain=toolchain, model_check=None, complete=True, warnings=())
+
+
+@pytest.fixture
+def path(small: Result, service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(completing, "MeasureService", lambda *args, **how: contextlib.nullcontext(service))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(stress, "LAUNCHES", DUE)
+    write_result(small, tmp_path / "RESULT.json")
+    return tmp_path / "RESULT.json"
+
+
+def checked(path: Path) -> Ended:
+    return ended(check.main, path)
+
+
+def stressing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], str]) -> list[Any]:
+    """Stress that takes no time, and finds what `happens` says of a job; the jobs."""
+    jobs = list[Any]()
+
+    def run(self: MeasureService, job: Any, *, timeout_s: float) -> Future[StressOutcome]:
+        jobs.append(job)
+        future: Future[StressOutcome] = Future()
+        future.set_result(StressOutcome(happens(job)))
+        return future
+
+    monkeypatch.setattr(MeasureService, "stress", run)
+    return jobs
+
+
+def rows_of(path: Path) -> tuple[RegionResult, ...]:
+    return read_result(path).regions
+
+
+def test_a_result_with_provisional_parts_says_so_and_is_usable(small: Result, path: Path) -> None:
+    line = provisional_line(small)
+    assert line == "2 programs are provisional, each passed at least 1,000 of 1,200 launches under stress: " + (
+        "kcg check completes that"
+    )
+    assert line in what_to_know(small) and render_report(small).count("2 programs are provisional") == 2
+    assert "provisional: 1,000 of 1,200 launches under stress" in render_report(small)
+    assert (f"kcg check {path}", "completes what is provisional") in next_steps(small, path)
+    assert read_result(path) == small and len(small.provisional) == 2
+    assert [row.region.id for row in small.provisional] == [small.regions[place].region.id for place in (1, 0)]
+
+
+def test_it_passes_the_rest_of_its_launches_on_the_device(path: Path) -> None:
+    done = checked(path)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "2 programs are provisional" in done.stderr and "are provisional" not in done.stdout
+    for row in rows_of(path)[:2]:
+        assert (row.chosen.launches, row.chosen.launches_due, row.outcome) == (DUE, DUE, "improved")
+        assert row.chosen.verification.rules == ("ten runs bitwise equal", stress.rule(read_result(path).target, DUE))
+    assert path.with_name("report.html").exists()
+    before = path.read_bytes()
+    again = checked(path)
+    assert again.returncode == ExitCode.OK and path.read_bytes() == before, "there is nothing left to do"
+
+
+def test_what_fails_gives_way_to_what_else_is_verified(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rows_of(path)[1].region.id
+    jobs = stressing(monkeypatch, lambda job: "of 1100 launches one left another" if job.region.id == first else "")
+    done = checked(path)
+    other, failed = rows_of(path)[:2]
+    assert [(job.region.id, job.before, job.count) for job in jobs] == [(first, HAD, 200), (other.region.id, HAD, 200)]
+    assert not other.chosen.provisional and other.outcome == "improved"
+    assert (failed.outcome, failed.chosen) == ("kept", failed.baseline) and "wrong under stress" in failed.note
+    found = read_result(path)
+    assert found.model_check is not None and found.model_check.passed is None
+    assert any("is left out: wrong under stress" in line for line in found.warnings) and done.returncode == ExitCode.OK
+
+
+def test_ended_early_it_keeps_what_passed_and_goes_on_from_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completing, "PIECE_S", 0.006)
+    jobs = list[Any]()
+
+    def happens(job: Any) -> str:
+        if len(jobs) == 2:
+            raise KeyboardInterrupt
+        jobs.append(job)
+        return ""
+
+    stressing(monkeypatch, happens)
+    assert checked(path).returncode == ExitCode.INTERRUPTED
+    (partly,) = {row.chosen.launches for row in rows_of(path)[:2]} - {HAD}
+    assert partly == jobs[-1].before + jobs[-1].count > HAD and len(read_result(path).provisional) == 2
+    later = stressing(monkeypatch, lambda job: "")
+    assert checked(path).returncode == ExitCode.OK
+    assert later[0].before == partly and not read_result(path).provisional
+
+
+def test_another_binary_than_the_one_that_was_verified_stays_provisional(
+    path: Path, small: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = stressing(monkeypatch, lambda job: "")
+    one, *rest = small.regions
+    other = replace(one, chosen=replace(one.chosen, binary_hash="0" * 64))
+    write_result(replace(small, regions=(other, *rest)), path)
+    done = checked(path)
+    assert done.returncode == ExitCode.UNCHECKED and len(jobs) == 1
+    assert "stays provisional: it compiles to another binary here" in done.stderr
+    assert [row.region for row in read_result(path).provisional] == [one.region]
+
+
+def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
+    done = checked(tmp_path)
+    assert done.returncode == ExitCode.USAGE and "RESULT.json" in done.stderr
