@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def check(
     from kcg.judge.later import checked
     from kcg.measure.lock import lock_device, lock_folder
     from kcg.optimize.console import print_result
-    from kcg.report.endings import exit_code_of
+    from kcg.report.endings import ANSWERED, exit_code_of
     from kcg.report.page import write_report
     from kcg.report.result import read_result, write_result
     from kcg.report.words import provisional_line
@@ -53,6 +54,7 @@ def check(
             for after_piece in completed(before, say=say):
                 found = after_piece
             found = checked(found, path.parent, say=say)
+            found = replace(found, complete=exit_code_of(found) in ANSWERED)
         finally:
             if found != before:
                 write_result(found, path)

@@ -46,7 +46,7 @@ def whole_is_checked(result: Result) -> bool:
 def is_checked(result: Result) -> bool:
     """Whether all that improved is known to be right, each part and the whole. A part that is provisional has passed
     some of its launches under stress alone."""
-    return whole_is_checked(result) and not result.provisional
+    return whole_is_checked(result) and not any(row.chosen.provisional for row in result.regions)
 
 
 def incomplete(result: Result) -> str:

@@ -27,7 +27,7 @@ from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.live import Live, read_live
 from kcg.report.counts import share_of
-from kcg.report.endings import exit_code_of, whole_is_checked
+from kcg.report.endings import exit_code_of, is_checked, whole_is_checked
 from kcg.report.page import FILE_NAME as REPORT
 from kcg.report.result import read_result
 from kcg.report.words import name_of, values_of
@@ -305,7 +305,7 @@ def _read_run(path: Path) -> Run:
         complete=result.complete,
         wrong=check is not None and check.passed is False,
         code=exit_code_of(result),
-        provisional=bool(result.provisional) and whole_is_checked(result),
+        provisional=whole_is_checked(result) and not is_checked(result),
     )
 
 
