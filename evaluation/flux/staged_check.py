@@ -75,21 +75,16 @@ def main() -> None:
     clock = Clock()
     from kcg.judge import whole_model
 
-    listening = whole_model.isolated.listening
+    class Heard(whole_model.isolated.Awaited):
+        """Notes when the job was waited for, and when it came."""
 
-    def heard() -> Callable[[], dict[str, Any]]:
-        receive = listening()
-
-        def received() -> dict[str, Any]:
-            planned_s = time.perf_counter() - clock.begin_s
-            job = receive()
+        def __call__(self) -> dict[str, Any]:
+            clock.seen.append(("planned before the job", clock.begin_s, time.perf_counter() - clock.begin_s, 0))
+            job = super().__call__()
             clock.job_s = time.perf_counter()
-            clock.seen.append(("planned before the job", clock.begin_s, planned_s, 0))
             return job
 
-        return received
-
-    whole_model.isolated.listening = heard  # type: ignore[assignment]
+    whole_model.isolated.Awaited = Heard  # type: ignore[misc]
     prepare = importlib.import_module("kcg.compat.device").prepare
     import os
 

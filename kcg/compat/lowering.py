@@ -12,13 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kcg.compat.capture import Standing
-from kcg.compat.tiny import Device, Ops, UOp
+from kcg.compat.tiny import Device, Ops, UOp, to_program
 
 COMPILES = ("CUDA",)  # devices whose driver compiles what it loads
+
+
+def lower_ahead(calls: UOp, renderer: Any, is_free: Callable[[], bool]) -> int:
+    """Lower and compile the kernels of a program as tinygrad does, one by one for as long as this process `is_free`:
+    tinygrad, opening a device of that renderer, finds them in its cache. Gives how many; no device is opened."""
+    done = 0
+    for ast in dict.fromkeys(call.src[0] for call in calls.src if call.src[0].op is Ops.SINK):
+        if not is_free():
+            break
+        with contextlib.suppress(Exception):  # which tinygrad raises again when it comes to it
+            to_program(ast, renderer)
+            done += 1
+    return done
 
 
 @contextlib.contextmanager
