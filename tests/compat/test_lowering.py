@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from kcg.compat import lowering, renderers
+from kcg.compat.capture import recording
 from kcg.compat.lowering import load_in_threads, lower_ahead, lowering_together
 from kcg.compat.renderers import renderer_ahead
 from kcg.compat.tiny import DEV, Context
@@ -39,6 +41,19 @@ def test_calls_get_the_programs_that_tinygrad_gives_them_and_each_kernel_comes_b
     assert realize.lower_and_compile(linear) is expected
     assert seen == [len(linear.src), len({call.src[0] for call in linear.src}), len(linear.src)]
     assert all(call.src[0].op is Ops.PROGRAM for call in expected.src)
+
+
+def test_a_program_that_is_recorded_counts_every_call() -> None:
+    def run() -> list[int]:
+        with recording() as recorder:
+            with lowering_together() if together else nullcontext():
+                realize.run_linear(linear.replace(src=linear.src * 3))
+            return sorted(call.calls for call in recorder.calls())
+
+    linear, together = _linear(), False
+    expected = run()
+    together = True
+    assert run() == expected and sum(expected) == 3 * len(linear.src)
 
 
 def test_what_was_lowered_ahead_is_not_lowered_again_and_it_ends_when_there_is_more_to_do(
