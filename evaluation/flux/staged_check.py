@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -70,6 +71,16 @@ class Clock:
         ]
 
 
+def function_at(place: str) -> tuple[Any, str, Callable[..., Any]]:
+    """One of `STAGES`: the module or class that has it, its name there, and itself."""
+    module, _, path = place.partition(":")
+    holder: Any = importlib.import_module(module)
+    *classes, attribute = path.split(".")
+    for one in classes:
+        holder = getattr(holder, one)
+    return holder, attribute, getattr(holder, attribute)
+
+
 def main() -> None:
     """Time the stages of the check's child."""
     clock = Clock()
@@ -85,17 +96,12 @@ def main() -> None:
             return job
 
     whole_model.isolated.Awaited = Heard  # type: ignore[misc]
-    prepare = importlib.import_module("kcg.compat.device").prepare
-    import os
+    from kcg.compat.device import prepare
 
-    prepare(os.environ["DEV"])  # before anything of tinygrad is imported
+    prepare(os.environ["DEV"])  # before anything opens a device
     for place, name in STAGES.items():
-        module, _, path = place.partition(":")
-        holder: Any = importlib.import_module(module)
-        *classes, attribute = path.split(".")
-        for one in classes:
-            holder = getattr(holder, one)
-        setattr(holder, attribute, clock.around(name, getattr(holder, attribute)))
+        holder, attribute, function = function_at(place)
+        setattr(holder, attribute, clock.around(name, function))
     try:
         whole_model.main()
     finally:
