@@ -3,7 +3,8 @@
     python -m evaluation.flux.ready --preset 1024 --device CUDA --result kcg-out/flux/RESULT.json
 
 Three ways, each in a fresh process with random weights, after kcg's own cache has the result's programs:
-- the check of the whole model: from its job, which comes when the model was planned, to the first replay in turns;
+- the check of the whole model: from its job, which comes when the model was planned and compiled (`--ahead` seconds
+  after its child was started, as in a run that searches), to the first replay in turns;
 - `python -m kcg.run` of an unchanged program (`plain_step.py`), and a module of `kcg.optimize export`: from the
   moment at which the weights are there to the end of the first captured step. The same program without kcg is beside
   them, which schedules and compiles all by itself.
@@ -24,7 +25,7 @@ from evaluation.flux.handover import MODULE, PROGRAM, WITH_MODULE, python, step
 from evaluation.rows import rounded, run_of, this_command
 from kcg.cli import record_results, run_script
 from kcg.errors import KcgError, UsageError
-from kcg.nouns import noun_from_json
+from kcg.nouns import noun_from_json, noun_to_json
 from kcg.types import ModelCheck
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,13 +35,16 @@ TIMEOUT_S = 400.0
 REPLAYS = 2
 
 
-def checked(path: Path, preset: str, dev: str) -> dict[str, Any]:
-    """The stages of a check of the whole model, and what it found."""
+def checked(path: Path, preset: str, dev: str, *, ahead_s: float) -> dict[str, Any]:
+    """The stages of a check of the whole model, whose child was there so many seconds before, and what it found."""
     from kcg.measure.isolated import IsolatedProcess
+    from kcg.report.result import read_result
 
     job = {"workload": "flux", "preset": preset, "seed": 0, "weights": "", "kernels": [], "programs": {}}
+    about = ("flux", preset, noun_to_json(read_result(path).target))
     begin = time.monotonic()
-    with IsolatedProcess(CHILD, dev=dev, label="ready", arguments=("flux", preset)) as process:
+    with IsolatedProcess(CHILD, dev=dev, label="ready", arguments=about) as process:
+        time.sleep(ahead_s)
         ended = process.run(job | {"results": [str(path)]}, timeout_s=TIMEOUT_S, name="the check")
     if ended.returncode or not ended.out:
         raise KcgError(f"the check failed: {ended.last_words}")
@@ -58,6 +62,7 @@ def main(
     result: Annotated[Path, typer.Option(help="a RESULT.json of Flux, made on this device")],
     preset: Annotated[str, typer.Option(help="of Flux: mini, 768 or 1024")] = "1024",
     device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    ahead: Annotated[float, typer.Option(help="seconds that the check's child is there before its job")] = 60.0,
     ways: Annotated[str, typer.Option(help="which of check, run, export and plain, with commas")] = "check,run,plain",
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
@@ -76,7 +81,7 @@ def main(
         hows["export"] = ("-c", WITH_MODULE, str(folder))
         for way in ways.split(","):
             if way == "check":
-                found[way] = checked(path, preset, dev)
+                found[way] = checked(path, preset, dev, ahead_s=ahead)
                 show(found[way]["stages"])
                 continue
             if way not in hows:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -70,37 +71,37 @@ class Clock:
         ]
 
 
+def function_at(place: str) -> tuple[Any, str, Callable[..., Any]]:
+    """One of `STAGES`: the module or class that has it, its name there, and itself."""
+    module, _, path = place.partition(":")
+    holder: Any = importlib.import_module(module)
+    *classes, attribute = path.split(".")
+    for one in classes:
+        holder = getattr(holder, one)
+    return holder, attribute, getattr(holder, attribute)
+
+
 def main() -> None:
     """Time the stages of the check's child."""
     clock = Clock()
     from kcg.judge import whole_model
 
-    listening = whole_model.isolated.listening
+    class Heard(whole_model.isolated.Awaited):
+        """Notes when the job was waited for, and when it came."""
 
-    def heard() -> Callable[[], dict[str, Any]]:
-        receive = listening()
-
-        def received() -> dict[str, Any]:
-            planned_s = time.perf_counter() - clock.begin_s
-            job = receive()
+        def __call__(self) -> dict[str, Any]:
+            clock.seen.append(("planned before the job", clock.begin_s, time.perf_counter() - clock.begin_s, 0))
+            job = super().__call__()
             clock.job_s = time.perf_counter()
-            clock.seen.append(("planned before the job", clock.begin_s, planned_s, 0))
             return job
 
-        return received
+    whole_model.isolated.Awaited = Heard  # type: ignore[misc]
+    from kcg.compat.device import prepare
 
-    whole_model.isolated.listening = heard  # type: ignore[assignment]
-    prepare = importlib.import_module("kcg.compat.device").prepare
-    import os
-
-    prepare(os.environ["DEV"])  # before anything of tinygrad is imported
+    prepare(os.environ["DEV"])  # before anything opens a device
     for place, name in STAGES.items():
-        module, _, path = place.partition(":")
-        holder: Any = importlib.import_module(module)
-        *classes, attribute = path.split(".")
-        for one in classes:
-            holder = getattr(holder, one)
-        setattr(holder, attribute, clock.around(name, getattr(holder, attribute)))
+        holder, attribute, function = function_at(place)
+        setattr(holder, attribute, clock.around(name, function))
     try:
         whole_model.main()
     finally:

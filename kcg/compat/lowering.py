@@ -12,19 +12,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kcg.compat.capture import Standing
-from kcg.compat.tiny import Device, Ops, UOp
+from kcg.compat.tiny import Device, Ops, UOp, to_program
 
 COMPILES = ("CUDA",)  # devices whose driver compiles what it loads
+
+
+def lower_ahead(calls: UOp, renderer: Any, is_free: Callable[[], bool]) -> int:
+    """Lower and compile the kernels of a program as tinygrad does, one by one for as long as this process `is_free`:
+    tinygrad, opening a device of that renderer, finds them in its cache. Gives how many; no device is opened."""
+    done = 0
+    for ast in dict.fromkeys(call.src[0] for call in calls.src if call.src[0].op is Ops.SINK):
+        if not is_free():
+            break
+        with contextlib.suppress(Exception):  # which tinygrad raises again when it comes to it
+            to_program(ast, renderer)
+            done += 1
+    return done
 
 
 @contextlib.contextmanager
 def lowering_together() -> Iterator[None]:
     """Inside the block, this process lowers so. What others put in front of tinygrad's function before the block, such
-    as `recording`, sees distinct kernels only: begin that inside."""
+    as `recording`, sees one call of each kernel."""
     from tinygrad.engine import realize
 
     standing = _Together(realize, "lower_and_compile", lambda linear: linear)
@@ -43,9 +56,14 @@ class _Together(Standing):
             first.setdefault((call.src[0], call.device), call)
         lowered = self._lowered(linear.replace(src=tuple(first.values())), *rest, **named)
         load_in_threads(lowered.src)
-        made = {place: call.src[0] for place, call in zip(first, lowered.src, strict=True)}
-        calls = (call.replace(src=(made[call.src[0], call.device], *call.src[1:])) for call in linear.src)
-        return linear.replace(src=tuple(calls))
+        made = dict(zip(first, lowered.src, strict=True))
+
+        def done(call: UOp) -> UOp:
+            place = call.src[0], call.device
+            tagged = made[place].tag != first[place].tag  # by `recording`
+            return call.replace(src=(made[place].src[0], *call.src[1:]), tag=made[place].tag if tagged else call.tag)
+
+        return linear.replace(src=tuple(map(done, linear.src)))
 
     def _lowered(self, linear: UOp, *rest: Any, **named: Any) -> UOp:
         lowered: UOp = super().__call__(linear, *rest, **named)

@@ -110,6 +110,16 @@ def lowering_settings(renderer: Any) -> str:
     return json.dumps([kind.__name__, target.device, target.renderer, target.arch, *map(str, settings)])
 
 
+def renderer_ahead(target: Target) -> Any:
+    """`compiling_renderer` as tinygrad's cache of programs knows that of the device that this process will open: it
+    tells renderers apart by what `DEV` says."""
+    from kcg.compat.tiny import DEV
+
+    renderer = compiling_renderer(target)
+    renderer.target = DEV.target(target.device, arch=target.arch)
+    return renderer
+
+
 def machine_code(source: str, renderer: Any) -> bytes:
     """A kernel's code for the GPU itself, where tinygrad's binary is text that the driver compiles when it is loaded.
 

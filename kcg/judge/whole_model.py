@@ -23,8 +23,9 @@ from kcg.cli import collect_rarely
 from kcg.judge.step import CHOSEN, compare, replays_of, run_own
 from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
 from kcg.measure import isolated
+from kcg.nouns import noun_from_json, noun_to_json
 from kcg.report.endings import NO_WHOLE
-from kcg.types import ModelCheck, Result, Workload
+from kcg.types import ModelCheck, Result, Target, Workload
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Compiled
@@ -61,17 +62,20 @@ class Model(Runner):
     """Gives tinygrad's own schedules that are compiled already, by kernel (`kcg.handover.in_place`)."""
     check_device: Callable[[], None] = lambda: None
     """Called after a child that failed; its time may come on top of the timeout."""
+    target: Target | None = None  # what `dev` is, where that is known
     module: str = field(default_factory=lambda: CHILD)  # what the child runs
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
 
     what = "model"
 
     def ahead(self) -> isolated.IsolatedProcess | None:
-        """Its child plans the model: scheduling Flux 1024 takes 33 s of one core. None on a CPU, where it would disturb
-        samples."""
+        """Its child plans the model, and compiles its kernels as tinygrad schedules them: of Flux 1024 half a minute of
+        one core. None on a CPU, where it would disturb samples."""
         if self.dev.startswith("CPU") or not self.runnable:
             return None
-        about = self.workload.name, self.workload.preset
+        about = [self.workload.name, self.workload.preset]
+        if self.target is not None:
+            about.append(noun_to_json(self.target))
         self.child = isolated.IsolatedProcess(self.module, dev=self.dev, label="model", arguments=about)
         return self.child
 
@@ -187,8 +191,6 @@ class _Comparison:
 
     def _take_in(self, line: str, places: Sequence[int]) -> None:
         """What a child found of the results at these places."""
-        from kcg.nouns import noun_from_json
-
         for place, text in zip(places, json.loads(line), strict=True):
             self._set(place, noun_from_json(ModelCheck, text))
 
@@ -218,6 +220,22 @@ def _stage(lines: Sequence[str]) -> tuple[str, int]:
 # ---- in the child
 
 
+def _prepare(workload: str, preset: str, target: str = "", *, is_free: Callable[[], bool]) -> None:
+    """What needs no device, before the job is there."""
+    from kcg.compat.lowering import lower_ahead
+    from kcg.compat.renderers import renderer_ahead
+    from kcg.compat.tiny import Context
+    from kcg.workloads.registry import spec_of
+
+    if (plan := spec_of(workload).plan) is None:
+        return
+    calls = plan(preset)
+    if target:
+        # as it will be compared; where there is no compiler for it, what compares says so
+        with Context(BEAM=0, NOOPT=0), contextlib.suppress(Exception):
+            lower_ahead(calls, renderer_ahead(noun_from_json(Target, target)), is_free)
+
+
 def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
     if job["weights"]:
         assert spec.published is not None
@@ -228,7 +246,7 @@ def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
 
 def main() -> None:
     """Read a job, one line of standard input; write the result as the last line of standard output. With a workload
-    and a preset as arguments, plan that program before the job is there."""
+    and a preset as arguments, plan that program before the job is there, and compile it if a target follows."""
     receive = isolated.listening()
     from kcg.compat.device import prepare
 
@@ -243,14 +261,13 @@ def main() -> None:
         _work(receive)
 
 
-def _work(receive: Callable[[], dict[str, Any]]) -> None:
+def _work(receive: isolated.Awaited) -> None:
     from kcg.kernel.program import compiled_from
-    from kcg.nouns import noun_to_json
     from kcg.report.result import read_result
     from kcg.workloads.registry import spec_of
 
-    if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
-        plan(sys.argv[2])
+    if len(sys.argv) > 1:
+        _prepare(*sys.argv[1:], is_free=lambda: not receive.is_there)
     job = receive()
     step = _step(spec_of(job["workload"]), job)
     if job.get("own_only"):

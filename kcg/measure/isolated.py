@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,24 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
         process.stdin.flush()
 
 
-def listening(*, aside: bool = False) -> Callable[[], dict[str, Any]]:
+class Awaited:
+    """The job of a child, which may be on its way. Called, it waits for it."""
+
+    def __init__(self, lines: queue.SimpleQueue[str]) -> None:
+        self._lines = lines
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the job came, and nobody took it yet."""
+        return not self._lines.empty()
+
+    def __call__(self) -> dict[str, Any]:
+        job: dict[str, Any] = json.loads(self._lines.get())
+        register(job.pop(KINDS, ()))
+        return job
+
+
+def listening(*, aside: bool = False) -> Awaited:
     """In the child: what waits for the job. From here on the child, and what it starts, dies with its parent. With
     `aside` the job does not come by standard input, which is empty then: what runs in the child may read it."""
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -205,13 +222,7 @@ def listening(*, aside: bool = False) -> Callable[[], dict[str, Any]]:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
-
-    def receive() -> dict[str, Any]:
-        job: dict[str, Any] = json.loads(jobs.get())
-        register(job.pop(KINDS, ()))
-        return job
-
-    return receive
+    return Awaited(jobs)
 
 
 def receive() -> dict[str, Any]:

@@ -50,4 +50,5 @@ def runner_of(settings: Settings, captured: Captured, device: Device, works: Seq
         compilers=service.compile_workers,
         programs=lambda: device.own_programs(works),
         check_device=service.check_device,
+        target=service.target,
     )

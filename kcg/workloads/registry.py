@@ -20,6 +20,7 @@ from kcg.types import Workload
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
+    from kcg.compat.tiny import UOp
     from kcg.workloads.family import Step
 
 CPU_PREFIX = "mini"  # of the presets that suit a CPU
@@ -43,7 +44,7 @@ class WorkloadSpec:
     auto_preset: Callable[[str], str]  # device, e.g. "CPU" -> preset
     capture: Callable[[str], Workload]
     runnable: Callable[[str, int], Step] | None = None  # preset, seed -> the same program, ready to run
-    plan: Callable[[str], None] | None = None  # schedules it as a whole, on nothing: tinygrad knows it afterwards
+    plan: Callable[[str], UOp] | None = None  # schedules it as a whole, on nothing: its calls; tinygrad knows them then
     published: Published | None = None
     weights_bytes: Callable[[str], int] | None = None  # preset -> what its parameters take, where that is known
 
@@ -68,9 +69,10 @@ def _flux() -> WorkloadSpec:
         config = flux.flux_config(preset)
         return of_repeated(with_blocks, config.double_blocks, config.single_blocks)
 
-    def plan(preset: str) -> None:
+    def plan(preset: str) -> UOp:
         model, inputs = flux.build(preset)
-        flux.step(model, inputs).linear_with_vars()
+        calls: UOp = flux.step(model, inputs).linear_with_vars()[0]
+        return calls
 
     def check(preset: str, published: str, download: bool) -> None:
         model, _ = flux.build(preset)
