@@ -23,28 +23,38 @@ if TYPE_CHECKING:
 
 
 class Below:
-    """The buffers below each node of the programs that a thread schedules, until it forgets them: one bit for each."""
+    """The buffers below each node of the program that a thread schedules: one bit for each. Outside of that it knows
+    none."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
 
+    def begin(self) -> None:
+        """The thread schedules a program."""
+        self._of_thread.bits, self._of_thread.masks = {}, {}
+
     def forget(self) -> None:
-        """Let go of all nodes."""
+        """It is done: let go of all nodes."""
         self._of_thread.__dict__.clear()
+
+    @property
+    def knows(self) -> int:
+        """Of how many nodes it knows something."""
+        return len(self._of_thread.__dict__.get("masks", ()))
 
     def surely_not(self, base: UOp, node: UOp) -> bool:
         """Whether `node.toposort(enter_calls=False)` is known not to hold `base`: a buffer, or a parameter."""
         from tinygrad.uop import Ops
 
-        if base.op is not Ops.BUFFER and base.op is not Ops.PARAM:
+        bits: dict[UOp, int] | None = self._of_thread.__dict__.get("bits")
+        if bits is None or (base.op is not Ops.BUFFER and base.op is not Ops.PARAM):
             return False
-        bits: dict[UOp, int] = self._of_thread.__dict__.setdefault("bits", {})
         return not self._mask(node, bits) & bits.setdefault(base, 1 << len(bits))
 
     def _mask(self, root: UOp, bits: dict[UOp, int]) -> int:
         from tinygrad.uop import Ops
 
-        known: dict[UOp, int] = self._of_thread.__dict__.setdefault("masks", {})
+        known: dict[UOp, int] = self._of_thread.masks
         stack = [root]
         while stack:
             node = stack[-1]
@@ -94,6 +104,7 @@ def find_store_hazards_quickly(schedule: Any) -> Callable[[], None]:
 
     @functools.wraps(graph_before)
     def get_kernel_graph(sink: UOp) -> UOp:
+        below.begin()
         try:
             graph: UOp = graph_before(sink)
             return graph

@@ -74,7 +74,7 @@ def test_a_step_of_flux_is_scheduled_alike_and_no_store_looked_at_by_walking(mon
             pass
         assert schedule.get_kernel_graph is not untouched, "the outer block is open"
     assert schedule.get_kernel_graph is untouched
-    assert not store_hazards.below._of_thread.__dict__, "nothing of the program is kept"
+    assert store_hazards.below.knows == 0, "nothing of the program is kept"
 
 
 def _walks(*args: object, **named: object) -> None:
