@@ -75,8 +75,9 @@ def _keep_memory() -> None:
 
 def _isolate() -> None:
     atexit.register(_end_quietly)
-    # a shell that starts the tests in the background ignores SIGINT, and so would every process that they start
+    # a shell that starts the tests in the background ignores SIGINT, `nohup` SIGHUP, and so would what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name in FOREIGN:
         os.environ.pop(name, None)
     folder = tempfile.mkdtemp(prefix="kcg-tests-")

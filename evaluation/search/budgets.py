@@ -150,7 +150,7 @@ class Bench:
             row = self._run(folder, options, dict(os.environ))
             if row["exit_code"] != ExitCode.OK:
                 raise UsageError(f"the thorough run of {self.name} ended with {row['exit_code']}: see {folder}")
-            (folder / "done").write_text(json.dumps(row))
+            (folder / "done").touch()
         result = result_in(folder)
         assert result is not None
         return result
