@@ -11,7 +11,6 @@ evaluation/results/cold_runs.json after every run: one that is cut off loses not
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -22,11 +21,10 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.measure.watched import run_watched
+from evaluation.measure.watched import ROOT, cold_environment, run_watched
 from kcg.cli import record_results, run_script
 from kcg.errors import ExitCode, UsageError
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "evaluation" / "results" / "cold_runs.json"
 USABLE = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED)
 KEPT = ("measurements", "compilations", "total_before_s", "total_after_s", "failures", "complete")
@@ -55,14 +53,8 @@ def run_once(device: str, *, budget: str, limit_s: float) -> dict[str, Any]:
     """One cold run: how it ended and how long it took."""
     with tempfile.TemporaryDirectory(prefix="kcg-cold-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "tmp").mkdir()
-        environment = {
-            **os.environ, "CACHEDB": str(folder / "cache.db"), "CUDA_CACHE_DISABLE": "1",
-            "TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(folder / "xdg"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-        }  # fmt: skip
         whole = [sys.executable, *command(device, budget), "--report", str(folder / "report")]
-        run = run_watched(whole, environment, cwd=ROOT, folder=folder, limit_s=limit_s)
+        run = run_watched(whole, cold_environment(folder), cwd=ROOT, folder=folder, limit_s=limit_s)
     judgement = judged(run.code, run.out, run.err)
     return {"s": round(run.seconds, 3), "exit_code": run.code, "left": run.left, **judgement}
 

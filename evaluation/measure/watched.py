@@ -19,6 +19,22 @@ MARKER = "KCG_MARKED_RUN"
 LEFT_AFTER_S = 5.0  # a process that still lives so long after the command is left over
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def cold_environment(folder: Path) -> dict[str, str]:
+    """The environment of a process that finds nothing of an earlier one: its caches are in `folder`."""
+    (folder / "tmp").mkdir()
+    return {
+        **os.environ,
+        "CACHEDB": str(folder / "cache.db"),
+        "CUDA_CACHE_DISABLE": "1",
+        "TMPDIR": str(folder / "tmp"),
+        "XDG_CACHE_HOME": str(folder / "xdg"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
+
+
 @dataclass(frozen=True)
 class WatchedRun:
     """How a command ended: `code` is None where it was killed at its limit; `left` counts what outlived it."""

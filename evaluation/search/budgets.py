@@ -26,13 +26,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from evaluation.measure.watched import run_watched
+from evaluation.measure.watched import ROOT, cold_environment, run_watched
 from evaluation.rows import Row, Rows, rounded, run_of
 from kcg.cli import run_script
 from kcg.errors import ExitCode, UsageError
 from kcg.types import Result
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "evaluation" / "results" / "bench_budgets.json"
 SCRIPTS: Final = "evaluation/search/scripts"
 BUDGETS: Final = {"60": 3, "120": 3, "300": 1, "": 1}
@@ -177,16 +176,7 @@ class Bench:
 def cold() -> Iterator[dict[str, str]]:
     """The environment of a run that finds nothing of an earlier one."""
     with tempfile.TemporaryDirectory(prefix="kcg-cold-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "tmp").mkdir()
-        yield {
-            **os.environ,
-            "CACHEDB": str(folder / "cache.db"),
-            "CUDA_CACHE_DISABLE": "1",
-            "TMPDIR": str(folder / "tmp"),
-            "XDG_CACHE_HOME": str(folder / "xdg"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-        }
+        yield cold_environment(Path(name))
 
 
 def result_in(folder: Path) -> Result | None:

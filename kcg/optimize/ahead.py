@@ -162,11 +162,7 @@ class Ahead:
         self._stuck: set[str] = set()  # what stays provisional until the search is over
         self._known: dict[str, _Known] = {}
         self._verdicts = 0
-        self._best: tuple[int, Collection[str], Collection[str]] = (
-            -1,
-            (),
-            (),
-        )  # after so many verdicts, see `_of_best`
+        self._best: tuple[int, Collection[str], Collection[str]] = (-1, (), ())  # after so many verdicts
         self._judged_s = 0.0  # of the time of searches
         self._news = False  # whether there are verdicts that the incumbent does not have
         self._ended = threading.Event()
@@ -323,11 +319,6 @@ class Ahead:
         view = self._view
         of_best, covered = self._of_best(view)
 
-        def order(work: RegionWork) -> float:
-            row = self._judged[work.id]
-            left_s = view.estimates.stress_s(work, row.chosen.schedule, stress.LAUNCHES)
-            return (row.after_s - row.before_s) / max(left_s, 1e-3)
-
         found: list[RegionWork] = []
         for work in view.estimates.works:
             row = self._judged.get(work.id)
@@ -337,7 +328,7 @@ class Ahead:
             needed = work.call.region.id in of_best if work.proposed else work.id not in covered
             if leads and needed:
                 found.append(work)
-        return sorted(found, key=order)
+        return sorted(found, key=lambda work: order_of_completing(view.estimates, work, self._judged[work.id]))
 
     def _tell(self) -> None:
         """Have the incumbent improve by what it does not have yet."""
@@ -419,6 +410,16 @@ STOP_S: Final = 20.0  # how long the end of the thread is waited for, once its c
 def is_piece(before: RegionResult | None, row: RegionResult) -> bool:
     """Whether all that is new of a region is that it passed more launches, and not the last ones."""
     return before is not None and row.chosen.provisional and row.chosen.schedule == before.chosen.schedule
+
+
+def missing_s(estimates: Estimates, work: RegionWork, row: RegionResult) -> float:
+    """What the launches are expected to take that what was chosen of a region has to pass yet, in seconds."""
+    return estimates.stress_s(work, row.chosen.schedule, stress.LAUNCHES)
+
+
+def order_of_completing(estimates: Estimates, work: RegionWork, row: RegionResult) -> float:
+    """The less, the sooner what is provisional has the rest of its launches: what saves most a second comes first."""
+    return (row.after_s - row.before_s) / max(missing_s(estimates, work, row), 1e-3)
 
 
 def left_out(row: RegionResult, why: str) -> str:

@@ -20,7 +20,7 @@ from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.protocol import median_interval
-from kcg.optimize.ahead import better, covered_by, is_piece, left_out
+from kcg.optimize.ahead import better, covered_by, is_piece, left_out, missing_s, order_of_completing
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -181,8 +181,7 @@ class Judging:
         kernels that run only where a region is not put in."""
 
         def order(work: RegionWork) -> tuple[bool, float]:
-            row = self._judged[work.id]
-            return work.id in self._covered, (row.after_s - row.before_s) / max(self._missing_s(work), 1e-3)
+            return work.id in self._covered, order_of_completing(self._estimates, work, self._judged[work.id])
 
         if not self._completes:
             return []
@@ -190,10 +189,6 @@ class Judging:
         found = (work for work in works if (row := self._judged.get(work.id)) and row.chosen.provisional)
         some = (w for w in found if not w.proposed or self._needed is None or w.call.region.id in self._of_best)
         return sorted((work for work in some if work.id not in self._stuck), key=order)
-
-    def _missing_s(self, work: RegionWork) -> float:
-        """What the launches are expected to take that what was chosen of a region has to pass yet, in seconds."""
-        return self._estimates.stress_s(work, self._judged[work.id].chosen.schedule, stress.LAUNCHES)
 
     def _complete_until(self) -> float | None:
         """When completing is to end, by `time.monotonic`: where plans are compared, they have half of what is left."""
@@ -209,7 +204,7 @@ class Judging:
         """So many are judged, and these are left, which are expected to take what those before them took."""
         ledger, works = self._estimates.budget.ledger, self._candidates.works
         alone = [self._judged.get(w.id, w).after_s for w in works if not w.proposed]
-        rest_s = sum(self._missing_s(work) for work in self._provisional())
+        rest_s = sum(missing_s(self._estimates, work, self._judged[work.id]) for work in self._provisional())
         self._log.show(
             sum(alone) if alone else None,
             measurements=ledger.measurements,
