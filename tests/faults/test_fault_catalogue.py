@@ -16,14 +16,11 @@ from tests.faults.catalogue.judging import Service, judge
 from tests.faults.catalogue.programs import PROGRAMS
 
 KEPT = {
-    *("above", "affine", "axpy", "byte_compare", "convolution", "cumsum", "large", "logarithm", "long_sum", "mask"),
-    *("pad", "relu", "rms", "row_min", "row_sum", "sum_of_exp"),
-    *("all_of_long_row", "half_sum_of_exp", "long_row_sum"),
-    *("argmax", "doubles", "gather", "half_matmul", "int_product", "two_outputs"),
-    *("few_any", "few_int_max", "one_row_max", "scale", "take_along", "copysign"),
+    *("affine", "axpy", "byte_compare", "copysign", "half_sum_of_exp", "large", "long_sum", "mask", "pad", "rms"),
+    *("sum_of_exp", "take_along", "two_outputs", "doubles", "few_any"),
 }
-"""With every kind of fault in two programs, if there are two that have it, in every type and form of a kernel. The
-others are slow; `python -m evaluation.measure.fault_catalogue` judges all."""
+"""With every kind of fault, in every type and form of a kernel. The others are slow;
+`python -m evaluation.measure.fault_catalogue` judges all."""
 SOME = [pytest.param(program, marks=() if program in KEPT else pytest.mark.slow) for program in PROGRAMS]
 LEAST = {WRONG: 420, RIGHT: 140}  # kernels that the catalogue promises to have
 
@@ -50,11 +47,11 @@ def test_the_catalogue_has_what_it_promises() -> None:
     assert {kernel.kind for kernel in kernels if kernel.result == NOT_PROMISED} <= {"NaN"}
 
 
-def test_every_kind_of_fault_is_in_two_programs_that_are_not_slow() -> None:
+def test_every_kind_of_fault_is_in_a_program_that_is_not_slow() -> None:
     programs: dict[str, set[str]] = {}
     for kernel in everything():
         programs.setdefault(kernel.kind, set()).add(kernel.program)
-    assert all(len(found & KEPT) >= min(len(found), 2) for found in programs.values()), programs
+    assert all(found & KEPT for found in programs.values()), programs
 
 
 @pytest.mark.skipif(clang_path() is None, reason="the catalogue is C, and needs clang: pip install ziglang")
