@@ -67,7 +67,7 @@ endif
 # own: what one of them leaves behind in its process the next finds always, or never. Behind them in the line for it, so
 # that no core waits, are ruff, mypy and all other tests, two at once: first what only computes, then what starts
 # processes and waits. A third gains nothing: it imports and captures again what the two have.
-# What the two would each compile of Python, libraries and tests, is compiled once before
+# What the two would each compile of Python, libraries and tests, is compiled once before, the first time
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
 LATER := nice -n 5
 WAITING := tests/faults tests/fleet
@@ -76,10 +76,10 @@ OTHERS := $(WAITING:%=--ignore %) --ignore tests/evaluation
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@echo 'kcg: ruff, mypy, the tests of faults and fleets, which are shown last, and all other tests, at once'; \
-	status=0; \
+	status=0; compiled=0; [ -d tests/__pycache__ ] && compiled=1; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
 	{ all=0; for part in $(WAITING); do $(PYTEST) $$part >$(VENV)/$$(basename $$part).log 2>&1 || all=1; done; exit $$all; } & waiting=$$!; \
-	$(LATER) $(PYTEST) -q $(OTHERS) --collect-only >/dev/null; \
+	[ $$compiled = 1 ] || $(LATER) $(PYTEST) -q $(OTHERS) --collect-only >/dev/null; \
 	$(LATER) $(PYTEST) $(OTHERS) --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	wait $$waiting || status=1; cat $(WAITING:tests/%=$(VENV)/%.log); \
 	wait $$checks || status=1; \

@@ -16,7 +16,7 @@ from tests.faults.generated.programs import PROGRAMS, generated
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.waiting import PATIENCE_S
 
-KEPT = {"softmax", "rms_norm", "row_max", "scale", "residual"}
+KEPT = {"softmax", "rms_norm", "residual"}
 """With every kind of fault. The others are slow; `python -m evaluation.measure.fault_catalogue` judges all."""
 SOME = [pytest.param(program, marks=() if program in KEPT else pytest.mark.slow) for program in PROGRAMS]
 LEAST = 60  # wrong ones that the catalogue promises to have

@@ -29,6 +29,7 @@ from kcg.fleet.servers import WITHOUT_DASHBOARD
 from tests.commands import python
 from tests.fleet import fixed_tasks
 from tests.fleet.processes import address_of, started
+from tests.slow import first
 
 LOCAL = "tls://127.0.0.1:0"
 ANSWER_S = 300.0
@@ -84,7 +85,7 @@ def test_a_driver_runs_fixed_functions_and_no_others(fleet: Fleet, tmp_path: Pat
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("hostile", ["a member of a module", "a function", "a name that no driver sends"])
+@pytest.mark.parametrize("hostile", first(1, ["a member of a module", "a function", "a name that no driver sends"]))
 def test_annotations_of_a_driver_run_nothing_on_the_scheduler(fleet: Fleet, hostile: str, tmp_path: Path) -> None:
     """Dask calls an annotation that can be called with the task's key, which may be any text."""
     mark = tmp_path / "ran"

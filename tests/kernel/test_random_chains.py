@@ -62,7 +62,7 @@ def expected(names: list[str], x: Array, y: Array) -> Array:
 
 
 @pytest.mark.parametrize("dtype", first(2, ["float32", "float16"]))
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_a_random_chain_is_what_numpy_computes_and_tinygrad_is_within_its_error(seed: int, dtype: str) -> None:
     names, rows, width = chain_of(random.Random(seed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from kcg.measure.lock import lock_folder
 from kcg.report.phases import SEARCH
 from kcg.ui.server import Server
 from tests.browser import CHROMIUM, Browser
+from tests.slow import every
 from tests.ui_server import live_file, serving, write_reported_run, write_run
 from tests.waiting import PATIENCE_S
 
@@ -77,8 +79,7 @@ def test_the_token_does_not_stay_in_the_address(browser: Browser, server: Server
     assert browser.js("document.cookie") == "", "no script reads it"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [320, 390, 760, 1200])
+@pytest.mark.parametrize(("width", "dark"), every(5, itertools.product([320, 390, 760, 1200], [False, True])))
 def test_nothing_reaches_beyond_the_page(browser: Browser, server: Server, width: int, dark: bool) -> None:
     enter(browser, server, width=width, dark=dark)
     assert browser.js("document.documentElement.scrollWidth") == width
