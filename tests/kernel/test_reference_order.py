@@ -204,7 +204,7 @@ def test_a_long_reduction_to_one_point_is_blocked() -> None:
     assert error_ratio(store, values.sum(dtype=np.float32).reshape(1)).max() <= CONFIDENT
 
 
-@pytest.mark.parametrize("recipe", first(2, [RECIPE, WIDE_RECIPE, MODEST_RECIPE, NEGATIVE_RECIPE]))
+@pytest.mark.parametrize("recipe", first(1, [RECIPE, WIDE_RECIPE, MODEST_RECIPE, NEGATIVE_RECIPE]))
 @pytest.mark.parametrize("squared", [False, True])
 def test_what_one_large_term_swallows_is_held_against_no_order(recipe: str, squared: bool) -> None:
     """Where magnitudes differ widely, each small term that is added after a large one is lost, and always downwards."""
