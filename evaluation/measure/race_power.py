@@ -75,6 +75,7 @@ def rate_of_windows(differed: int, windows: int, width: int) -> tuple[float, tup
         return 1.0 if share >= 1 else -math.expm1(math.log1p(-share) / width)
 
     low, high = wilson(differed, windows)
+    high = high if differed < windows else 1.0
     return a_launch(differed / windows), (a_launch(low), a_launch(high))
 
 
@@ -150,7 +151,7 @@ def trials_of(rows: Iterable[Row]) -> list[Trial]:
     """Those of all rows that are trials and ended."""
     names = Trial.__dataclass_fields__
     return [
-        Trial(**{name: row.get(name) for name in names})
+        Trial(**{str(name): row.get(name) for name in names})  # type: ignore[arg-type]
         for row in rows
         if row.get("kind") == "trial" and row.get("status") != "failed"
     ]
@@ -461,16 +462,17 @@ def table(rows: Mapping[str, Row], target: Target) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name in ("", *names):
-        for rate, one in curve(rows, program=name).items():
-            if not float(rate):
+        for planted, one in curve(rows, program=name).items():
+            rate = float(planted)
+            if not rate:
                 continue
             seen = ("provisional", "before_for_the_seconds_of_provisional", "verified", "before")
             cells = [_cell(one[which]) for which in seen]
             cells += [
-                f"{expected_share(rate_of(rows, name, float(rate)), runs_by(TODAY, launches, target)):.3f}"
+                f"{expected_share(rate_of(rows, name, rate), runs_by(TODAY, launches, target)):.3f}"
                 for launches in (PROVISIONAL, LAUNCHES)
             ]
-            label = f"{1 / float(rate):,.0f}" + (f", {name}" if name else "")
+            label = f"{1 / rate:,.0f}" + (f", {name}" if name else "")
             lines.append(f"| {label} | {' | '.join(cells)} | {one['verified']['trials']} |")
     for rate in (1e-3, 1e-4):
         lines += ["", f"| launches, {rate:g} | today | expected | 696a093d | expected |", "|---|--:|--:|--:|--:|"]
@@ -478,7 +480,7 @@ def table(rows: Mapping[str, Row], target: Target) -> str:
             cells = [part for rule in (TODAY, BEFORE) for part in (_cell(look[rule]), f"{look[rule]['expected']:.3f}")]
             lines.append(f"| {look['launches']:,} | {' | '.join(cells)} |")
     lines += ["", "| planted | rate at which today's rules find | 696a093d's |", "|---|--:|--:|"]
-    for rate in RATES:
+    for rate in RATES[2:]:  # of what nearly every first look finds, nothing follows
         ours = [t for t in trials_at(rows) if t.rate == rate]
         fitted = [fitted_rate(ours, rule, target) for rule in (TODAY, BEFORE)]
         cells = ["-" if one is None else f"{one[0]:.2g} ({one[1]:.2g} to {one[2]:.2g})" for one in fitted]
