@@ -32,7 +32,7 @@ from evaluation.measure.stress_before import REVISION
 from evaluation.rows import Row, Rows, rounded, run_of
 from kcg.cli import parse_budget, run_script
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, UsageError
 from kcg.files import write_whole
 from kcg.measure.protocol import median
 from kcg.measure.stress import LAUNCHES, LOOKED_AT_EVERY, PROVISIONAL, expected_s, launches_beside
@@ -518,11 +518,13 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Plant races and see how often they are found."""
-    gpu = replaced_gpu()
+    gpu = an_h100()
     if compile_to is not None:
         write_programs(compile_to, compiled(gpu, seed))
         return
     if show:
+        if not out.exists():
+            raise UsageError(f"{out} is not there: measure first, or name a file with --out")
         for run, entry in json.loads(out.read_text())["runs"].items():
             typer.echo(f"{run}\n\n{table(entry['rows'], gpu)}\n\n{json.dumps(headline(entry['rows']))}")
         return
@@ -545,7 +547,7 @@ def main(
     typer.echo(json.dumps(headline(rows.rows)))
 
 
-def replaced_gpu() -> Target:
+def an_h100() -> Target:
     """What the programs are compiled for without a GPU: an H100 or an H200."""
     from dataclasses import replace
 
