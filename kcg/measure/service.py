@@ -388,6 +388,11 @@ class MeasureService:
         """Nobody checks this device while it measures: there is no doubt to wait for."""
 
     @property
+    def used_s(self) -> float:
+        """Seconds for which jobs of this service had the device."""
+        return self._device.used_s
+
+    @property
     def has_device_alone(self) -> bool:
         """Whether no other service that shares its device has work for that now."""
         return self._device.gate.is_idle_beside(self._device)

@@ -78,6 +78,18 @@ class JudgingBench:
         self.device.record(measurements)
 
 
+@dataclass
+class Taken:
+    """What some jobs were expected to take, and what they took, in seconds."""
+
+    expected_s: float = 0.0
+    spent_s: float = 0.0
+
+    def add(self, expected_s: float, spent_s: float) -> None:
+        self.expected_s += expected_s
+        self.spent_s += spent_s
+
+
 class Device:
     """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
     manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow, and the hosts of a
@@ -99,6 +111,7 @@ class Device:
         self.failures: Counter[str] = Counter()
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
+        self.judging = Taken()  # comparisons of this run, while its search went on
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
@@ -399,6 +412,13 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
+        works = self.spaces_of(workload)
+        if self._settings.resume and self.journal is not None:
+            self._resume(works, self.journal)
+        return works
+
+    def spaces_of(self, workload: Workload) -> list[RegionWork]:
+        """Each region with its spaces. Called from any thread."""
         from kcg.kernel.kinds import Unsupported, kind_named, other_kinds, space_of
 
         target, allowed = self.service.target, self._settings.allow_tf32
@@ -409,8 +429,6 @@ class Device:
                     found = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
                     if not isinstance(found, Unsupported):
                         work.others[name] = found
-        if self._settings.resume and self.journal is not None:
-            self._resume(works, self.journal)
         return works
 
     def use_lowered(self, works: Sequence[RegionWork], lowered: Mapping[str, Lowered]) -> None:
@@ -444,8 +462,8 @@ class Device:
                 asked = work.call.region, kind, self.service.target, work.bindings
                 future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
                 self._first_programs[work.id, kind] = future
-                if isinstance(space, SeeksStart) and space.seeks_start:
-                    space.begin_at(future.result)
+            if isinstance(space, SeeksStart) and space.seeks_start:
+                space.begin_at(future.result)
             found.setdefault(work.id, []).append(future)
         return found
 

@@ -33,6 +33,7 @@ from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
+from kcg.optimize.proposing import Proposing
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
 from kcg.optimize.search import Guide, search
@@ -190,8 +191,17 @@ def optimize(
             improving = None if settings.resume else incumbent
             so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
+            proposing = Proposing(captured.workload, device, log) if so_far.wants_regions else None
             measured = baselines(
-                settings, works, claimed, device=device, budget=budget, guide=guide, log=log, ahead=early
+                settings,
+                works,
+                claimed,
+                device=device,
+                budget=budget,
+                guide=guide,
+                log=log,
+                ahead=early,
+                proposing=proposing,
             )
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
             if store is not None:
@@ -208,11 +218,14 @@ def optimize(
                     guide,
                     device=device,
                     log=log,
+                    proposing=proposing,
                     store=store,
                     judged=judged,
                     ahead=early,
                     begun=regions_begin,
                 )
+            if proposing is not None:
+                proposing.end()
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             early.end()
@@ -383,10 +396,11 @@ def baselines(
     guide: Guide,
     log: RunLog,
     ahead: Ahead,
+    proposing: Proposing | None = None,
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
     guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better, and what
-    judging `ahead` will need is prepared."""
+    judging `ahead` will need is prepared. On a GPU regions of several kernels are looked for from then on."""
     is_missing = any(work.stored is None and work.id not in claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
@@ -398,12 +412,16 @@ def baselines(
             device.find_starts(works)
             ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
             guide.read()
+        if proposing is not None and not device.is_cpu:
+            proposing.begin()
 
     measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
     if measured.untimed < len(works):
         say_untimed(measured, log)
     device.use_others(works)
     handwritten.measure(works, device, log)
+    if proposing is not None:
+        proposing.timed(works)
     return replace(measured, at=time.monotonic())
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
@@ -236,10 +237,14 @@ class _Search:
             expected=expected,
         )
 
-    def _measure(self, work: RegionWork, batch: Sequence[Schedule]) -> list[Future[Observation]]:
-        """Measure schedules, each no longer than tells that it is far behind the best of the region."""
+    def _measure(
+        self, work: RegionWork, batch: Sequence[Schedule], *, expected_s: float = math.inf
+    ) -> list[Future[Observation]]:
+        """Measure schedules, each no longer than tells that it is far behind the best of the region. Nothing is
+        surprisingly fast that takes what is `expected` of one of them."""
         best_s = work.best_s
-        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        known_s = min(best_s, expected_s) if best_s else None
+        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None, known_s=known_s)
 
     def _strategy(self, work: RegionWork, kind: str, *, place: int, seed: str) -> Strategy:
         """How the schedules of one kind are searched: in a process that searches where there are some."""
@@ -255,6 +260,8 @@ class _Search:
             seed = f"{self.settings.seed}:{index}:{kind}"
             problem, how = self._other_problem(work, kind, seed), self._strategy(work, kind, place=place, seed=seed)
             (expected,) = problem.predict([space.start()])
+            # what was expected is no surprise: it is judged by every rule where it counts, and not here too
+            problem = replace(problem, measure=functools.partial(self._measure, work, expected_s=expected.runtime_s))
             gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
             allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
