@@ -591,7 +591,7 @@ class MeasureService:
         another function than the usual one, with its arguments; `made` is what compiling it came to elsewhere."""
         first = asked[0].request
         for one in asked:
-            self._begin_references(one.request)
+            self.begin_references(one.request.region, one.request.variables)
         bindings = [one.request.variables for one in asked]
         job = self._job(first.region, first.schedule, bindings)
         kept = None if made or compiler else self._compiled_before(first.region, first.schedule, *bindings)
@@ -624,14 +624,17 @@ class MeasureService:
 
         (made or self._compile(*(compiler or (child.compile_job, job)))).add_done_callback(compiled)
 
-    def _begin_references(self, request: Request) -> None:
-        """Have the reference of a region of several kernels computed beside the device: it takes a second of a core,
-        that of a single kernel a tenth."""
-        key = request.region.id, request.variables
-        if len(request.region.kernels) > 1 and key not in self._references:
+    def begin_references(self, region: Region, variables: Variables) -> Future[Any] | None:
+        """Have the reference of a region of several kernels computed beside the device, with which its schedules are
+        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such."""
+        key = region.id, variables
+        if len(region.kernels) == 1:
+            return None
+        if key not in self._references:
             self._references[key] = self.beside(
-                child.first_references_job, request.region, request.variables, timeout_s=REFERENCES_TIMEOUT_S
+                child.first_references_job, region, variables, timeout_s=REFERENCES_TIMEOUT_S
             )
+        return self._references[key]
 
     def _why_unjudged(self, request: Request) -> str:
         """Why there is no reference of a region of several kernels, which the device's process would look for as long

@@ -531,7 +531,8 @@ class Device:
                 values,
                 sampler,
                 in_search=True,
-                careful=True,
+                # of what is proposed its parts were timed as kernels: what they take together is only looked at
+                careful=not (work.proposed and schedule.kind == work.kind),
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * (known_s or work.best_s) or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,

@@ -45,6 +45,7 @@ LEAST_REGIONS_S: Final = 25.0
 REGIONS_SEARCH_S: Final = 10.0
 """Of it, for the search itself, once they are timed as the schedules of their parts: the first program that was
 measured of each region of Flux was within .5 % of the best of all 551."""
+PLANS_S: Final = 3.0  # for the plans of what was judged, and the result of each: of Flux 768 four
 REGIONS_TOO: Final = 2.0
 """So many times what judging was found of kernels takes it takes with regions, before any of these is searched."""
 JUDGING_SLOWER: Final = 1.4
@@ -155,9 +156,12 @@ class Estimates:
         return 0.0 if self.device.is_cpu else seconds
 
     def judge_until(self) -> float | None:
-        """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
-        whenever."""
-        return None if self.budget.over_at is None else self.budget.over_at - self._model_s()
+        """When judging is to end, by `time.monotonic`, so that plans can be made and the whole model be checked in
+        time; None: whenever."""
+        if self.budget.over_at is None:
+            return None
+        model_s = self._model_s()
+        return self.budget.over_at - model_s - (self._of_regions(PLANS_S) if model_s else 0.0)
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""

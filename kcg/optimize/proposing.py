@@ -112,8 +112,8 @@ class Proposing:
             report("the first programs of regions", error)
 
     def _compile(self) -> None:
-        """Have first programs compiled, what matters most first, by no more than half of the compilers: the search of
-        the kernels has the others. What is compiled when a search asks for it is compiled once."""
+        """Have first programs compiled, and references computed, what matters most first, by no more than half of the
+        compilers: the search of the kernels has the others. What a search asks for after it is not made again."""
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
@@ -125,6 +125,8 @@ class Proposing:
                 if self._wanted.is_set():
                     return
             under_way |= {one for firsts in self._device.first_programs([work]).values() for one in firsts}
+            references = (self._device.service.begin_references(work.call.region, v) for v in work.bindings)
+            under_way |= {one for one in references if one is not None}
 
     def _works(self, regions: Sequence[Region]) -> Iterator[RegionWork]:
         for region in regions:
