@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.cli import counted
+from kcg.compat.workers import not_collecting
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
 from kcg.judge.kept import KeptResults
 from kcg.kernel.kinds import describe
@@ -332,7 +333,8 @@ def capture(
     if (program := settings.program) is None:
         spec, preset = find(settings.workload, settings.preset, device.choice.device)
         log.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
-        return Captured(spec.capture(preset))
+        with not_collecting():
+            return Captured(spec.capture(preset))
     from kcg.workloads.script import capture_program
 
     log.progress.phase(f"running {program.label} to record its kernels")
