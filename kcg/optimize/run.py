@@ -122,9 +122,9 @@ def optimize(
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         preloads = store is None or store.store.is_new  # else there may be nothing to search
+        if preloads:
+            guide.begin()
         if captured is None:
-            if preloads and settings.program is not None:
-                guide.preload_beside()
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
