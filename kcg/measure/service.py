@@ -313,6 +313,7 @@ class MeasureService:
         self._kept: dict[tuple[str, Schedule], CompileOutcome] = compilers_of._kept if compilers_of else {}
         self._lowered: dict[tuple[str, Schedule], Lowered] = compilers_of._lowered if compilers_of else {}
         self.lowered: dict[str, Lowered] = {}  # elsewhere, by region
+        self._ahead: dict[tuple[str, Schedule], Future[CompileOutcome]] = {}  # compiled before they were asked for
         self._kept_lock: threading.Lock = compilers_of._kept_lock if compilers_of else threading.Lock()
         self._references: dict[tuple[str, Variables], Future[References]]
         self._references = compilers_of._references if compilers_of else {}
@@ -415,6 +416,11 @@ class MeasureService:
         return self._facts
 
     @property
+    def is_open(self) -> bool:
+        """Whether `facts` would wait for nothing."""
+        return self._facts is not None or self._detecting.done()
+
+    @property
     def target(self) -> Target:
         return self.facts[0]
 
@@ -437,6 +443,11 @@ class MeasureService:
         """Compile in the pool: a future of CompileOutcome. `bindings` are the sets of values of the kernel's symbolic
         variables with which the binary will run."""
         return self._compile(child.compile_job, self._job(region, schedule, bindings))
+
+    def compile_ahead(self, region: Region, schedule: Schedule) -> None:
+        """Have a schedule of a region without variables compiled that will be measured: it is not compiled again."""
+        if (key := (region.id, schedule)) not in self._ahead:
+            self._ahead[key] = self.compile(region, schedule)
 
     def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock:
@@ -593,6 +604,8 @@ class MeasureService:
         if kept is not None:
             made = Future()
             made.set_result(kept)
+        elif not made and not compiler and not any(bindings):
+            made = self._ahead.pop((first.region.id, first.schedule), None)
 
         def compiled(done: Future[Any]) -> None:
             outcome = kept or self._compile_result(done, (first.region.id, first.schedule))

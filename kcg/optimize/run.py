@@ -66,6 +66,7 @@ from kcg.types import (
 )
 from kcg.unexpected import reported_to
 from kcg.workloads import left
+from kcg.workloads.capture import watched
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -128,7 +129,8 @@ def optimize(
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
-                captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
+                early_kernels = device.compile_ahead if preloads else None
+                captured = capture(settings, device, budget=budget, log=log, keeping=keeping, seen=early_kernels)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
@@ -325,15 +327,22 @@ def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[R
 
 
 def capture(
-    settings: Settings, device: Device, *, budget: Budget, log: RunLog, keeping: left.Keeping | None = None
+    settings: Settings,
+    device: Device,
+    *,
+    budget: Budget,
+    log: RunLog,
+    keeping: left.Keeping | None = None,
+    seen: Callable[[Workload], object] | None = None,
 ) -> Captured:
-    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted."""
+    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted.
+    `seen` is told of the others as soon as they are known, see `kcg.workloads.capture.watched`."""
     from kcg.workloads.registry import find
 
     if (program := settings.program) is None:
         spec, preset = find(settings.workload, settings.preset, device.choice.device)
         log.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
-        with not_collecting():
+        with not_collecting(), watched(seen) if seen is not None else contextlib.nullcontext():
             return Captured(spec.capture(preset))
     from kcg.workloads.script import capture_program
 

@@ -292,6 +292,15 @@ def test_compiled_binary_is_kept(service: MeasureService) -> None:
     assert service.compilations == compiled + 1
 
 
+def test_what_is_compiled_ahead_is_not_compiled_again(service: MeasureService, recorder: Recorder) -> None:
+    compiled = service.compilations
+    for _ in range(2):
+        service.compile_ahead(MATMUL, RAW)
+    row = one(service, Request(MATMUL, RAW, samples=3))
+    assert service.compilations == compiled + 1 and row.status is Status.OK and row.compile_s > 0
+    assert recorder.rows == [row] and service.has_compiled(MATMUL, RAW)
+
+
 def test_listener_that_fails_keeps_nobody_waiting(
     service: MeasureService, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
