@@ -399,6 +399,16 @@ class MeasureService:
         known = None if first is None else first.compiled
         return self._device.submit(canary.canary_job, self.dev, known, timeout_s=canary.TIMEOUT_S)
 
+    def rehearse(self) -> None:
+        """Have the child that measures time a small kernel of tinygrad's once the device is open, while nothing else is
+        asked of it: its first job takes a second less then. What goes wrong with it goes wrong again with a job."""
+
+        def opened(done: Future[tuple[Target, Toolchain]]) -> None:
+            if done.exception() is None:
+                self._device.submit(child.rehearsal_job, done.result()[0], timeout_s=self.timing_timeout_s)
+
+        self._detecting.add_done_callback(opened)
+
     # ---- what is measured on ----
 
     @property

@@ -398,6 +398,11 @@ class Device:
 
     # ---- measuring ----
 
+    def rehearse(self) -> None:
+        """On a GPU have the child that measures ready for its first job, while the workload is captured."""
+        if not self.is_cpu:
+            self.service.rehearse()
+
     def compile_ahead(self, workload: Workload) -> None:
         """While a workload is still being captured: on a GPU have tinygrad's own schedules of the kernels that were
         seen compiled on idle cores, those first that are expected to take longest. Does nothing while the device opens.

@@ -125,6 +125,7 @@ def optimize(
         preloads = store is None or store.store.is_new  # else there may be nothing to search
         if preloads:
             guide.begin()
+            device.rehearse()
         if captured is None:
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
