@@ -22,7 +22,7 @@ from kcg.measure.job_rows import MAIN
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live
 from kcg.optimize.ahead import Ahead
-from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.baselines import measure_baselines, untimed_share
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
@@ -205,6 +205,9 @@ def optimize(
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
             candidates = search(estimates, guide, device=device, log=log, ahead=early)
+            if measured.tail is not None:
+                measured.tail.finish(budget.patience_s(0.0))
+                say_untimed(replace(measured, untimed_share=untimed_share(works)), log)
             if estimates.wants_regions:
                 proposed = search_regions(
                     candidates,
@@ -411,8 +414,10 @@ def baselines(
             ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
             guide.read()
 
-    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
-    if measured.untimed < len(works):
+    # whoever has something else to do with all of them waits for all
+    leaves_tail = guide.wanted and settings.measurements is None and not settings.store and not settings.kernels
+    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile, leaves_tail=leaves_tail)
+    if measured.untimed < len(works) and measured.tail is None:
         say_untimed(measured, log)
     device.use_others(works)
     handwritten.measure(works, device, log)

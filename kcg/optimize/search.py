@@ -27,6 +27,7 @@ from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
     from kcg.optimize.ahead import Ahead
+    from kcg.optimize.baselines import Tail
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -178,6 +179,8 @@ class _Search:
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
         self.allocator: Allocator | None = None
+        self.tail = self.estimates.measured.tail if self.works is self.estimates.works else None
+        self._entered: list[RegionWork] = []
         self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
 
     def run(self) -> Candidates:
@@ -312,15 +315,30 @@ class _Search:
             weigh=self._weigh,
             between=self._between,
             patience_s=self._patience_s,
+            arriving=None if self.tail is None else functools.partial(self._arrive, predictor, self.tail),
         )
+        self._enter(predictor, self.works)
+        allocator.run()
+        if self.ahead is not None:
+            self.ahead.over()
+        self.device.check_journal()
+        self.settled, self.expected = allocator.settled, allocator.expected
+
+    def _enter(self, predictor: Predictor, timed: Sequence[RegionWork]) -> None:
+        """Have the allocator search those of these that are to be searched."""
+        allocator = self.allocator
+        assert allocator is not None
         # without a baseline there is nothing to compare with
-        searched = {work.id for work in searched_of(self.missing)}
-        works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in searched]
+        wanted = {work.id for work in searched_of(self.missing)} & {work.id for work in timed}
+        works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in wanted]
         works.sort(key=lambda one: -one[1].before_s)
         workers = self.guide.workers
-        places = (
-            assigned([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
-        )
+        if workers is None:
+            places = [0] * len(works)
+        elif self._entered:  # each is little beside those before
+            places = [(len(self._entered) + n) % workers.count for n in range(len(works))]
+        else:
+            places = assigned([work.before_s for _, work in works], workers.count)
         for place, (index, work) in zip(places, works, strict=True):
             if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
                 asked = self._problem(work, predictor, index)
@@ -329,14 +347,17 @@ class _Search:
                 allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space), each_s=each_s)
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
+        self._entered += [work for _, work in works]
         self._weigh()
         if self.ahead is not None:
-            self.ahead.know(self.estimates, searched=[work for _, work in works])
-        allocator.run()
-        if self.ahead is not None:
-            self.ahead.over()
-        self.device.check_journal()
-        self.settled, self.expected = allocator.settled, allocator.expected
+            self.ahead.know(self.estimates, searched=self._entered)
+
+    def _arrive(self, predictor: Predictor, tail: Tail) -> bool:
+        """Search those too that were timed since; whether there may be more."""
+        if timed := tail.turn():
+            self.device.check_journal()
+            self._enter(predictor, timed)
+        return not tail.is_over
 
     def _between(self) -> None:
         """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
@@ -381,7 +402,7 @@ class _Search:
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
         self.log.show(
-            total_s(self.estimates.measured.timed),
+            total_s(self.estimates.measured.timed if self.tail is None or self.tail.is_over else self.works),
             measurements=self.ledger.measurements,
             budget_s=self.estimates.expected_s(),
             kernels=kernels,

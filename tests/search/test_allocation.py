@@ -72,6 +72,22 @@ def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
     assert len(often.saw) >= len(least_explored.saw) and often.saw[0].schedule == fast.baseline()
 
 
+def test_what_arrives_while_others_are_searched_is_searched_too() -> None:
+    asked = list[int]()
+
+    def arriving() -> bool:
+        asked.append(len(allocator.entries))
+        if len(asked) == 3:
+            entered(allocator, chain_table([1e-3, 9e-4, 8e-4]), "late")
+        return len(asked) < 3
+
+    limits = Limits(measuring=4, searching=2, alternate=False)
+    allocator = Allocator(Ledger(max_measurements=20), limits, arriving=arriving)
+    allocator.run()
+    assert asked == [0, 0, 0], "it ends only once there is nothing more to come"
+    assert [entry.best_s for entry in allocator.entries] == [8e-4] and allocator.settled
+
+
 def test_taking_turns_repeats_itself() -> None:
     orders = []
     for _ in range(2):
