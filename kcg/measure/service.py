@@ -313,6 +313,7 @@ class MeasureService:
         self._kept: dict[tuple[str, Schedule], CompileOutcome] = compilers_of._kept if compilers_of else {}
         self._lowered: dict[tuple[str, Schedule], Lowered] = compilers_of._lowered if compilers_of else {}
         self.lowered: dict[str, Lowered] = {}  # elsewhere, by region
+        self._ahead: dict[tuple[str, Schedule], Future[CompileOutcome]] = {}  # compiled before they were asked for
         self._kept_lock: threading.Lock = compilers_of._kept_lock if compilers_of else threading.Lock()
         self._references: dict[tuple[str, Variables], Future[References]]
         self._references = compilers_of._references if compilers_of else {}
@@ -403,6 +404,16 @@ class MeasureService:
         known = None if first is None else first.compiled
         return self._device.submit(canary.canary_job, self.dev, known, timeout_s=canary.TIMEOUT_S)
 
+    def rehearse(self) -> None:
+        """Have the child that measures time a small kernel of tinygrad's once the device is open, while nothing else is
+        asked of it: its first job takes a second less then. What goes wrong with it goes wrong again with a job."""
+
+        def opened(done: Future[tuple[Target, Toolchain]]) -> None:
+            if done.exception() is None:
+                self._device.submit(child.rehearsal_job, done.result()[0], timeout_s=self.timing_timeout_s)
+
+        self._detecting.add_done_callback(opened)
+
     # ---- what is measured on ----
 
     @property
@@ -418,6 +429,11 @@ class MeasureService:
             except Exception as error:
                 raise DeviceError(f"{self.dev} cannot be used: {first_line(error)}") from error
         return self._facts
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `facts` would wait for nothing."""
+        return self._facts is not None or self._detecting.done()
 
     @property
     def target(self) -> Target:
@@ -442,6 +458,11 @@ class MeasureService:
         """Compile in the pool: a future of CompileOutcome. `bindings` are the sets of values of the kernel's symbolic
         variables with which the binary will run."""
         return self._compile(child.compile_job, self._job(region, schedule, bindings))
+
+    def compile_ahead(self, region: Region, schedule: Schedule) -> None:
+        """Have a schedule of a region without variables compiled that will be measured: it is not compiled again."""
+        if (key := (region.id, schedule)) not in self._ahead:
+            self._ahead[key] = self.compile(region, schedule)
 
     def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock:
@@ -598,6 +619,8 @@ class MeasureService:
         if kept is not None:
             made = Future()
             made.set_result(kept)
+        elif not made and not compiler and not any(bindings):
+            made = self._ahead.pop((first.region.id, first.schedule), None)
 
         def compiled(done: Future[Any]) -> None:
             outcome = kept or self._compile_result(done, (first.region.id, first.schedule))

@@ -27,7 +27,7 @@ from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, JobOutcome, Measurement, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, JobOutcome, Measurement, Region, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class Device:
         self.samples_s = 0.0
         self.judging = Taken()  # comparisons of this run, while its search went on
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
+        self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
         self._lock = threading.Lock()
@@ -410,6 +411,31 @@ class Device:
 
     # ---- measuring ----
 
+    def rehearse(self) -> None:
+        """On a GPU have the child that measures ready for its first job, while the workload is captured."""
+        if not self.is_cpu:
+            self.service.rehearse()
+
+    def compile_ahead(self, workload: Workload) -> None:
+        """While a workload is still being captured: on a GPU have tinygrad's own schedules of the kernels that were
+        seen compiled on idle cores, those first that are expected to take longest. Does nothing while the device opens.
+        """
+        times_all = self._settings.measurements != 0 and not self._settings.resume
+        if self.is_cpu or not times_all or not self.service.is_open or self._spaces:
+            return
+        with looking("tinygrad's own schedules, to be compiled ahead"):
+            works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls if not call.variables]
+            for work in sorted(works, key=lambda work: -work.expected_s):
+                self.service.compile_ahead(work.call.region, work.space.baseline())
+
+    def _space_of(self, region: Region) -> Space:
+        from kcg.kernel.kinds import space_of
+
+        if (found := self._spaces.get(region.id)) is None:
+            found = space_of(region, self.service.target, allow_tf32=self._settings.allow_tf32)
+            self._spaces[region.id] = found
+        return found
+
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
         works = self.spaces_of(workload)
@@ -419,10 +445,10 @@ class Device:
 
     def spaces_of(self, workload: Workload) -> list[RegionWork]:
         """Each region with its spaces. Called from any thread."""
-        from kcg.kernel.kinds import Unsupported, kind_named, other_kinds, space_of
+        from kcg.kernel.kinds import Unsupported, kind_named, other_kinds
 
         target, allowed = self.service.target, self._settings.allow_tf32
-        works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
+        works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls]
         for work in works:
             for name in other_kinds(work.call.region, target):
                 with looking(f"schedules of kind {name} of a kernel or region"):

@@ -134,8 +134,8 @@ class Proposing:
 
 
 def expected_alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
-    """The best time of each kernel that has one, by id, or what the first program of another kind is expected to take,
-    before it is measured: by tinygrad's own alone a region would save what its kernels save too."""
+    """The best time of each kernel, by id, or what the first program of another kind is expected to take before it is
+    measured: by tinygrad's own alone a region would save what its kernels save too. Not of what has neither."""
     from kcg.predictor.cost import guiding
     from kcg.predictor.interface import judge_of
 
@@ -144,8 +144,8 @@ def expected_alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
         for space in work.others.values():
             with looking("what a kernel is expected to take"):
                 (expected,) = judge_of(guiding(space, None), space).predict([space.start()])
-                if work.call.region.id in found and math.isfinite(expected.runtime_s):
-                    found[work.call.region.id] = min(found[work.call.region.id], expected.runtime_s)
+                if math.isfinite(expected.runtime_s):
+                    found[work.call.region.id] = min(found.get(work.call.region.id, math.inf), expected.runtime_s)
     return found
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
+    from kcg.optimize.baselines import Tail
     from kcg.workloads.function import Call
 
 NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
@@ -476,6 +477,7 @@ class Measured:
     preparing_s: float = 0.0  # what preparing a first measurement of a kernel takes on average; 0: not known
     untimed_share: float = 0.0  # of the time of all that these kernels are expected to take
     kernels_at: float | None = None  # when it was over of kernels, where regions of several were timed after them
+    tail: Tail | None = None  # what is timed while the search goes on; it counts as untimed
 
     @property
     def timed(self) -> Sequence[RegionWork]:

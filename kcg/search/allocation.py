@@ -242,12 +242,14 @@ class Allocator:
         weigh: Callable[[], None] = lambda: None,
         between: Callable[[], None] = lambda: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
+        arriving: Callable[[], bool] | None = None,
     ) -> None:
         """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
         thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
         may give the entries other weights. Where all takes turns, `between` is called when nothing is at work, and may
         take as long as it likes. A search that ended by itself gets no hints any more. At the end `patience_s` says how
-        long to wait for what is with the device; what comes later is not waited for."""
+        long to wait for what is with the device; what comes later is not waited for. `arriving` is called until it
+        says no: it may `enter` more, and before nothing ends since nothing is worth its measurements."""
         self.weigh, self.between, self.patience_s = weigh, between, patience_s
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
@@ -259,6 +261,7 @@ class Allocator:
         self._closed = False
         self._fresh = False  # something was measured since `seen` was last called
         self._history: list[tuple[float, float, int]] = []  # when, the best of the workload, what was measured by then
+        self._arriving = arriving
         self._error: BaseException | None = None
 
     def enter(
@@ -278,15 +281,16 @@ class Allocator:
         similar kernels, and they from it. `gain` is what is expected of it on the best so far before it asks, `each_s`
         what measuring one of its schedules is expected to take, in seconds, where that is known.
         """
-        incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
-        entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer, each_s=each_s)
-        known = problem.known.get(problem.space.baseline())
-        self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
-        for observation in problem.known.values():
-            self._show_similar(entry, observation)
-        # tinygrad's own schedule fails; where that is of another kind, only this search's start does
-        entry.ended = known is not None and not math.isfinite(known.time_s) and entry.best_s is None
-        self.entries.append(entry)
+        with self._changed:  # searches may be going on
+            incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
+            entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer, each_s=each_s)
+            known = problem.known.get(problem.space.baseline())
+            self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
+            for observation in problem.known.values():
+                self._show_similar(entry, observation)
+            # tinygrad's own schedule fails; where that is of another kind, only this search's start does
+            entry.ended = known is not None and not math.isfinite(known.time_s) and entry.best_s is None
+            self.entries.append(entry)
         return entry
 
     def run(self) -> None:
@@ -294,6 +298,7 @@ class Allocator:
         try:
             with self._changed:
                 while not self._over():
+                    self._arrive()
                     if self.limits.alternate and self._idle():
                         self._outside(self.between)
                     if not self._next():
@@ -310,6 +315,16 @@ class Allocator:
 
     # ---- the caller's thread, which holds the lock ----
 
+    def _arrive(self) -> None:
+        """Let others be entered, while there may be some."""
+
+        def ask() -> None:
+            if self._arriving is not None and not self._arriving():
+                self._arriving = None
+
+        if self._arriving is not None:
+            self._outside(ask)
+
     def _outside(self, call: Callable[[], None]) -> None:
         """Call what must not hold it."""
         self._changed.release()
@@ -321,10 +336,10 @@ class Allocator:
     def _over(self) -> bool:
         if self._error is not None or self.ledger.exhausted:
             return True
-        if self._stalled():
+        if self._arriving is None and self._stalled():
             self.settled = True
             return True
-        if self._idle() and self._worthwhile() is None:
+        if self._arriving is None and self._idle() and self._worthwhile() is None:
             self.weigh()
             self.settled = self._worthwhile(late=True) is None
             return self._worthwhile() is None
