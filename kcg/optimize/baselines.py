@@ -96,13 +96,12 @@ def measure_baselines(
     # a search compiles what it measures, also where these need not be compiled
     each_s = (now - turns.begun + device.service.spared_s(work.call.region for work in here)) / timed
     each_preparing_s = preparing_s(device.spread.spent_s) / timed
-    tail = Tail({f: sent[f] for f in flying}, waiting, turns, device) if leaves_tail and flying else None
+    tail = _Tail({f: sent[f] for f in flying}, waiting, turns, device) if leaves_tail and flying else None
     return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share, tail=tail)
 
 
-class Tail:
-    """Baselines that make up little of the time, while a search of the others goes on: a few are on their way at once,
-    so that what the search wants to have measured does not wait for many."""
+class _Tail:
+    """A few are on their way at once, so that what the search wants to have measured does not wait for many."""
 
     def __init__(
         self,
@@ -118,7 +117,6 @@ class Tail:
         return not self._flying
 
     def turn(self) -> list[RegionWork]:
-        """Those that were timed since the last turn. Others are sent in their place."""
         timed = [self._keep(future) for future in [*self._flying] if future.done()]
         free = max(self._device.service.compile_workers - len(self._flying), 0) if timed else 0
         if batch := self._waiting[: min(free, self._turns.next(self._waiting, flying=len(self._flying)))]:
@@ -127,7 +125,6 @@ class Tail:
         return timed
 
     def finish(self, timeout_s: float | None) -> None:
-        """Send no more, and wait for those that are on their way."""
         self._waiting.clear()
         done, _ = wait(self._flying, timeout=timeout_s)
         for future in done:

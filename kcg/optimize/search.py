@@ -28,10 +28,10 @@ from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
     from kcg.optimize.ahead import Ahead
-    from kcg.optimize.baselines import Tail
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
+    from kcg.optimize.work import Tail
     from kcg.predictor.interface import Predictor
     from kcg.search.workers import SearchWorkers
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kcg.judge.ends import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
-    from kcg.optimize.baselines import Tail
     from kcg.workloads.function import Call
 
 NEAR = 1.03  # so many times as long as a program that is a second choice: a comparison in turns decides
@@ -464,6 +463,21 @@ class Captured:
     why_once: str = ""  # why that is not called again, in words; empty where it is
     recorded: Path | None = None  # where what a script left is kept, see `kcg.workloads.left`
     lowered: Mapping[str, Lowered] = field(default_factory=dict)  # what a script's process lowered, by kernel
+
+
+class Tail(Protocol):
+    """Baselines that make up little of the time, which are timed while a search of the others goes on."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def turn(self) -> Sequence[RegionWork]:
+        """Those that were timed since the last turn. Others are sent in their place."""
+        ...
+
+    def finish(self, timeout_s: float | None) -> None:
+        """Send no more, and wait for those that are on their way."""
+        ...
 
 
 @dataclass(frozen=True)
