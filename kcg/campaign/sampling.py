@@ -15,10 +15,9 @@ from kcg.campaign.samplers import KernelState, sampler
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import CountsUops, Space
 from kcg.kernel.kinds import space_of as fresh_space_of
-from kcg.predictor.choice import AUTO, kept_predictor
-from kcg.predictor.interface import Judge
+from kcg.predictor.choice import AUTO, deferred
 from kcg.predictor.roofline import Roofline
-from kcg.types import Prediction, Region, Schedule, Target
+from kcg.types import Region, Schedule, Target
 
 MOST_VISITED = 20_000  # schedules whose steps `unseen` follows: some ten seconds of one core
 
@@ -113,19 +112,6 @@ def draw_timed(draw: Callable[[Any], Drawn], job: Any) -> Drawn:
     return replace(answer, draw_s=time.perf_counter() - begin)
 
 
-class _Chosen:
-    """The predictor that a greedy sampler follows, read when one first asks: that takes seconds."""
-
-    def __init__(self, choice: str, target: Target) -> None:
-        self.name, self._target = choice, target
-
-    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
-        return kept_predictor(self.name, self._target).predict(space, schedules)
-
-    def of(self, space: Space) -> Judge:
-        return kept_predictor(self.name, self._target).of(space)
-
-
 @functools.lru_cache(SPACES_KEPT)
 def space_of(region: Region, target: Target) -> Space:
     return fresh_space_of(region, target)
@@ -149,7 +135,7 @@ def draw(job: DrawJob) -> Drawn:
     keys = keys_of(space, job.known)
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
     times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
-    drawing = _Drawing(job, KernelState(space, _Chosen(job.predictor, job.target), times, schedules))
+    drawing = _Drawing(job, KernelState(space, deferred(job.predictor, job.target), times, schedules))
     for schedule, who in ((baseline, HAND_CODED), (space.start(), "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)

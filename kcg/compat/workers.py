@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import time
 import weakref
@@ -22,6 +23,19 @@ def stop_collecting() -> None:
     that is garbage: to find it takes as long as half a kernel."""
     gc.freeze()
     gc.disable()
+
+
+@contextlib.contextmanager
+def not_collecting() -> Iterator[None]:
+    """A block in which this process does not look for circles of garbage: of scheduling a model that is an eighth to a
+    fifth, and finds next to none."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compile_without_collecting() -> None:

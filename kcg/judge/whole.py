@@ -41,6 +41,7 @@ class Cost:
     plans: int = 1
     rounds: int = 1  # in which a script runs with each
     step_s: float = 0.0  # one execution as tinygrad schedules it
+    chosen_s: float = math.inf  # with what was chosen, if that is known; it is no longer
     compile_s: float = 0.0  # one kernel
 
 

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 CHILD = "kcg.judge.whole_model"
 
 CPU_START_S, START_S = 8.5, 18.0
-"""A process, the device, and weights; on a GPU there are more of them, and the process planned the model while kernels
-were searched. The whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
+"""A process, the device, and weights; on a GPU there are more of them."""
+AHEAD_S = 12.0
+"""The same where the process planned the model, and compiled tinygrad's own kernels, while kernels were searched. The
+whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
@@ -92,12 +94,13 @@ class Model(Runner):
         if not self.runnable:
             return 0.0
         step_s, compile_s = cost.step_s, max(COMPILE_S, cost.compile_s / self.compilers)
-        start_s = CPU_START_S if self.dev.startswith("CPU") else START_S
-        steps_s = (replays_of(step_s) + 2) * step_s
+        start_s = CPU_START_S if self.dev.startswith("CPU") else AHEAD_S if self.child is not None else START_S
+        own_s, steps_s = ((replays_of(step_s) + 2) * s for s in (step_s, min(cost.chosen_s, step_s)))
         read_s = self.workload.memory_bytes / READ_BYTES_S if self.weights else 0.0  # of its values too, to be safe
-        compiling_s = compile_s * (len(self.workload.calls) + cost.changed)
+        compiled = 0 if self.child is not None else len(self.workload.calls)  # tinygrad's own, by then
+        compiling_s = compile_s * (compiled + cost.changed)
         further_s = (cost.plans - 1) * (FURTHER * start_s + steps_s)  # their kernels are mostly those of the first
-        return start_s + compiling_s + read_s + 2 * steps_s + further_s
+        return start_s + compiling_s + read_s + own_s + steps_s + further_s
 
     def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
         """All in one child. A crash with the schedules of a result fails it, and the others run again without it."""

@@ -102,6 +102,20 @@ def compile_job(job: CompileJob) -> CompileOutcome:
     return CompileOutcome(compiled, time.perf_counter() - begin)
 
 
+def rehearsal_job(target: Target) -> TimeOutcome:
+    """Compile and time a small product as tinygrad schedules it: what the first job of a child pays for beside its own
+    kernel, such as the buffer that empties the cache, the sensors, and the rules by which kernels are lowered."""
+    from tinygrad import Tensor
+
+    from kcg.kernel.codec import kernel_of
+    from kcg.kernel.kinds import baseline_of
+
+    one, other = (Tensor.empty(16, 16, device=target.device) for _ in range(2))
+    region = Region((kernel_of((one @ other).schedule_linear().src[-1].src[0]),))
+    compiled = compile_job(CompileJob(region, baseline_of(region, target), target)).compiled
+    return time_job(TimeJob(region, compiled, target, early_stop=True, careful=True))
+
+
 def unsupported_job(region: Region, target: Target) -> str:
     """Why a region has no schedules but those of the kind of its baseline; empty where it has some."""
     from kcg.kernel.kinds import Unsupported, kind_named, other_kinds

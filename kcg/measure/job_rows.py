@@ -46,6 +46,7 @@ KINDS: Final = {
     "context_job": JobKind.IN_CONTEXT,
     "unsupported_job": JobKind.REGIONS,
     "detect_job": JobKind.PROCESSES,
+    "rehearsal_job": JobKind.PROCESSES,
     "canary_job": JobKind.PROCESSES,
     "replace_child": JobKind.PROCESSES,
 }

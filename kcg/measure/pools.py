@@ -476,6 +476,7 @@ class DevicePool:
         self._pool: Any = None
         self._busy: Any = None
         self.closed = threading.Event()
+        self.used_s = 0.0  # that jobs had the device, without the waiting for their turns
         self.replaced = 0  # children
         self.canaries = 0  # that were started, for whatever reason
         self.last_recovery_s: float | None = None
@@ -543,9 +544,13 @@ class DevicePool:
         with self.gate.turn(self, self.closed) as another:
             if self.closed.is_set():
                 raise ServiceClosed
-            if another and not job.here:
-                self._look()
-            return self._run_now(job)
+            begun = time.monotonic()
+            try:
+                if another and not job.here:
+                    self._look()
+                return self._run_now(job)
+            finally:
+                self.used_s += time.monotonic() - begun
 
     def _open_beside(self) -> None:
         """Have the child of a GPU that others use open it while these go on: it takes seconds, and launches nothing. On

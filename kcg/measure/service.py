@@ -313,6 +313,7 @@ class MeasureService:
         self._kept: dict[tuple[str, Schedule], CompileOutcome] = compilers_of._kept if compilers_of else {}
         self._lowered: dict[tuple[str, Schedule], Lowered] = compilers_of._lowered if compilers_of else {}
         self.lowered: dict[str, Lowered] = {}  # elsewhere, by region
+        self._ahead: dict[tuple[str, Schedule], Future[CompileOutcome]] = {}  # compiled before they were asked for
         self._kept_lock: threading.Lock = compilers_of._kept_lock if compilers_of else threading.Lock()
         self._references: dict[tuple[str, Variables], Future[References]]
         self._references = compilers_of._references if compilers_of else {}
@@ -388,6 +389,11 @@ class MeasureService:
         """Nobody checks this device while it measures: there is no doubt to wait for."""
 
     @property
+    def used_s(self) -> float:
+        """Seconds for which jobs of this service had the device."""
+        return self._device.used_s
+
+    @property
     def has_device_alone(self) -> bool:
         """Whether no other service that shares its device has work for that now."""
         return self._device.gate.is_idle_beside(self._device)
@@ -397,6 +403,16 @@ class MeasureService:
         first = self._device.reference  # there is one once the device is open
         known = None if first is None else first.compiled
         return self._device.submit(canary.canary_job, self.dev, known, timeout_s=canary.TIMEOUT_S)
+
+    def rehearse(self) -> None:
+        """Have the child that measures time a small kernel of tinygrad's once the device is open, while nothing else is
+        asked of it: its first job takes a second less then. What goes wrong with it goes wrong again with a job."""
+
+        def opened(done: Future[tuple[Target, Toolchain]]) -> None:
+            if done.exception() is None:
+                self._device.submit(child.rehearsal_job, done.result()[0], timeout_s=self.timing_timeout_s)
+
+        self._detecting.add_done_callback(opened)
 
     # ---- what is measured on ----
 
@@ -413,6 +429,11 @@ class MeasureService:
             except Exception as error:
                 raise DeviceError(f"{self.dev} cannot be used: {first_line(error)}") from error
         return self._facts
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `facts` would wait for nothing."""
+        return self._facts is not None or self._detecting.done()
 
     @property
     def target(self) -> Target:
@@ -437,6 +458,11 @@ class MeasureService:
         """Compile in the pool: a future of CompileOutcome. `bindings` are the sets of values of the kernel's symbolic
         variables with which the binary will run."""
         return self._compile(child.compile_job, self._job(region, schedule, bindings))
+
+    def compile_ahead(self, region: Region, schedule: Schedule) -> None:
+        """Have a schedule of a region without variables compiled that will be measured: it is not compiled again."""
+        if (key := (region.id, schedule)) not in self._ahead:
+            self._ahead[key] = self.compile(region, schedule)
 
     def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock:
@@ -586,13 +612,15 @@ class MeasureService:
         another function than the usual one, with its arguments; `made` is what compiling it came to elsewhere."""
         first = asked[0].request
         for one in asked:
-            self._begin_references(one.request)
+            self.begin_references(one.request.region, one.request.variables)
         bindings = [one.request.variables for one in asked]
         job = self._job(first.region, first.schedule, bindings)
         kept = None if made or compiler else self._compiled_before(first.region, first.schedule, *bindings)
         if kept is not None:
             made = Future()
             made.set_result(kept)
+        elif not made and not compiler and not any(bindings):
+            made = self._ahead.pop((first.region.id, first.schedule), None)
 
         def compiled(done: Future[Any]) -> None:
             outcome = kept or self._compile_result(done, (first.region.id, first.schedule))
@@ -619,14 +647,17 @@ class MeasureService:
 
         (made or self._compile(*(compiler or (child.compile_job, job)))).add_done_callback(compiled)
 
-    def _begin_references(self, request: Request) -> None:
-        """Have the reference of a region of several kernels computed beside the device: it takes a second of a core,
-        that of a single kernel a tenth."""
-        key = request.region.id, request.variables
-        if len(request.region.kernels) > 1 and key not in self._references:
+    def begin_references(self, region: Region, variables: Variables) -> Future[Any] | None:
+        """Have the reference of a region of several kernels computed beside the device, with which its schedules are
+        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such."""
+        key = region.id, variables
+        if len(region.kernels) == 1:
+            return None
+        if key not in self._references:
             self._references[key] = self.beside(
-                child.first_references_job, request.region, request.variables, timeout_s=REFERENCES_TIMEOUT_S
+                child.first_references_job, region, variables, timeout_s=REFERENCES_TIMEOUT_S
             )
+        return self._references[key]
 
     def _why_unjudged(self, request: Request) -> str:
         """Why there is no reference of a region of several kernels, which the device's process would look for as long

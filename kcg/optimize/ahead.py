@@ -56,6 +56,7 @@ SHARE: Final = 1 / 8  # of the time of a search on a CPU, for judging meanwhile
 FIRST: Final = 2.0  # so many times what the first verdict takes a search on a CPU has before it
 STAYS: Final = 1 / 2  # the probability that a leader stays from which on it has a turn on a CPU
 READY: Final = 4  # references that may be under way at once where there are few cores; else half as many as these
+PLANNING: Final = 0.05  # of the time, at most, for finding which regions the best plans have
 POLL_S: Final = 0.3
 PIECE_S: Final = 0.25  # of stress at once that is not needed yet: the search does not wait for longer
 
@@ -112,6 +113,9 @@ def covered_by(works: Sequence[RegionWork], regions: Collection[str]) -> set[str
     return {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
 
 
+_NOTHING: Final[tuple[tuple[int, int], Collection[str], Collection[str]]] = ((-1, -1), (), ())
+
+
 @dataclass(frozen=True)
 class _View:
     """What a run knows by now."""
@@ -162,7 +166,8 @@ class Ahead:
         self._stuck: set[str] = set()  # what stays provisional until the search is over
         self._known: dict[str, _Known] = {}
         self._verdicts = 0
-        self._best: tuple[int, Collection[str], Collection[str]] = (-1, (), ())  # after so many verdicts
+        self._best: tuple[tuple[int, int], Collection[str], Collection[str]] = _NOTHING
+        self._best_until = 0.0  # it stands until then, by `time.monotonic`, whatever is measured
         self._judged_s = 0.0  # of the time of searches
         self._news = False  # whether there are verdicts that the incumbent does not have
         self._ended = threading.Event()
@@ -179,7 +184,7 @@ class Ahead:
         since = time.monotonic()
         self._view = _View(estimates, needed or self._view.needed, frozenset(work.id for work in searched), since)
         self._judged_s = 0.0
-        self._best = (-1, (), ())
+        self._best = _NOTHING
         self.comparisons.go_by(estimates)
         self._changed.set()
         if self._thread is None and self._beside and not self._ended.is_set():
@@ -269,7 +274,9 @@ class Ahead:
         """Judge a region as it is now."""
         firsts, now = tuple(work.firsts), work.as_of_now()
         self._tried[work.id] = firsts
-        if (row := self._judge.judged(now)) is None:
+        with self._view.estimates.judging(now):
+            row = self._judge.judged(now)
+        if row is None:
             return  # the budget was over
         row = self._judge.with_offers(now, row, ())
         before = self.rows.get(work.id)
@@ -388,9 +395,14 @@ class Ahead:
         """Which regions the best plans have by what is judged, and the kernels that run only inside of them."""
         if view.needed is None:
             return (), ()
-        if self._best[0] != self._verdicts:
+        begun = time.monotonic()
+        measured = sum(len(seen) for work in view.estimates.works if work.proposed for seen in [*work.seen.values()])
+        stamp = self._verdicts, measured  # plans change with verdicts, and with what the search finds of regions
+        if self._best[0] != stamp and (self._best[0][0] != self._verdicts or begun >= self._best_until):
             of_best = view.needed(dict(self._judged))
-            self._best = self._verdicts, of_best, covered_by(view.estimates.works, of_best)
+            self._best = stamp, of_best, covered_by(view.estimates.works, of_best)
+            now = time.monotonic()
+            self._best_until = now + (now - begun) / PLANNING
         return self._best[1:]
 
     def _left_s(self, view: _View, now: float) -> float:

@@ -33,19 +33,22 @@ def measure_baselines(
     log: RunLog,
     meanwhile: Callable[[], object] = lambda: None,
     until: float | None = None,
+    leaves_tail: bool = False,
 ) -> Measured:
     """Time the hand-coded schedule of the regions that have no time yet, those first that are expected to take longest.
 
     On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Of a
     budget it ends before all are, see `_Turns`. With `until` it ends then, by `time.monotonic`, whatever is
-    timed, and the order is that of `works`.
+    timed, and the order is that of `works`. On a GPU it may leave a `Tail`, which is timed while the search goes on.
     """
     if device.is_cpu:
         meanwhile()
     waiting = [work for work in works if not work.is_timed]
     if until is None:
         waiting.sort(key=lambda work: -work.expected_s)
-    turns, count, nouns = _Turns(works, device, budget, until), len(waiting), f"{noun_for(waiting)}s"
+    leaves_tail = leaves_tail and not device.is_cpu and until is None
+    turns, count = _Turns(works, device, budget, until, few=leaves_tail), len(waiting)
+    nouns = f"{noun_for(waiting)}s"
     if waiting:
         many = counted(len({w.call.region.id for w in waiting}), noun_for(waiting))
         log.progress.phase(f"timing {many} as tinygrad schedules them")
@@ -64,6 +67,8 @@ def measure_baselines(
     if not device.is_cpu:
         meanwhile()
     while flying:
+        if leaves_tail and untimed_share(works) <= 1 - ENOUGH:
+            break
         some = any(work.is_timed for work in sent.values())
         end = until if until is not None else budget.late_at if some else None
         late_s = None if end is None else max(end - time.monotonic(), 0.0)
@@ -91,7 +96,44 @@ def measure_baselines(
     # a search compiles what it measures, also where these need not be compiled
     each_s = (now - turns.begun + device.service.spared_s(work.call.region for work in here)) / timed
     each_preparing_s = preparing_s(device.spread.spent_s) / timed
-    return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share)
+    tail = _Tail({f: sent[f] for f in flying}, waiting, turns, device) if leaves_tail and flying else None
+    return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share, tail=tail)
+
+
+class _Tail:
+    """A few are on their way at once, so that what the search wants to have measured does not wait for many."""
+
+    def __init__(
+        self,
+        flying: dict[Future[Observation], RegionWork],
+        waiting: Sequence[RegionWork],
+        turns: _Turns,
+        device: Device,
+    ) -> None:
+        self._flying, self._waiting, self._turns, self._device = flying, [*waiting], turns, device
+
+    @property
+    def is_over(self) -> bool:
+        return not self._flying
+
+    def turn(self) -> list[RegionWork]:
+        timed = [self._keep(future) for future in [*self._flying] if future.done()]
+        free = max(self._device.service.compile_workers - len(self._flying), 0) if timed else 0
+        if batch := self._waiting[: min(free, self._turns.next(self._waiting, flying=len(self._flying)))]:
+            del self._waiting[: len(batch)]
+            self._flying.update(zip(self._device.measure_baselines(batch), batch, strict=True))
+        return timed
+
+    def finish(self, timeout_s: float | None) -> None:
+        self._waiting.clear()
+        done, _ = wait(self._flying, timeout=timeout_s)
+        for future in done:
+            self._keep(future)
+
+    def _keep(self, future: Future[Observation]) -> RegionWork:
+        work = self._flying.pop(future)
+        work.keep(future.result())
+        return work
 
 
 class _Turns:
@@ -101,8 +143,11 @@ class _Turns:
     is timed where that takes little. One is timed in any case, on a CPU as many as there are compilers.
     """
 
-    def __init__(self, works: Sequence[RegionWork], device: Device, budget: Budget, until: float | None) -> None:
-        self._works, self._device, self._until = works, device, until
+    def __init__(
+        self, works: Sequence[RegionWork], device: Device, budget: Budget, until: float | None, *, few: bool
+    ) -> None:
+        """`few`: no more are on their way than with a budget, since a search waits for those that are."""
+        self._works, self._device, self._until, self._few = works, device, until, few
         self._over_at = budget.over_at if until is None else None
         self._before = sum(work.is_timed for work in works)
         self.begun = time.monotonic()
@@ -112,9 +157,9 @@ class _Turns:
         now, workers, is_cpu = time.monotonic(), self._device.service.compile_workers, self._device.is_cpu
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
         most = AT_ONCE * workers if is_cpu else len(waiting)
-        if self._over_at is None:
-            return most if self._until is None or now < self._until else 0
         ahead = max(AHEAD * workers - flying, 0)
+        if self._over_at is None:
+            return (ahead if self._few else most) if self._until is None or now < self._until else 0
         if not (timed := sum(work.is_timed for work in self._works)):
             return workers if is_cpu else ahead
         missing = untimed_share(self._works) - (1 - ENOUGH)

@@ -27,7 +27,7 @@ from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, JobOutcome, Measurement, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, JobOutcome, Measurement, Region, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
@@ -78,6 +78,18 @@ class JudgingBench:
         self.device.record(measurements)
 
 
+@dataclass
+class Taken:
+    """What some jobs were expected to take, and what they took, in seconds."""
+
+    expected_s: float = 0.0
+    spent_s: float = 0.0
+
+    def add(self, expected_s: float, spent_s: float) -> None:
+        self.expected_s += expected_s
+        self.spent_s += spent_s
+
+
 class Device:
     """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
     manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow, and the hosts of a
@@ -99,7 +111,9 @@ class Device:
         self.failures: Counter[str] = Counter()
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
+        self.judging = Taken()  # comparisons of this run, while its search went on
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
+        self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
         self._lock = threading.Lock()
@@ -397,20 +411,50 @@ class Device:
 
     # ---- measuring ----
 
+    def rehearse(self) -> None:
+        """On a GPU have the child that measures ready for its first job, while the workload is captured."""
+        if not self.is_cpu:
+            self.service.rehearse()
+
+    def compile_ahead(self, workload: Workload) -> None:
+        """While a workload is still being captured: on a GPU have tinygrad's own schedules of the kernels that were
+        seen compiled on idle cores, those first that are expected to take longest. Does nothing while the device opens.
+        """
+        times_all = self._settings.measurements != 0 and not self._settings.resume
+        if self.is_cpu or not times_all or not self.service.is_open or self._spaces:
+            return
+        with looking("tinygrad's own schedules, to be compiled ahead"):
+            works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls if not call.variables]
+            for work in sorted(works, key=lambda work: -work.expected_s):
+                self.service.compile_ahead(work.call.region, work.space.baseline())
+
+    def _space_of(self, region: Region) -> Space:
+        from kcg.kernel.kinds import space_of
+
+        if (found := self._spaces.get(region.id)) is None:
+            found = space_of(region, self.service.target, allow_tf32=self._settings.allow_tf32)
+            self._spaces[region.id] = found
+        return found
+
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.kinds import Unsupported, kind_named, other_kinds, space_of
+        works = self.spaces_of(workload)
+        if self._settings.resume and self.journal is not None:
+            self._resume(works, self.journal)
+        return works
+
+    def spaces_of(self, workload: Workload) -> list[RegionWork]:
+        """Each region with its spaces. Called from any thread."""
+        from kcg.kernel.kinds import Unsupported, kind_named, other_kinds
 
         target, allowed = self.service.target, self._settings.allow_tf32
-        works = [RegionWork(call, space_of(call.region, target, allow_tf32=allowed)) for call in workload.calls]
+        works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls]
         for work in works:
             for name in other_kinds(work.call.region, target):
                 with looking(f"schedules of kind {name} of a kernel or region"):
                     found = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
                     if not isinstance(found, Unsupported):
                         work.others[name] = found
-        if self._settings.resume and self.journal is not None:
-            self._resume(works, self.journal)
         return works
 
     def use_lowered(self, works: Sequence[RegionWork], lowered: Mapping[str, Lowered]) -> None:
@@ -444,8 +488,8 @@ class Device:
                 asked = work.call.region, kind, self.service.target, work.bindings
                 future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
                 self._first_programs[work.id, kind] = future
-                if isinstance(space, SeeksStart) and space.seeks_start:
-                    space.begin_at(future.result)
+            if isinstance(space, SeeksStart) and space.seeks_start:
+                space.begin_at(future.result)
             found.setdefault(work.id, []).append(future)
         return found
 
@@ -513,7 +557,8 @@ class Device:
                 values,
                 sampler,
                 in_search=True,
-                careful=True,
+                # of what is proposed its parts were timed as kernels: what they take together is only looked at
+                careful=not (work.proposed and schedule.kind == work.kind),
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * (known_s or work.best_s) or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,

@@ -22,6 +22,7 @@ from kcg.kernel.kinds import JoinsKernels, kind_named, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
 from kcg.optimize.settings import TINY_BEAM
+from kcg.optimize.work import total_s
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -36,15 +37,21 @@ SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
-LEAST_REGIONS_S: Final = 60.0
-"""On a GPU, for timing and searching regions of several kernels: of Flux 1024 nine references of attention alone took
-half of that on 16 cores."""
-REGIONS_SEARCH_S: Final = 30.0  # of it, for the search itself, once they are timed as the schedules of their parts
+KERNELS_SHARE_ON_GPU: Final = 1 / 3
+"""The same on a GPU, where the first programs of regions are there by then, and what is judged meanwhile may be one."""
+LEAST_REGIONS_S: Final = 25.0
+"""On a GPU, for timing and searching regions of several kernels: their first programs, which took most of a minute of
+16 cores for Flux 768, are compiled while the kernels are searched."""
+REGIONS_SEARCH_S: Final = 10.0
+"""Of it, for the search itself, once they are timed as the schedules of their parts: the first program that was
+measured of each region of Flux was within .5 % of the best of all 551."""
+PLANS_S: Final = 3.0  # for the plans of what was judged, and the result of each: of Flux 768 four
 REGIONS_TOO: Final = 2.0
 """So many times what judging was found of kernels takes it takes with regions, before any of these is searched."""
 JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
-regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged itself: then what that took does."""
+regions of Flux at 768, 251 for 190 at 1024. What a run itself has judged counts `JUDGED_S` seconds of it."""
+JUDGED_S: Final = 5.0
 FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -96,10 +103,20 @@ class Estimates:
         share_s = min(SEARCH_SHARE * (end - since), most_s)
         if self.measured.kernels_at is not None:
             share_s = max(share_s, min(regions_at + self._of_regions(REGIONS_SEARCH_S) - since, most_s))
-        until = max(since + share_s, end - self.final_cost_s())
-        too_s = (REGIONS_TOO - 1) * self.judging_s()
-        kernels_s = KERNELS_SHARE * (max(since + share_s, until - too_s) - since)
+        until = max(since + share_s, self._until_judging_fits())
+        too_s = (REGIONS_TOO - 1) * self.judging_s() if self.device.is_cpu else 0.0
+        share = KERNELS_SHARE if self.device.is_cpu else KERNELS_SHARE_ON_GPU
+        kernels_s = share * (max(since + share_s, until - too_s) - since)
         return since + kernels_s if self._regions_follow(until - since - kernels_s) else until
+
+    def _until_judging_fits(self) -> float:
+        """How long the search may go on, so that what it found by now is judged in time. On a GPU that goes on beside
+        it, for half of the device's time."""
+        after_s = self._end - self.final_cost_s()
+        if self.device.is_cpu:
+            return after_s
+        now, spared_s = time.monotonic(), self._least_judging_s()
+        return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
 
     def _regions_follow(self, seconds: float) -> bool:
         """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
@@ -123,17 +140,28 @@ class Estimates:
 
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
-        until = self.judge_from()
+        until = self.regions_until()
         return until is None or until - time.monotonic() >= self._of_regions(LEAST_REGIONS_S)
+
+    def regions_until(self) -> float | None:
+        """When the search of regions of several kernels is to be over at the latest, by `time.monotonic`; None:
+        whenever. On a CPU what was found of kernels is judged after it; on a GPU that goes on beside it, and what a
+        region covers need not be."""
+        if self.device.is_cpu or (until := self.judge_until()) is None:
+            return self.judge_from()
+        return until - self._least_judging_s()
 
     def _of_regions(self, seconds: float) -> float:
         """What regions of several kernels have at least, where it says so for a GPU."""
         return 0.0 if self.device.is_cpu else seconds
 
     def judge_until(self) -> float | None:
-        """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
-        whenever."""
-        return None if self.budget.over_at is None else self.budget.over_at - self._model_s()
+        """When judging is to end, by `time.monotonic`, so that plans can be made and the whole model be checked in
+        time; None: whenever."""
+        if self.budget.over_at is None:
+            return None
+        model_s = self._model_s()
+        return self.budget.over_at - model_s - (self._of_regions(PLANS_S) if model_s else 0.0)
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""
@@ -241,8 +269,22 @@ class Estimates:
 
     @property
     def slower(self) -> float:
-        """So many times what is expected of it judging takes, as far as is known before this run has judged."""
-        return 1.0 if self.device.is_cpu else JUDGING_SLOWER
+        """So many times what is expected of it judging takes: what is known before this run has judged, and more and
+        more what its own judging took while the search went on."""
+        before, taken = 1.0 if self.device.is_cpu else JUDGING_SLOWER, self.device.judging
+        return (before * JUDGED_S + taken.spent_s) / (JUDGED_S + taken.expected_s)
+
+    @contextlib.contextmanager
+    def judging(self, work: RegionWork) -> Iterator[None]:
+        """Inside, `work` is judged while a search goes on: take in how long it has the device for that, beside what it
+        was expected to. With stress in it that says nothing of how long comparing others takes."""
+        known = self.kept.holds_first(work)
+        expected_s = 0.0 if known else self.timing_s(work)
+        stress_s = 0.0 if known else self.comparing_s(work) - expected_s
+        before_s = self.device.bench.service.used_s
+        yield
+        if not known and stress_s <= 0:
+            self.device.judging.add(expected_s, self.device.bench.service.used_s - before_s)
 
     def compiling_s(self) -> float:
         """About how long it takes to compile what is to be judged and this run has not compiled, as one that goes on
@@ -340,6 +382,7 @@ class Estimates:
                 plans=plans,
                 rounds=rounds,
                 step_s=sum(work.before_s for work in self.works if not work.proposed),
+                chosen_s=total_s(self.works) or math.inf,
                 compile_s=spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0,
             )
         )

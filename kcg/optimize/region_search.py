@@ -15,17 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kcg.cli import counted
-from kcg.errors import DeviceError
 from kcg.judge.in_context import InContext, Interval
 from kcg.kernel.kinds import kind_of, own_kind
-from kcg.measure.child import unsupported_job
-from kcg.measure.pools import ServiceClosed
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.judging import as_judged
-from kcg.optimize.planning import claimed, planned
+from kcg.optimize.planning import claimed
+from kcg.optimize.proposing import (
+    MOST,
+    Proposing,
+    best_alone_s,
+    expected_savings_s,
+    has_failed,
+    left_s,
+    works_of,
+)
 from kcg.optimize.region_plans import (
     PLANS,
     Key,
@@ -33,17 +39,13 @@ from kcg.optimize.region_plans import (
     WorkloadPlan,
     among,
     best_parts,
-    computed_again_s,
     counted_elsewhere,
     deployed_plans,
-    expected_saving_s,
     inside_of,
     key_of,
     marginal_savings,
     next_to_measure,
-    plans_of,
     plans_to_time,
-    propose,
     rows_of,
     saving_in_place_s,
 )
@@ -54,7 +56,6 @@ from kcg.report.result import NOT_JUDGED
 from kcg.report.words import name_of
 from kcg.search.problem import Observation
 from kcg.types import (
-    JobKind,
     Planning,
     Region,
     RegionInPlan,
@@ -65,22 +66,19 @@ from kcg.types import (
     TriedPlan,
     Workload,
 )
-from kcg.unexpected import REFUSALS, looking, report
+from kcg.unexpected import looking
 
 if TYPE_CHECKING:
     from kcg.judge.interface import Bench
     from kcg.kernel.regions import Candidate
     from kcg.kernel.repeats import Blocks
-    from kcg.measure.service import MeasureService
     from kcg.optimize.ahead import Ahead
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.optimize.search import Guide
 
-LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
 ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
-MOST = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
 MOST_IN_CONTEXT = 24  # regions that are timed among the calls around
 
 
@@ -95,39 +93,6 @@ class Proposed:
     impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
-def has_programs(
-    proposals: Proposals, service: MeasureService, *, until: float | None = None
-) -> Callable[[Region], bool]:
-    """Whether a region of several kernels can be generated as one program: the compiling children look, `until` then,
-    by `time.monotonic`. What they did not come to has none."""
-    regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
-    asked = {
-        name: service.beside(unsupported_job, region, service.target, timeout_s=LOOKING_TIMEOUT_S)
-        for name, region in regions.items()
-    }
-
-    looked, _ = wait(asked.values(), timeout=_left_s(until))
-
-    def usable(region: Region) -> bool:
-        found = asked[region.id]
-        return found in looked and not _failed(found) and not found.result()
-
-    return usable
-
-
-def _failed(look: Future[Any]) -> bool:
-    """Whether a look ended in an error; one that nobody expected is reported."""
-    if (error := look.exception()) is None:
-        return False
-    if not isinstance(error, (*REFUSALS, DeviceError, ServiceClosed)):
-        report("a program of a region", error)
-    return True
-
-
-def _left_s(until: float | None) -> float | None:
-    return None if until is None else max(until - time.monotonic(), 0.0)
-
-
 def search_regions(
     found: Candidates,
     estimates: Estimates,
@@ -136,16 +101,16 @@ def search_regions(
     device: Device,
     log: RunLog,
     usable: Callable[[Region], bool] | None = None,
+    proposing: Proposing | None = None,
     store: Stored | None = None,
     judged: dict[str, RegionResult] | None = None,
     ahead: Ahead | None = None,
     begun: Callable[[Proposed], object] = lambda proposed: None,
 ) -> Proposed | None:
-    """Propose regions and search those that are `usable`, by default those with a program; None where there are
-    none, or no time for them, which a warning says. The search of the kernels is over; of a budget they leave the time
-    in which what it found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
-    those of which it has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead`
-    judges."""
+    """Search the regions that are proposed, by default those that have a program; None where there are none, or no time
+    for them, which a warning says. The search of the kernels is over; of a budget they leave the time in which what it
+    found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are those of which it
+    has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead` judges."""
     none = "no region of several kernels was searched"
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{none}: the measurements were used up")
@@ -153,12 +118,10 @@ def search_regions(
     if not estimates.regions_fit():
         log.warn(f"{none}: the budget has time only to judge what was found of kernels")
         return None
-    until = estimates.judge_from()
-    everything = Proposals(estimates.captured.workload, ())
-    with log.jobs.doing(JobKind.REGIONS, everything.workload.name):
-        with looking("regions of several kernels"):
-            everything = propose(estimates.captured.workload)
-        proposals = among(everything, usable or has_programs(everything, device.service, until=until))
+    until = estimates.regions_until()
+    if proposing is None:
+        proposing = Proposing(estimates.captured.workload, device, log, usable=usable)
+    everything, proposals = proposing.found(until=until)
     if not everything.candidates and estimates.settings.regions is None:
         return None  # nobody asked for any
     if not proposals.candidates:
@@ -169,7 +132,7 @@ def search_regions(
     if not estimates.budget.ledger.used_up:
         late = _not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
         _measure_starts(late, device, until=until)
-    works = _works(proposals, kernels, device=device)
+    works = works_of(proposals, kernels, device=device)
     device.first_programs(works)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
     timed: list[RegionWork] = []
@@ -225,7 +188,7 @@ def _that_compile(
             proposals = among(proposals, functools.partial(_is_made, unmade))
         if not unmade or number + 1 == ROUNDS:
             break
-        others = [work for work in _works(proposals, kernels, device=device) if work.id not in seen]
+        others = [work for work in works_of(proposals, kernels, device=device) if work.id not in seen]
         fresh = others[: MOST - len(found)]
         seen |= {work.id for work in fresh}
         found += fresh
@@ -242,9 +205,9 @@ def _unmade(works: Sequence[RegionWork], device: Device, *, until: float | None)
     """The regions of which the program with which their search begins did not compile, by id; what a store has of one
     was compiled."""
     asked = device.first_programs([work for work in works if work.stored is None])
-    done, _ = wait([first for firsts in asked.values() for first in firsts], timeout=_left_s(until))
+    done, _ = wait([first for firsts in asked.values() for first in firsts], timeout=left_s(until))
     by_id = {work.id: work.call.region.id for work in works}
-    made = {by_id[name] for name, firsts in asked.items() for one in firsts if one in done and not _failed(one)}
+    made = {by_id[name] for name, firsts in asked.items() for one in firsts if one in done and not has_failed(one)}
     return frozenset(by_id[name] for name in asked) - made
 
 
@@ -285,7 +248,7 @@ def _kept(
     sent: Sequence[tuple[RegionWork, Future[Observation]]], *, until: float | None
 ) -> list[tuple[RegionWork, Observation]]:
     """What came back until then; the regions keep it."""
-    done, _ = wait([future for _, future in sent], timeout=_left_s(until))
+    done, _ = wait([future for _, future in sent], timeout=left_s(until))
     found = [(work, future.result()) for work, future in sent if future in done]
     for work, seen in found:
         work.keep(seen)
@@ -297,52 +260,12 @@ def _with_best_parts(
 ) -> list[RegionWork]:
     """Those of some regions that ran as the best known schedules of their kernels, `until` then: what a program of the
     region is compared with."""
-    known, alone_s = best_schedules(kernels), _alone_s(kernels)
+    known, alone_s = best_schedules(kernels), best_alone_s(kernels)
     sent = [
         (work, device.measure(work, [best_parts(work.call.region, known)], known_s=_sum_s(work, alone_s))[0])
         for work in works
     ]
     return [work for work, seen in _kept(sent, until=until) if seen.status == Status.OK]
-
-
-def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:
-    """What is searched: of each region its kernels' best times say what it may save."""
-    alone_s, target, workload = _alone_s(kernels), device.service.target, proposals.workload
-    timed = {
-        key: candidate
-        for key, candidate in proposals.candidates.items()
-        if all(kernel.id in alone_s for kernel in candidate.region.kernels)
-    }
-    savings = _expected_s(timed, alone_s, target)
-    savings = {key: saved for key, saved in savings.items() if saved + computed_again_s(timed[key], alone_s) > 0}
-    first = next_to_measure(plans_of(proposals, alone_s, savings), savings, {})
-    # one that saves nothing where it stands is worth it only as a part of a plan that leaves out what it computes again
-    rest = sorted((k for k, saved in savings.items() if saved > 0), key=lambda k: -savings[k] * proposals.calls[k])
-    keys = list(dict.fromkeys([*first, *rest]))[:MOST]
-    regions = dict.fromkeys(proposals.candidates[key].region for key in keys)
-    found = [planned(workload, [region], wanted=False).calls[-1] for region in regions]
-    calls = tuple(call for call, region in zip(found, regions, strict=True) if call.region == region)
-    for region in regions:
-        if device.journal is not None:
-            device.journal.add_region(region, workload=f"{workload.name}/{workload.preset}")
-    works = device.plan(replace(workload, calls=calls))
-    for work in works:
-        work.proposed = True
-    return works
-
-
-def _expected_s(candidates: Mapping[Key, Candidate], alone_s: Mapping[str, float], target: Target) -> dict[Key, float]:
-    """What one occurrence of each is expected to save; of what no cost is known nothing."""
-    found = dict.fromkeys(candidates, 0.0)
-    for key, candidate in candidates.items():
-        with looking("what a region of several kernels may save"):
-            found[key] = expected_saving_s(candidate, alone_s, target)
-    return found
-
-
-def _alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
-    """The best time of each kernel that has one, by id."""
-    return {work.call.region.id: work.best_s for work in kernels if work.best_s}
 
 
 def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
@@ -359,10 +282,10 @@ def by_plan(
     Of what nothing is measured the plan counts `expected_saving_s`, and what the plan has of these comes first. A
     program that is slower than its parts counts as if it were level with them, so that its search may go on.
     """
-    alone_s, candidates = _alone_s(kernels), proposals.candidates
+    alone_s, candidates = best_alone_s(kernels), proposals.candidates
     by_id = {candidate.region.id: key for key, candidate in candidates.items()}
     by_key = {by_id[work.call.region.id]: work for work in works if work.others}
-    first_s = _expected_s({key: candidates[key] for key in by_key}, alone_s, target)
+    first_s = expected_savings_s({key: candidates[key] for key in by_key}, alone_s, target)
 
     def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
         measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.searched}
@@ -404,7 +327,7 @@ def needed_by_plans(
     kernels = [work for work in proposed.estimates.works if not work.proposed]
 
     def needed(judged: Mapping[str, RegionResult]) -> frozenset[str]:
-        alone_s = _alone_s(kernels)
+        alone_s = best_alone_s(kernels)
         alone_s |= {row.region.id: row.chosen.cold_s for w in kernels if (row := judged.get(w.id)) is not None}
         saved_s = {}
         for work in proposed.works:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.cli import counted
+from kcg.compat.workers import not_collecting
 from kcg.errors import DeviceError, ExitCode, ResultError, UsageError
 from kcg.judge.kept import KeptResults
 from kcg.kernel.kinds import describe
@@ -21,7 +22,7 @@ from kcg.measure.job_rows import MAIN
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, live
 from kcg.optimize.ahead import Ahead
-from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.baselines import measure_baselines, untimed_share
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
@@ -33,6 +34,7 @@ from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
 from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
+from kcg.optimize.proposing import Proposing
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
 from kcg.optimize.search import Guide, search
@@ -65,6 +67,7 @@ from kcg.types import (
 )
 from kcg.unexpected import reported_to
 from kcg.workloads import left
+from kcg.workloads.capture import watched
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -121,13 +124,15 @@ def optimize(
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         preloads = store is None or store.store.is_new  # else there may be nothing to search
+        if preloads:
+            guide.begin()
+            device.rehearse()
         if captured is None:
-            if preloads and settings.program is not None:
-                guide.preload_beside()
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
-                captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
+                early_kernels = device.compile_ahead if preloads else None
+                captured = capture(settings, device, budget=budget, log=log, keeping=keeping, seen=early_kernels)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
@@ -190,8 +195,17 @@ def optimize(
             improving = None if settings.resume else incumbent
             so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
+            proposing = Proposing(captured.workload, device, log) if so_far.wants_regions else None
             measured = baselines(
-                settings, works, claimed, device=device, budget=budget, guide=guide, log=log, ahead=early
+                settings,
+                works,
+                claimed,
+                device=device,
+                budget=budget,
+                guide=guide,
+                log=log,
+                ahead=early,
+                proposing=proposing,
             )
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
             if store is not None:
@@ -201,6 +215,9 @@ def optimize(
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
             candidates = search(estimates, guide, device=device, log=log, ahead=early)
+            if measured.tail is not None:
+                measured.tail.finish(budget.patience_s(0.0))
+                say_untimed(replace(measured, untimed_share=untimed_share(works)), log)
             if estimates.wants_regions:
                 proposed = search_regions(
                     candidates,
@@ -208,11 +225,14 @@ def optimize(
                     guide,
                     device=device,
                     log=log,
+                    proposing=proposing,
                     store=store,
                     judged=judged,
                     ahead=early,
                     begun=regions_begin,
                 )
+            if proposing is not None:
+                proposing.end()
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             early.end()
@@ -324,15 +344,23 @@ def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[R
 
 
 def capture(
-    settings: Settings, device: Device, *, budget: Budget, log: RunLog, keeping: left.Keeping | None = None
+    settings: Settings,
+    device: Device,
+    *,
+    budget: Budget,
+    log: RunLog,
+    keeping: left.Keeping | None = None,
+    seen: Callable[[Workload], object] | None = None,
 ) -> Captured:
-    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted."""
+    """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted.
+    `seen` is told of the others as soon as they are known, see `kcg.workloads.capture.watched`."""
     from kcg.workloads.registry import find
 
     if (program := settings.program) is None:
         spec, preset = find(settings.workload, settings.preset, device.choice.device)
         log.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
-        return Captured(spec.capture(preset))
+        with not_collecting(), watched(seen) if seen is not None else contextlib.nullcontext():
+            return Captured(spec.capture(preset))
     from kcg.workloads.script import capture_program
 
     log.progress.phase(f"running {program.label} to record its kernels")
@@ -383,10 +411,11 @@ def baselines(
     guide: Guide,
     log: RunLog,
     ahead: Ahead,
+    proposing: Proposing | None = None,
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
     guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better, and what
-    judging `ahead` will need is prepared."""
+    judging `ahead` will need is prepared. On a GPU regions of several kernels are looked for from then on."""
     is_missing = any(work.stored is None and work.id not in claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
@@ -394,16 +423,22 @@ def baselines(
         return Measured(works, time.monotonic())
 
     def meanwhile() -> None:
+        if proposing is not None and not device.is_cpu:
+            proposing.begin()
         if is_missing:  # else nothing is searched
             device.find_starts(works)
             ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
             guide.read()
 
-    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
-    if measured.untimed < len(works):
+    # whoever has something else to do with all of them waits for all
+    leaves_tail = guide.wanted and settings.measurements is None and not settings.store and not settings.kernels
+    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile, leaves_tail=leaves_tail)
+    if measured.untimed < len(works) and measured.tail is None:
         say_untimed(measured, log)
     device.use_others(works)
     handwritten.measure(works, device, log)
+    if proposing is not None:
+        proposing.timed(works)
     return replace(measured, at=time.monotonic())
 
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import KcgError, ScheduleError
 from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.service import CORE
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, search_of, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
 from kcg.search.workers import FromItsStart
-from kcg.types import JobKind, Schedule, Status
+from kcg.types import Job, JobKind, JobOutcome, Schedule, Status
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
+    from kcg.optimize.work import Tail
     from kcg.predictor.interface import Predictor
     from kcg.search.workers import SearchWorkers
 
@@ -56,46 +59,73 @@ class Guide:
         """What the predictor is called; empty where none was read."""
         return self.predictor.name if self.predictor is not None else ""
 
+    def begin(self) -> None:
+        """Before the workload is captured: have what the predictor needs loaded meanwhile. It takes seconds of a core,
+        on a GPU in the first of the processes that will search, and on a CPU in a thread while a program runs."""
+        if not self.wanted:
+            return
+        if self._searches_beside:
+            self._start_workers()
+        elif self._settings.program is not None:
+            self._beside = threading.Thread(target=self._load, name="kcg-preload")
+            self._beside.start()
+
     def preload(self) -> None:
-        """On a CPU, load what the predictor needs, which takes seconds of a core, while the device opens in its own
-        process."""
+        """Once it is captured: have the networks read by who will search on a GPU; on a CPU load what the predictor
+        needs while the device opens in its own process."""
+        if self.workers is not None:
+            self.workers.know(self._device.service.target)
+        if self._beside is not None:
+            self._beside.join()
+        elif self.wanted:
+            self._load()
+
+    def _load(self) -> None:
         from kcg.predictor.choice import preload
 
-        if self._beside is not None and self._beside is not threading.current_thread():
-            self._beside.join()
-        if self.wanted and self._device.is_cpu:
+        if self._device.is_cpu:
             device, _, renderer = self._device.choice.dev.partition(":")
-            preload(self._settings.predictor, device, renderer)
-
-    def preload_beside(self) -> None:
-        """`preload` in a thread, while this one waits for another process."""
-
-        def load() -> None:
             with contextlib.suppress(Exception):  # raised again where it is wanted
-                self.preload()
+                preload(self._settings.predictor, device, renderer)
 
-        self._beside = threading.Thread(target=load, name="kcg-preload")
-        self._beside.start()
+    @property
+    def _searches_beside(self) -> bool:
+        """Whether other processes search: where that would not disturb samples."""
+        return not self._device.is_cpu and self._settings.measurements != 0
+
+    def _start_workers(self) -> None:
+        from kcg.search.workers import SearchWorkers
+
+        begun, service, choice = time.monotonic(), self._device.service, self._settings.predictor
+
+        def ready() -> None:
+            seconds = time.monotonic() - begun
+            self._device.jobs.add(Job(JobKind.PREDICTOR, choice, CORE, begun, seconds, JobOutcome.OK))
+
+        self.workers = SearchWorkers(
+            max(2, SEARCHING * service.compile_workers // 4),
+            choice,
+            None,
+            service.initargs,
+            strategies=strategy_of,
+            allow_tf32=self._settings.allow_tf32,
+            ready=ready,
+        )
+        self._device.close_too(self.workers.close)
 
     def read(self) -> None:
-        """Read the predictor, here and beside the device in the processes that will search."""
-        from kcg.predictor.choice import choose_predictor
-        from kcg.search.workers import SearchWorkers
+        """Read the predictor. Where other processes search they do so, and this one does once it is asked."""
+        from kcg.predictor.choice import choose_predictor, deferred
 
         if not self.wanted:
             return
         choice, service = self._settings.predictor, self._device.service
-        if not self._device.is_cpu and self._settings.measurements != 0:
-            count = max(2, SEARCHING * service.compile_workers // 4)
-            self.workers = SearchWorkers(
-                count,
-                choice,
-                service.target,
-                service.initargs,
-                strategies=strategy_of,
-                allow_tf32=self._settings.allow_tf32,
-            )
-            self._device.close_too(self.workers.close)
+        if self._searches_beside:
+            if self.workers is None:
+                self._start_workers()
+                self.preload()
+            self.predictor = deferred(choice, service.target)
+            return
         with self._device.jobs.doing(JobKind.PREDICTOR, choice):
             self.predictor = choose_predictor(choice, service.target)
 
@@ -150,6 +180,8 @@ class _Search:
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
         self.allocator: Allocator | None = None
+        self.tail = self.estimates.measured.tail if self.works is self.estimates.works else None
+        self._entered: list[RegionWork] = []
         self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
 
     def run(self) -> Candidates:
@@ -236,10 +268,14 @@ class _Search:
             expected=expected,
         )
 
-    def _measure(self, work: RegionWork, batch: Sequence[Schedule]) -> list[Future[Observation]]:
-        """Measure schedules, each no longer than tells that it is far behind the best of the region."""
+    def _measure(
+        self, work: RegionWork, batch: Sequence[Schedule], *, expected_s: float = math.inf
+    ) -> list[Future[Observation]]:
+        """Measure schedules, each no longer than tells that it is far behind the best of the region. Nothing is
+        surprisingly fast that takes what is `expected` of one of them."""
         best_s = work.best_s
-        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        known_s = min(best_s, expected_s) if best_s else None
+        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None, known_s=known_s)
 
     def _strategy(self, work: RegionWork, kind: str, *, place: int, seed: str) -> Strategy:
         """How the schedules of one kind are searched: in a process that searches where there are some."""
@@ -255,6 +291,8 @@ class _Search:
             seed = f"{self.settings.seed}:{index}:{kind}"
             problem, how = self._other_problem(work, kind, seed), self._strategy(work, kind, place=place, seed=seed)
             (expected,) = problem.predict([space.start()])
+            # what was expected is no surprise: it is judged by every rule where it counts, and not here too
+            problem = replace(problem, measure=functools.partial(self._measure, work, expected_s=expected.runtime_s))
             gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
             allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
@@ -284,15 +322,30 @@ class _Search:
             weigh=self._weigh,
             between=self._between,
             patience_s=self._patience_s,
+            arriving=None if self.tail is None else functools.partial(self._arrive, predictor, self.tail),
         )
+        self._enter(predictor, self.works)
+        allocator.run()
+        if self.ahead is not None:
+            self.ahead.over()
+        self.device.check_journal()
+        self.settled, self.expected = allocator.settled, allocator.expected
+
+    def _enter(self, predictor: Predictor, timed: Sequence[RegionWork]) -> None:
+        """Have the allocator search those of these that are to be searched."""
+        allocator = self.allocator
+        assert allocator is not None
         # without a baseline there is nothing to compare with
-        searched = {work.id for work in searched_of(self.missing)}
-        works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in searched]
+        wanted = {work.id for work in searched_of(self.missing)} & {work.id for work in timed}
+        works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in wanted]
         works.sort(key=lambda one: -one[1].before_s)
         workers = self.guide.workers
-        places = (
-            assigned([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
-        )
+        if workers is None:
+            places = [0] * len(works)
+        elif self._entered:  # each is little beside those before
+            places = [(len(self._entered) + n) % workers.count for n in range(len(works))]
+        else:
+            places = assigned([work.before_s for _, work in works], workers.count)
         for place, (index, work) in zip(places, works, strict=True):
             if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
                 asked = self._problem(work, predictor, index)
@@ -301,14 +354,17 @@ class _Search:
                 allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space), each_s=each_s)
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
+        self._entered += [work for _, work in works]
         self._weigh()
         if self.ahead is not None:
-            self.ahead.know(self.estimates, searched=[work for _, work in works])
-        allocator.run()
-        if self.ahead is not None:
-            self.ahead.over()
-        self.device.check_journal()
-        self.settled, self.expected = allocator.settled, allocator.expected
+            self.ahead.know(self.estimates, searched=self._entered)
+
+    def _arrive(self, predictor: Predictor, tail: Tail) -> bool:
+        """Search those too that were timed since; whether there may be more."""
+        if timed := tail.turn():
+            self.device.check_journal()
+            self._enter(predictor, timed)
+        return not tail.is_over
 
     def _between(self) -> None:
         """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
@@ -353,7 +409,7 @@ class _Search:
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
         self.log.show(
-            total_s(self.estimates.measured.timed),
+            total_s(self.estimates.measured.timed if self.tail is None or self.tail.is_over else self.works),
             measurements=self.ledger.measurements,
             budget_s=self.estimates.expected_s(),
             kernels=kernels,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kcg.judge.ends import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
@@ -465,6 +465,21 @@ class Captured:
     lowered: Mapping[str, Lowered] = field(default_factory=dict)  # what a script's process lowered, by kernel
 
 
+class Tail(Protocol):
+    """Baselines that make up little of the time, which are timed while a search of the others goes on."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def turn(self) -> Sequence[RegionWork]:
+        """Those that were timed since the last turn. Others are sent in their place."""
+        ...
+
+    def finish(self, timeout_s: float | None) -> None:
+        """Send no more, and wait for those that are on their way."""
+        ...
+
+
 @dataclass(frozen=True)
 class Measured:
     """The regions once tinygrad's own schedules are timed, and what that took."""
@@ -476,6 +491,7 @@ class Measured:
     preparing_s: float = 0.0  # what preparing a first measurement of a kernel takes on average; 0: not known
     untimed_share: float = 0.0  # of the time of all that these kernels are expected to take
     kernels_at: float | None = None  # when it was over of kernels, where regions of several were timed after them
+    tail: Tail | None = None  # what is timed while the search goes on; it counts as untimed
 
     @property
     def timed(self) -> Sequence[RegionWork]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, UsageError
 from kcg.predictor.header import read_tensors
-from kcg.types import Target
+from kcg.predictor.interface import Judge
+from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
     from kcg.predictor.interface import Predictor
 
 AUTO, ROOFLINE = "auto", "roofline"
@@ -31,7 +34,7 @@ def _on_kind(path: Path, target: Target) -> bool:
 
 
 def _on(path: Path, device: str, renderer: str) -> bool:
-    return any((t["device"], t["renderer"]) == (device, renderer) for t in _trained_on(path))
+    return any(t["device"] == device and renderer in ("", t["renderer"]) for t in _trained_on(path))
 
 
 def is_trained_on(path: Path, target: Target) -> bool:
@@ -62,7 +65,8 @@ def check_choice(choice: str) -> str:
 
 
 def preload(choice: str, device: str, renderer: str) -> None:
-    """Import what `choose_predictor` will, as far as that can be told before the target is known."""
+    """Import what `choose_predictor` will, as far as that can be told before the target is known; an empty `renderer`
+    is not known either."""
     shipped = any(_on(path, device, renderer) for path in SHIPPED.glob("*.safetensors"))
     if choice != ROOFLINE and (choice != AUTO or shipped):
         import kcg.predictor.checkpoint
@@ -74,8 +78,7 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
 
     Raises DataError where a checkpoint cannot be used.
     """
-    path = None if choice == ROOFLINE else shipped_path(target) if choice == AUTO else Path(choice)
-    if path is None:
+    if (path := _path_of(choice, target)) is None:
         from kcg.predictor.roofline import Roofline
 
         return Roofline()
@@ -85,7 +88,44 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
     return LearnedPredictor(read(path))
 
 
+def _path_of(choice: str, target: Target) -> Path | None:
+    """The checkpoint that is chosen; None where it is the analytic predictor."""
+    return None if choice == ROOFLINE else shipped_path(target) if choice == AUTO else Path(choice)
+
+
 @functools.lru_cache(4)
 def kept_predictor(choice: str, target: Target) -> Predictor:
     """The same, read once in a process: for who asks again and again, of a file that does not change meanwhile."""
     return choose_predictor(choice, target)
+
+
+def deferred(choice: str, target: Target) -> Predictor:
+    """As `kept_predictor`, but a checkpoint is read when it is first asked: with torch that takes seconds, and who has
+    others search may never ask. Raises DataError where it cannot be used, then at last."""
+    path = _path_of(choice, target)
+    return kept_predictor(choice, target) if path is None else _Unread(choice, target, path)
+
+
+class _Unread:
+    """What a checkpoint predicts; only its name is known at once."""
+
+    def __init__(self, choice: str, target: Target, path: Path) -> None:
+        self.name: str = read_tensors(path, "checkpoint", header_only=True)[0]["about"]["name"]
+        self._read = functools.partial(kept_predictor, choice, target)
+
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
+        return self._read().predict(space, schedules)
+
+    def of(self, space: Space) -> Judge:
+        """What it says of one kernel. It corrects itself, as every checkpoint does."""
+
+        @functools.cache
+        def judge() -> Judge:
+            return self._read().of(space)
+
+        def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+            known = judge().correct
+            assert known is not None
+            return known(schedules, measured)
+
+        return Judge(lambda schedules: judge().predict(schedules), correct)

@@ -14,7 +14,7 @@ STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
     "model",
 )
 """Until the workload is captured; capturing it; what is left of opening the device by then, and planning; timing
-tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
+tinygrad's own schedules, hand-written kernels and (on a CPU, before) reading the predictor; searching; re-timing and
 verifying; the check of the whole model or script, and writing the result."""
 
 GOES_ON: Final = {

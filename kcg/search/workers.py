@@ -4,6 +4,9 @@ Drafting a batch takes seconds of one core on a large kernel, measuring it tenth
 would mostly wait. A `Thinker` is a child that runs strategies on one core; each asks over a pipe when it may measure
 (`Problem.ask`) and what a batch showed (`Problem.measure`), and what answers stands in the parent. To whoever runs the
 searches, `SearchWorkers.strategy` is a strategy like any other. Where a child dies its searches go on in the parent.
+
+What all of them need is loaded once on Linux: the first child loads torch and reads the networks, and the others are
+forked from it. None opens a device, and one that dies takes only its own searches with it, but for the first.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ import logging
 import os
 import queue
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg.kernel.kinds import SeeksStart, own_kind, space_of
-from kcg.measure.lifetime import without_main
+from kcg.measure import lifetime
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM, SEARCH, ANSWER = "warm", "search", "answer"  # to a child
-ASK, MEASURE, END, ERROR = "ask", "measure", "end", "error"  # from a child
+READY, ASK, MEASURE, END, ERROR = "ready", "ask", "measure", "end", "error"  # from a child
 DIED, OVER = "died", "over"
 POLL_S: Final = 0.2
 END_S: Final = 10.0  # how long the end of a child is waited for that was killed
@@ -87,17 +92,42 @@ class SearchWorkers:
         self,
         count: int,
         predictor: str,
-        target: Target,
+        target: Target | None,
         initargs: tuple[Any, ...],
         *,
         strategies: Callable[[str], Strategy] = strategy,
         allow_tf32: bool = False,
+        ready: Callable[[], object] = lambda: None,
     ) -> None:
-        """They start at once and read the predictor's networks while there is something else to do. `initargs` are
-        those of `kcg.measure.lifetime.start`. `strategies` looks a name up, in a child too: a function of a module."""
+        """They start at once and load what the predictor needs while there is something else to do; its networks are
+        read once the target is known, which may be told later (`know`). `initargs` are those of
+        `kcg.measure.lifetime.start`. `strategies` looks a name up, in a child too: a function of a module. `ready` is
+        called in another thread when the networks were read."""
         self.predictor, self.target, self.count, self.strategies = predictor, target, count, strategies
         self.allow_tf32 = allow_tf32
-        self._children = [_Worker(initargs, (WARM, (predictor, target))) for _ in range(count)]
+        context = get_context("spawn")
+        pipes = [context.Pipe() for _ in range(count)]
+        together = [pipes] if sys.platform == "linux" else [[pipe] for pipe in pipes]
+        self._children: list[_Worker] = []
+        self._first: list[_Worker] = []  # of those that are one process until the predictor was read
+        for some in together:
+            theirs = [other for _, other in some]
+            process = context.Process(target=_serve, args=[theirs, initargs, predictor], name="kcg-search", daemon=True)
+            with _environment(ONE_CORE), lifetime.without_main():
+                process.start()
+            for pipe in theirs:
+                pipe.close()
+            workers = [_Worker(process, ours, ready) for ours, _ in some]
+            self._children += workers
+            self._first.append(workers[0])
+        if target is not None:
+            self.know(target)
+
+    def know(self, target: Target) -> None:
+        """Have them read the predictor of this target, if it was not known when they started."""
+        self.target = target
+        for child in self._first:
+            child.tell(WARM, (self.predictor, target))
 
     def __enter__(self) -> SearchWorkers:
         return self
@@ -116,6 +146,7 @@ class SearchWorkers:
 
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
+            assert self.target is not None
             start = problem.space.start() if isinstance(problem.space, FromItsStart) else None
             job = SearchJob(
                 region,
@@ -144,24 +175,21 @@ class SearchWorkers:
 class _Worker:
     """The parent's end of one child."""
 
-    def __init__(self, initargs: tuple[Any, ...], first: tuple[str, Any]) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=[theirs, initargs], name="kcg-search", daemon=True)
-        with _environment(ONE_CORE), without_main():
-            self._process.start()
-        theirs.close()
+    def __init__(self, process: SpawnProcess, pipe: Connection, ready: Callable[[], object]) -> None:
+        """`process` is the child, or the one that it is forked from."""
+        self._process, self._pipe, self._ready = process, pipe, ready
         self._sending = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
         self._died = self._closed = False
-        self._send(*first)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        """Kill it; searches that still wait for it end."""
+        """Kill it; searches that still wait for it end. With it ends what was forked from it."""
         self._closed = True
+        guardians = [] if self._process.pid is None else lifetime.guardians_of([self._process.pid])
         self._process.kill()
         self._process.join(END_S)  # one in a call of a driver may not end
+        lifetime.wake(guardians)
 
     def search(self, job: SearchJob, problem: Problem) -> Iterator[Observation]:
         """Every observation of one search. Raises EOFError where the child died, and what the search raised."""
@@ -169,7 +197,7 @@ class _Worker:
         key = id(inbox)
         self._answers[key] = inbox
         reported = {o.schedule for o in job.known}
-        self._send(SEARCH, key, job)
+        self.tell(SEARCH, key, job)
         while True:
             kind, value = self._next(inbox, problem)
             if kind == OVER:
@@ -181,7 +209,7 @@ class _Worker:
                 news = [o for s, o in problem.known.items() if s not in reported]
                 reported.update(o.schedule for o in news)
                 over = granted < 1 and problem.ledger.exhausted
-                self._send(ANSWER, key, (granted, over, problem.ledger.deadline, news))
+                self.tell(ANSWER, key, (granted, over, problem.ledger.deadline, news))
             elif kind == MEASURE:
                 schedules, expectations = value
                 if problem.expected is not None:
@@ -190,7 +218,7 @@ class _Worker:
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
                 reported.update(o.schedule for o in observations)
-                self._send(ANSWER, key, (observations, problem.batch_size))
+                self.tell(ANSWER, key, (observations, problem.batch_size))
                 yield from observations
             elif kind == END:
                 problem.ledger.evaluations += value
@@ -210,7 +238,8 @@ class _Worker:
             if self._died:
                 return DIED, None
 
-    def _send(self, *message: Any) -> None:
+    def tell(self, *message: Any) -> None:
+        """Send it a message."""
         with self._sending, contextlib.suppress(OSError):  # one that died is noticed by whoever listens
             self._pipe.send(message)
 
@@ -219,6 +248,9 @@ class _Worker:
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     kind, key, value = self._pipe.recv()
+                    if kind == READY:
+                        self._ready()
+                        continue
                     self._answers[key].put((kind, value))
         finally:
             self._died = True
@@ -317,23 +349,52 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(pipe: Connection, initargs: tuple[Any, ...]) -> None:
-    """Searches that a parent asks for, each in a thread, until the parent closes the pipe or dies."""
-    from kcg.measure import lifetime
+def _serve(pipes: Sequence[Connection], initargs: tuple[Any, ...], predictor: str) -> None:
+    """Searches that a parent asks for, until it closes the pipe or dies. Of several pipes this process has the first:
+    once it has read the predictor it forks another for each of the others."""
+    from kcg.predictor.choice import preload
 
     lifetime.start(*initargs)
+    with contextlib.suppress(Exception):  # raised again where it is read
+        device, _, renderer = str(initargs[0]).partition(":")
+        preload(predictor, device, renderer)
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        _, asked = pipes[0].recv()
+        _predictor(*asked)
+        for pipe in pipes[1:]:
+            _fork(pipe, [other for other in pipes if other is not pipe])
+        for pipe in pipes[1:]:
+            pipe.close()
+        pipes[0].send((READY, 0, None))
+        _search_for(pipes[0])
+
+
+def _fork(pipe: Connection, others: Sequence[Connection]) -> None:
+    """Fork a process that does what is asked for on a pipe; nobody would see its end if another had that pipe too. It
+    is of the group of this one, whose guardian kills both."""
+    if os.fork():
+        return
+    try:
+        for other in others:
+            with contextlib.suppress(OSError):
+                other.close()
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            _search_for(pipe)
+    finally:  # on no path into what the process that it was forked from would do at its end
+        os._exit(0)
+
+
+def _search_for(pipe: Connection) -> None:
+    """Do the searches that are asked for, each in a thread."""
     sending = threading.Lock()
     searches: dict[int, _Search] = {}
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            message = pipe.recv()
-            if message[0] == WARM:
-                _predictor(*message[1])
-            elif message[0] == SEARCH:
-                search = searches[message[1]] = _Search(pipe, sending, *message[1:])
-                threading.Thread(target=search.run, daemon=True).start()
-            else:
-                searches[message[1]].inbox.put(message[2])
+    while True:
+        message = pipe.recv()
+        if message[0] == SEARCH:
+            search = searches[message[1]] = _Search(pipe, sending, *message[1:])
+            threading.Thread(target=search.run, daemon=True).start()
+        else:
+            searches[message[1]].inbox.put(message[2])
 
 
 def _predictor(choice: str, target: Target) -> Predictor:

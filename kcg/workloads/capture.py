@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,6 +157,20 @@ def planned_workload(
 # depends on its neighbours only. That is an assumption about a model, and it is tested each time: a capture that was
 # not used to find the line must lie on it, kernel by kernel. Where it does not, the whole model is captured.
 
+_seen: ContextVar[Callable[[Workload], object]] = ContextVar("_seen", default=lambda workload: None)
+
+
+@contextmanager
+def watched(seen: Callable[[Workload], object]) -> Iterator[None]:
+    """Inside this block `seen` gets what was captured of a few blocks while how often each kernel is called is still to
+    be found out: the kernels are known by then, if the model is as is assumed. It may get several such workloads."""
+    token = _seen.set(seen)
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
 CHECKED = 3  # blocks of each kind in the capture that must lie on the line: a first, a middle and a last one
 
 
@@ -168,8 +184,14 @@ def of_repeated(capture: Callable[..., Workload], *blocks: int) -> Workload:
     one, checked = (1,) * len(blocks), (CHECKED,) * len(blocks)
     if min(blocks) <= CHECKED or sum(blocks) <= sum(map(sum, (*few, one, checked))):
         return capture(*blocks)
-    base = capture(*one)
-    more = [capture(*counts) for counts in few]
+
+    def part(counts: tuple[int, ...]) -> Workload:
+        workload = capture(*counts)
+        _seen.get()(workload)
+        return workload
+
+    base = part(one)
+    more = [part(counts) for counts in few]
     slopes = [_difference(workload, base) for workload in more]
     expected = capture(*checked)
     if any(slope is None for slope in slopes) or _on_line(base, slopes, checked) != _counts(expected):

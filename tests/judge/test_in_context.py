@@ -28,7 +28,7 @@ from kcg.measure.inputs import RECIPE, TIMED_SEED
 from kcg.measure.jobs import ContextJob, ContextOutcome
 from kcg.measure.service import MeasureService
 from kcg.measure.workbench import Workbench
-from kcg.optimize import region_search
+from kcg.optimize import proposing, region_search
 from kcg.optimize import run as run_module
 from kcg.optimize.budget import Budget
 from kcg.optimize.estimates import Estimates
@@ -144,7 +144,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
         workload = run.captured.workload
         (steady,) = [sequence for sequence in workload.sequences if sequence.steady]
         norm, estimates = steady.region(*NORM), run.estimates(run.untimed())
-        proposals = region_search.among(propose(workload), lambda region: region == norm)
+        proposals = proposing.among(propose(workload), lambda region: region == norm)
         works = run.device.plan(replace(workload, calls=planned(workload, [norm]).calls[-1:]))
         proposed = Proposed(proposals, works, estimates, Candidates(run.works))
         made = Judged(run, estimates, proposed, RegionResults(()), norm)
@@ -289,7 +289,7 @@ def test_an_interrupt_meanwhile_leaves_what_was_verified_by_then(
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(region_search, "has_programs", lambda proposals, service, until: lambda region: True)
+    monkeypatch.setattr(proposing, "has_programs", lambda proposals, service, until: lambda region: True)
     monkeypatch.setattr(run_module, "savings_in_context", interrupted)
     folder = tmp_path / "out"
     settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=folder, regions=True)

@@ -38,7 +38,7 @@ from kcg.measure.protocol import (
 from kcg.measure.service import MeasureService, Request, paired_rows
 from kcg.measure.verify import references_job
 from kcg.measure.workbench import CacheFlusher
-from kcg.types import CacheState, Measurement, Region, Status
+from kcg.types import CacheState, Job, JobKind, JobOutcome, Measurement, Region, Status
 from tests.kernels import empty, example_region, kernels_of
 from tests.waiting import PATIENCE_S
 
@@ -290,6 +290,27 @@ def test_compiled_binary_is_kept(service: MeasureService) -> None:
     service._kept.clear()
     assert service.compiled(MATMUL, RAW).result(timeout=PATIENCE_S).compiled.binary_hash == outcome.compiled.binary_hash
     assert service.compilations == compiled + 1
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again(service: MeasureService, recorder: Recorder) -> None:
+    compiled = service.compilations
+    for _ in range(2):
+        service.compile_ahead(MATMUL, RAW)
+    row = one(service, Request(MATMUL, RAW, samples=3))
+    assert service.compilations == compiled + 1 and row.status is Status.OK and row.compile_s > 0
+    assert recorder.rows == [row] and service.has_compiled(MATMUL, RAW)
+
+
+def test_a_rehearsal_is_a_job_like_any_other(service: MeasureService) -> None:
+    done: list[Job] = []
+    before, service.on_job = service.on_job, done.append
+    try:
+        service.rehearse()
+        row = one(service, Request(MATMUL, RAW, samples=3))
+    finally:
+        service.on_job = before
+    (rehearsal,) = (job for job in done if job.kind == JobKind.PROCESSES and job.sampled_s)
+    assert rehearsal.outcome == JobOutcome.OK and row.status is Status.OK
 
 
 def test_listener_that_fails_keeps_nobody_waiting(

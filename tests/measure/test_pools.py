@@ -21,6 +21,7 @@ from kcg.measure import lifetime, pools
 from kcg.measure.pools import end_pool, schedule, start_pool
 from tests.commands import python
 from tests.conftest import CPU
+from tests.loaded import loaded
 from tests.slow import first
 from tests.waiting import PATIENCE_S
 
@@ -50,6 +51,16 @@ def surroundings() -> dict[str, Any]:
         "group": os.getpgid(0) == os.getpid(),
         "opened": sorted(Device._opened_devices),
     }
+
+
+def test_a_compiler_has_loaded_what_its_first_job_needs(tmp_path: Path) -> None:
+    """It reads that job under a lock of all compilers: whatever it imports then, these import one after the other."""
+    pool = start_pool(1, lifetime.start_compiler, (CPU, os.getpid(), str(tmp_path / "cache.db")))
+    try:
+        job = schedule(pool, loaded, ("kcg.measure.child",), timeout_s=PATIENCE_S)
+        assert job.result(timeout=PATIENCE_S) == [True]
+    finally:
+        end_pool(pool)
 
 
 def seen_in_a_child(folder: Path, *gpu: str, **how: bool) -> dict[str, Any]:

@@ -139,6 +139,30 @@ def test_where_there_is_time_all_are_timed(monkeypatch: pytest.MonkeyPatch, left
     assert max(map(len, clock.batches)) == 16 and measured.timed is works, "eight for each compiler"
 
 
+@pytest.mark.parametrize("left_s", [None, 200.0])
+def test_what_takes_little_is_timed_while_a_search_goes_on(
+    monkeypatch: pytest.MonkeyPatch, left_s: float | None
+) -> None:
+    works = training_loop()
+    clock = Clock(monkeypatch, own_s, is_cpu=False)
+    measured = timed(clock, works, left_s=left_s, leaves_tail=True)
+    first, tail = [work for work in works if work.is_timed], measured.tail
+    assert tail is not None and 15 < len(first) < 30
+    assert measured.untimed == 130 - len(first) and measured.untimed_share <= 1 - ENOUGH
+    later: list[RegionWork] = []
+    while not tail.is_over:
+        later += (some := tail.turn())
+        assert 1 <= len(some) <= 4, "no more than a few are with the device"
+    assert [id(w) for w in works if w.is_timed] == [id(w) for w in works if any(w is one for one in [*first, *later])]
+    assert (len(first) + len(later) == 130) == (left_s is None), "a budget leaves some out"
+
+
+def test_on_a_cpu_nothing_is_timed_beside_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = training_loop()
+    measured = timed(Clock(monkeypatch, own_s, is_cpu=True), works, left_s=None, leaves_tail=True)
+    assert measured.tail is None and all(work.is_timed for work in works)
+
+
 def test_what_a_run_before_has_timed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     works = training_loop()
     clock = Clock(monkeypatch, own_s, is_cpu=True)

@@ -26,7 +26,7 @@ from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.optimize import region_search
+from kcg.optimize import proposing, region_search
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     PLANS,
@@ -483,7 +483,7 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         assert all(row.chosen == alone_rows[row.region.id].chosen for row in planning.inside)
         assert last.planning is not None and not last.planning.regions and not last.planning.inside
         counts = sum(count for _, count in planning.passed_over)
-        assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
+        assert counts == len(proposing.propose(run.captured.workload).regions) - len(several)
 
 
 @pytest.mark.slow
@@ -557,7 +557,7 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     service: Any = SimpleNamespace(
         target=H200, beside=lambda job, region, *more, timeout_s: there if region == first else Future()
     )
-    usable = region_search.has_programs(proposals, service, until=0.0)
+    usable = proposing.has_programs(proposals, service, until=0.0)
     assert usable(first) and not any(map(usable, others))
 
 
@@ -574,7 +574,7 @@ def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Propos
     )
     lines: list[str] = []
     with reported_to(lines.append):
-        usable = region_search.has_programs(proposals, service, until=0.0)
+        usable = proposing.has_programs(proposals, service, until=0.0)
         assert [usable(region) for region in regions[:3]] == [True, False, False]
     (line,) = lines
     assert "ValueError: min() arg is an empty sequence" in line
@@ -645,7 +645,7 @@ def test_a_run_goes_on_where_a_look_fails_and_says_so_in_its_result(
 @pytest.mark.slow
 def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no region has a program of its own: every kernel stays alone, and it is said why."""
-    monkeypatch.setattr(region_search, "has_programs", lambda proposals, service, until: lambda region: True)
+    monkeypatch.setattr(proposing, "has_programs", lambda proposals, service, until: lambda region: True)
     settings = Settings(
         str(SCRIPT),
         device=os.environ["DEV"],

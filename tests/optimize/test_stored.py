@@ -393,7 +393,7 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
     settings = Settings(str(NORM), device=os.environ["DEV"], measurements=5, folder=tmp_path / "out", regions=True)
     tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
     monkeypatch.setattr(Comparisons, "compare_jointly", lambda *_: True)  # two by two, with the samples given here
-    propose = region_search._works
+    propose = region_search.works_of
     with begun(settings) as run:
         estimates, chosen = run.estimates(run.measured(meanwhile=run.guide.read)), list[str]()
 
@@ -409,7 +409,7 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
             return made
 
         store, judged = open_store(str(tmp_path / "tuned"), new=True), dict[str, RegionResult]()
-        monkeypatch.setattr(region_search, "_works", works)
+        monkeypatch.setattr(region_search, "works_of", works)
         totals = list[float | None]()
         monkeypatch.setattr(run.log.progress, "update", lambda **shown: totals.append(shown["total_s"]))
         stored = Stored(store, allow_tf32=False)
@@ -434,7 +434,7 @@ def test_regions_that_a_store_has_nothing_for_are_timed_and_not_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(str(NORM), device=os.environ["DEV"], folder=tmp_path / "out", regions=True)
-    propose = region_search._works
+    propose = region_search.works_of
     store = open_store(str(tmp_path / "tuned"), new=True)
     with begun(settings) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
@@ -445,7 +445,7 @@ def test_regions_that_a_store_has_nothing_for_are_timed_and_not_searched(
                 store.add_nothing(nothing_of(run, work, 1e6))
             return made
 
-        monkeypatch.setattr(region_search, "_works", works)
+        monkeypatch.setattr(region_search, "works_of", works)
         judged: dict[str, RegionResult] = {}
         proposed = region_search.search_regions(
             Candidates(run.works), estimates, run.guide, device=run.device, log=run.log, usable=bool,

@@ -26,6 +26,7 @@ from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
 from kcg.predictor.ensemble import evaluation_pool, predicted
 from kcg.predictor.features import operations_of
 from kcg.predictor.header import MOST_BYTES
+from kcg.predictor.interface import Predictor
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
@@ -33,7 +34,7 @@ from kcg.predictor.roofline import Roofline
 from kcg.predictor.training_data import TrainingData, load
 from kcg.rl.observation import Observer
 from kcg.training.fit import STATE, Fit, FitSettings
-from kcg.types import Region, Schedule
+from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
@@ -404,6 +405,28 @@ def test_a_training_of_another_kind_of_network_is_not_gone_on_with(data: Trainin
 
 
 # ---- which is chosen ----
+
+
+def test_a_deferred_predictor_is_read_when_it_is_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, read = KNOWN_TARGETS["sm_90"], list[str]()
+    known = choice.kept_predictor
+
+    def kept(name: str, of: Target) -> Predictor:
+        read.append(name)
+        return known(name, of)
+
+    monkeypatch.setattr(choice, "kept_predictor", kept)
+    found, chosen = choice.deferred("auto", target), choose_predictor("auto", target)
+    region = Region((kernel_of(next(iter(kernels_of(empty(64, 64) @ empty(64, 64))))),))
+    space = KernelSpace(region, target)
+    judge, schedules = found.of(space), [space.baseline(), space.start()]
+    assert found.name == chosen.name and not read
+    assert judge.predict(schedules) == found.predict(space, schedules) == chosen.of(space).predict(schedules)
+    own, measured = chosen.of(space), [(schedules[0], 1e-3)]
+    own.predict(schedules)
+    assert judge.correct is not None and own.correct is not None
+    assert judge.correct(schedules, measured) == own.correct(schedules, measured) and {*read} == {"auto"}
+    assert isinstance(choice.deferred("roofline", target), Roofline)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def entered(
@@ -69,6 +70,22 @@ def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
     assert ledger.measurements <= 13 and often.best_s == 5e-4
     assert order[:3] == ["often", "seldom", "often"], "both as tinygrad schedules them, then where it counts"
     assert len(often.saw) >= len(least_explored.saw) and often.saw[0].schedule == fast.baseline()
+
+
+def test_what_arrives_while_others_are_searched_is_searched_too() -> None:
+    asked = list[int]()
+
+    def arriving() -> bool:
+        asked.append(len(allocator.entries))
+        if len(asked) == 3:
+            entered(allocator, chain_table([1e-3, 9e-4, 8e-4]), "late")
+        return len(asked) < 3
+
+    limits = Limits(measuring=4, searching=2, alternate=False)
+    allocator = Allocator(Ledger(max_measurements=20), limits, arriving=arriving)
+    allocator.run()
+    assert asked == [0, 0, 0], "it ends only once there is nothing more to come"
+    assert [entry.best_s for entry in allocator.entries] == [8e-4] and allocator.settled
 
 
 def test_taking_turns_repeats_itself() -> None:
@@ -472,6 +489,34 @@ def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: py
         rest = list(search)
     assert "died" in caplog.text and ledger.measurements == 8
     assert len({o.schedule for o in first + rest}) == 8, "nothing is measured twice"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
+def test_processes_are_forked_from_one_that_has_read_the_predictor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    region, space = matmul()
+    ready = threading.Event()
+    initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))
+    with SearchWorkers(3, "roofline", None, initargs, ready=ready.set) as several:
+        several.know(KNOWN_TARGETS["sm_90"])
+        assert ready.wait(PATIENCE_S)
+        (first,) = {child._process.pid for child in several._children}
+        assert first is not None
+        forked = processes.below(first) - processes.guardians(first)
+        other = min(forked)
+        assert len(forked) == 2
+        seen = []
+        for place in (0, 1, 2):
+            how = several.strategy("mcts", region, place=place, seed="1")
+            seen.append([o.schedule for o in how(asked(space, Ledger(max_measurements=1)))])
+        assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 1 and not caplog.text
+        os.kill(other, signal.SIGKILL)
+        for place in (0, 1, 2):
+            how = several.strategy("mcts", region, place=place, seed="1")
+            assert [o.schedule for o in how(asked(space, Ledger(max_measurements=1)))] == seen[0]
+        assert caplog.text.count("died") == 1, "its searches go on here, and those of the others in their processes"
+    assert wait_until(lambda: not processes.alive(forked)), "all end with the first"
 
 
 def test_a_search_whose_process_is_closed_ends_without_a_word(

@@ -8,7 +8,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.types import Workload
-from kcg.workloads.capture import lazy_workload, of_repeated
+from kcg.workloads.capture import lazy_workload, of_repeated, watched
 from kcg.workloads.flux import PRESETS, build, step
 from kcg.workloads.registry import spec_of
 from tests.kernels import empty
@@ -57,9 +57,12 @@ class Model:
 
 
 def test_counts_follow_from_few_blocks() -> None:
-    model = Model(wide, narrow)
-    found = of_repeated(model, 9, 11)
+    model, early = Model(wide, narrow), list[tuple[int, Workload]]()
+    with watched(lambda workload: early.append((len(model.captured), workload))):
+        found = of_repeated(model, 9, 11)
     assert max(map(sum, model.captured)) == 6
+    assert {call.region.id for call in early[0][1].calls} == {call.region.id for call in found.calls}
+    assert early[0][0] == 1, "the kernels are known after the first capture of several"
     assert found == Model(wide, narrow)(9, 11), "every kernel, its calls, and their order"
 
 
