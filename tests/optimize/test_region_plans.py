@@ -601,7 +601,7 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
     works = {key: work(key) for key in (large, small)}
     monkeypatch.setattr(
         region_search,
-        "_works",
+        "works_of",
         lambda left, kernels, device: [one for key, one in works.items() if key in left.candidates],
     )
     compiled, failed = Future[Schedule](), Future[Schedule]()
