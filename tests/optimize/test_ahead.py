@@ -24,7 +24,8 @@ from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
 from kcg.report.result import read_result
-from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule
+from kcg.search.problem import Observation
+from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, whole_run
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
@@ -154,6 +155,25 @@ def test_what_was_judged_ahead_is_not_judged_again_and_what_changed_is(opened: B
     results = run.ended()
     assert len(run.comparisons()) == 2, "the new leader, and it alone"
     assert {r.region.id for r in results.rows} == {w.call.region.id for w in opened.works}
+
+
+def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them the best plans have is known from the first one that is measured on, without another verdict."""
+    monkeypatch.setattr(Estimates, "comparing_s", lambda estimates, work: 1.0)  # of a program that is none
+    monkeypatch.setattr(ahead, "PLANNING", 1e9)
+    run = Beside(opened)
+    region = replace(run.work, proposed=True, seen={kind: dict(seen) for kind, seen in run.work.seen.items()})
+    both = replace(run.estimates, measured=replace(run.estimates.measured, works=[region]))
+    run.ahead.know(both, needed=lambda judged: {region.call.region.id} if region.by_kind else set(), searched=[region])
+    assert run.ahead._leads() == []
+    tile = Schedule("tile", "{}")
+    region.seen_of("tile")[tile] = Observation(tile, Status.OK, region.baseline_s / 4, "tile")
+    monkeypatch.setattr(
+        RegionWork, "searched", property(lambda work: [work.seen["tile"]] if "tile" in work.seen else [])
+    )
+    assert [lead.id for lead in run.ahead._leads()] == [region.id]
 
 
 def test_nothing_is_judged_again_at_the_end_where_nothing_changed(opened: Begun) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -68,6 +70,7 @@ from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun, whole_run
 from tests.plans import run
 from tests.sample_result import sample_result
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
 H200 = KNOWN_TARGETS["sm_90"]
@@ -559,6 +562,43 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     )
     usable = proposing.has_programs(proposals, service, until=0.0)
     assert usable(first) and not any(map(usable, others))
+
+
+def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once_regions_are_asked_for(
+    proposals: Proposals, alone_s: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposing, "propose", lambda workload: proposals)
+    kernels: Any = [
+        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id], others={})
+        for call in proposals.workload.calls
+    ]
+    asked, compiled = list[str](), threading.Semaphore(0)
+
+    def first_programs(works: Any) -> dict[str, list[Future[str]]]:
+        compiled.acquire()
+        asked.extend(work.id for work in works)
+        (one := Future[str]()).set_result("")
+        return {work.id: [one] for work in works}
+
+    service = SimpleNamespace(target=H200, compile_workers=4, begin_references=lambda region, values: None)
+    device: Any = SimpleNamespace(
+        service=service,
+        first_programs=first_programs,
+        spaces_of=lambda workload: [
+            SimpleNamespace(id=call.region.id, call=call, bindings=((),)) for call in workload.calls
+        ],
+    )
+    log: Any = SimpleNamespace(jobs=SimpleNamespace(doing=lambda *what: contextlib.nullcontext()))
+    found = proposing.Proposing(proposals.workload, device, log, usable=lambda region: True)
+    found.begin()
+    found.timed(kernels)
+    compiled.release(3)
+    wait_until(lambda: len(asked) == 3)
+    order = [region.id for region in proposing.regions_of(proposals, alone_s, H200)]
+    assert asked == order[:3] and len(order) > 4
+    found.end()
+    compiled.release()
+    assert found.found() == (proposals, proposals) and asked == order[:4]
 
 
 def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Proposals) -> None:

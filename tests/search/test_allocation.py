@@ -111,6 +111,30 @@ def test_it_ends_where_nothing_is_worth_its_measurements(limits: Limits) -> None
     assert 1 <= len(allocator.entries[0].saw) < 5, "what the predictor knows to be no faster is not measured"
 
 
+def test_it_ends_where_the_last_part_of_its_time_brought_next_to_nothing() -> None:
+    now = [0.0]
+    ledger = Ledger(deadline=1e9, clock=lambda: now[0])
+    allocator = Allocator(ledger, Limits(least_saving=1e-4))
+    entered(allocator, chain_table([1e-3, 9e-4]))
+    (entry,) = allocator.entries
+    entry.thread = threading.current_thread()
+    seen = Observation(entry.problem.space.baseline(), Status.OK, 1.0, "one")
+
+    def stalled(at_s: float, best_s: float, measured: int) -> bool:
+        now[0], entry.incumbent.best_s = at_s, best_s
+        entry.saw.extend([seen] * measured)
+        return allocator._stalled()
+
+    assert not stalled(0.0, 1.0, 1) and not stalled(10.0, 0.5, 60)
+    assert not stalled(12.0, 0.5, 60), "in its last quarter it still became faster"
+    assert not stalled(20.0, 0.499, 10), "too little was measured to tell"
+    assert stalled(20.0, 0.499, 50)
+    ledger.max_measurements = 1000
+    assert not stalled(20.0, 0.499, 0), "they were asked for"
+    ledger.max_measurements, entry.thread, entry.gain = None, None, 0.9
+    assert not stalled(20.0, 0.499, 0), "much is expected of what has not begun"
+
+
 def test_a_predictor_that_promises_what_never_comes_loses_its_weight() -> None:
     """Constant predictions of a millisecond for kernels of a second: measuring never finds any of it."""
     allocator = Allocator(Ledger(max_measurements=60), Limits(batch=2))
