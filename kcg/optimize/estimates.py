@@ -47,6 +47,7 @@ REGIONS_TOO: Final = 2.0
 JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
 regions of Flux at 768, 251 for 190 at 1024. It stands until a run has judged itself: then what that took does."""
+ENDING_S: Final = 1.5  # for writing the result and its report, and ending
 FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 MATTERS: Final = 0.05  # of the time: kernels that take a smaller part of it are not worth a run
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
@@ -116,12 +117,11 @@ class Estimates:
         """When a search of this region is to end, by `time.monotonic`: what it finds later cannot be judged before the
         budget is over. It has the measurements for whose sake it is begun where judging may then end a little later and
         still count as in time. None: whenever."""
-        budget = self.budget
-        if budget.over_at is None or budget.late_at is None:
+        if self.late_at is None:
             return None
         judging_s = self.starting_s + self.slower * self.timing_s(work)
         few_s = self.measured.first_at + FEW * self.measuring_one_s(work)
-        return min(budget.late_at - judging_s, max(budget.over_at - judging_s, few_s))
+        return min(self.late_at - judging_s, max(self._end - judging_s, few_s))
 
     def _regions_follow(self, seconds: float) -> bool:
         """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
@@ -220,6 +220,12 @@ class Estimates:
         timed_s = self.measured.at - self.budget.started + missing * self._measuring_s
         wanted_s = max(timed_s + rest_s, 1.01 * (self.budget.limit_s or 0.0))
         return ROUND_S * math.ceil(wanted_s / ROUND_S)
+
+    @property
+    def late_at(self) -> float | None:
+        """Until when the first verdict may take, by `time.monotonic`, so that the run still counts as in time; None:
+        as long as it likes. What a search is begun for and whether it is judged are decided by this alone."""
+        return None if self.budget.late_at is None else self.budget.late_at - ENDING_S
 
     @property
     def _end(self) -> float:
@@ -370,11 +376,11 @@ class Estimates:
 
     def _can_be_judged(self, work: RegionWork) -> bool:
         """Whether the budget has time to measure some schedules of a region and to judge it."""
-        if (late_at := self.budget.late_at) is None:
+        if self.late_at is None:
             return True
         searched_s = FEW * self.measuring_one_s(work)
         judging_s = self.starting_s + self.slower * self.comparing_s(work)
-        return self.measured.first_at + searched_s + judging_s <= late_at
+        return self.measured.first_at + searched_s + judging_s <= self.late_at
 
     def _in_time(self) -> list[RegionWork]:
         """The same of those for which the budget has time, if they take a part of the workload's that matters."""
@@ -463,7 +469,7 @@ class Pace:
         budget = self._estimates.budget
         if improved:
             return self._estimates.judge_until()
-        return budget.late_at if self._first else budget.over_at
+        return self._estimates.late_at if self._first else budget.over_at
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:

@@ -123,6 +123,9 @@ BETTER: Final = 0.99
 """What is not at least so much faster may be noise: it is kept, but does not count as found."""
 MOST_AT_ONCE: Final = 4
 """Schedules of a batch: of more the last are chosen long before what the first teach is known."""
+PART: Final = 1 / 4
+"""Of the time that a kernel has left, one batch takes no more: where seconds are few, several have their turn."""
+PAIR: Final = 2  # schedules, which a batch may have in any case
 MOST_ALONE: Final = 8
 """The same where so few searches are left that the compilers would have nothing to do."""
 POLL_S: Final = 0.2
@@ -340,13 +343,14 @@ class Allocator:
         return max(worth, key=lambda e: e.saving_s / e.each_s if timed else e.saving_s, default=None)
 
     def _fitting(self, entry: Entry, wanted: int) -> int:
-        """How many of so many schedules an entry can measure before the deadline. Where not all takes turns, what is
+        """How many of so many schedules an entry may measure before the deadline. Where not all takes turns, what is
         measured does not wait for what was asked for before, and all can."""
         if self.ledger.deadline is None or not self.limits.alternate or not entry.each_s:
             return wanted
         until = entry.until()
         end = self.ledger.deadline if until is None else min(until, self.ledger.deadline)
-        return min(wanted, max(int((end - self.ledger.clock()) / entry.each_s), 0))
+        fitting = max(int((end - self.ledger.clock()) / entry.each_s), 0)
+        return min(wanted, fitting, max(int(PART * fitting), PAIR))
 
     def _on_offer(self) -> dict[str, float]:
         """What the next batch of each region was expected to save, in seconds of the workload, where that is worth its
