@@ -382,22 +382,26 @@ class Estimates:
         judging_s = self.starting_s + self.slower * self.comparing_s(work)
         return self.measured.first_at + searched_s + judging_s <= self.late_at
 
-    def _in_time(self) -> list[RegionWork]:
-        """The same of those for which the budget has time, if they take a part of the workload's that matters."""
-        works = self._by_time()
-        fitting = [work for work in works if self._can_be_judged(work)]
-        matters = sum(w.before_s for w in fitting) >= MATTERS * sum(w.before_s for w in works)
-        return fitting if matters else []
-
     def _largest_in_time(self) -> list[RegionWork]:
-        return self._in_time()[:1]
+        """Of the kernels for which the budget has time the largest, if all of them take a part of the workload's time
+        that matters."""
+        works = self._by_time()
+        fitting = (work for work in works if self._can_be_judged(work))
+        if (first := next(fitting, None)) is None:
+            return []
+        least_s = MATTERS * sum(work.before_s for work in works)
+        matters = first.before_s >= least_s or first.before_s + sum(work.before_s for work in fitting) >= least_s
+        return [first] if matters else []
 
     def _cheapest(self) -> list[RegionWork]:
         """The kernel that is judged soonest, of those for which the budget has time and that matter by themselves: the
         search may go on until there is time for no other."""
-        works = self._in_time() or self._largest()
-        least_s = MATTERS / 2 * sum(work.before_s for work in works)
-        return sorted((w for w in works if w.before_s >= least_s), key=self.comparing_s)[:1]
+        if not (first := self._largest_in_time()):
+            return self._largest()
+        works = self._by_time()
+        least_s = min(MATTERS * sum(work.before_s for work in works), first[0].before_s)
+        found = (work for work in works if work.before_s >= least_s and self._can_be_judged(work))
+        return [min(found, key=self.comparing_s)]
 
     def _least_judging_s(self) -> float:
         """What judging the first kernel takes, in seconds, the new process included."""

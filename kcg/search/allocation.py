@@ -123,11 +123,11 @@ BETTER: Final = 0.99
 """What is not at least so much faster may be noise: it is kept, but does not count as found."""
 MOST_AT_ONCE: Final = 4
 """Schedules of a batch: of more the last are chosen long before what the first teach is known."""
+MOST_ALONE: Final = 8
+"""The same where so few searches are left that the compilers would have nothing to do."""
 PART: Final = 1 / 4
 """Of the time that a kernel has left, one batch takes no more: where seconds are few, several have their turn."""
 PAIR: Final = 2  # schedules, which a batch may have in any case
-MOST_ALONE: Final = 8
-"""The same where so few searches are left that the compilers would have nothing to do."""
 POLL_S: Final = 0.2
 PATIENCE_S: Final = 60.0  # for what is with the device when the search is over
 
