@@ -13,8 +13,9 @@ Two limits say what may happen at once: how many searches are at work, and how m
 searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
 
 Where there is a deadline, a batch has no more schedules than can be measured before it, by what measuring them has
-taken so far: what comes after the search waits for the device until the last of a batch is done. Where all takes turns,
-that search goes on then whose batch is expected to save most a second that it takes.
+taken so far: what comes after the search waits for the device until the last of a batch is done. Where each kernel has
+a time from which on it cannot be judged any more, as in a budget on a CPU, that search goes on whose batch is expected
+to save most a second that it takes. The order does not repeat itself then.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ class Allocator:
         open_ = [e for e in open_ if late or self._fitting(e, 1)]
         self._look_at_similar(open_)
         worth = [e for e in open_ if e.saving_s > self._least_s()]
-        timed = self.ledger.deadline is not None and self.limits.alternate and all(e.each_s for e in worth)
+        timed = self.limits.alternate and all(e.each_s and e.until() is not None for e in worth)
         return max(worth, key=lambda e: e.saving_s / e.each_s if timed else e.saving_s, default=None)
 
     def _fitting(self, entry: Entry, wanted: int) -> int:
@@ -347,9 +348,10 @@ class Allocator:
         measured does not wait for what was asked for before, and all can."""
         if self.ledger.deadline is None or not self.limits.alternate or not entry.each_s:
             return wanted
-        until = entry.until()
-        end = self.ledger.deadline if until is None else min(until, self.ledger.deadline)
-        fitting = max(int((end - self.ledger.clock()) / entry.each_s), 0)
+        until, now = entry.until(), self.ledger.clock()
+        if until is None:
+            return min(wanted, max(int((self.ledger.deadline - now) / entry.each_s), 0))
+        fitting = max(int((min(until, self.ledger.deadline) - now) / entry.each_s), 0)
         return min(wanted, fitting, max(int(PART * fitting), PAIR))
 
     def _on_offer(self) -> dict[str, float]:

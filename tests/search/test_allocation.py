@@ -286,8 +286,8 @@ def test_where_the_best_is_too_long_another_has_the_rest_of_the_time() -> None:
 
 def test_of_a_budget_the_next_seconds_are_where_they_save_most() -> None:
     slow = Slow(deadline_s=60.0)
-    slow.enter("long", 8.0, calls=30, expected_s=8.0)
-    slow.enter("short", 1.0, calls=20, expected_s=1.0)
+    slow.enter("long", 8.0, calls=30, expected_s=8.0, until_s=60.0)
+    slow.enter("short", 1.0, calls=20, expected_s=1.0, until_s=60.0)
     slow.allocator.run()
     assert slow.order[0] == "short" and "long" in slow.order
 
