@@ -153,9 +153,11 @@ class Estimates:
         return 0.0 if self.device.is_cpu else seconds
 
     def judge_until(self) -> float | None:
-        """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
-        whenever."""
-        return None if self.budget.over_at is None else self.budget.over_at - self._model_s()
+        """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time. Where there is
+        no time for that it has what still counts as in time: a search that ended half a second late would have found
+        its last for nothing. None: whenever."""
+        model_s = self._model_s()
+        return self._end - model_s if self.budget.over_at is not None and model_s else self.late_at
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""
@@ -223,8 +225,8 @@ class Estimates:
 
     @property
     def late_at(self) -> float | None:
-        """Until when the first verdict may take, by `time.monotonic`, so that the run still counts as in time; None:
-        as long as it likes. What a search is begun for and whether it is judged are decided by this alone."""
+        """When verdicts that no check follows are to be there, by `time.monotonic`, so that the run still counts as in
+        time; None: whenever. What a search is begun for, and whether it is judged, are decided by this alone."""
         return None if self.budget.late_at is None else self.budget.late_at - ENDING_S
 
     @property
@@ -468,12 +470,8 @@ class Pace:
 
     def until(self, *, improved: bool) -> float | None:
         """When judging is to end, by `time.monotonic`; None: whenever. While nothing is `improved` there is no model to
-        check, and only the budget itself counts; for the first of all what counts as in time: without it the search was
-        for nothing."""
-        budget = self._estimates.budget
-        if improved:
-            return self._estimates.judge_until()
-        return self._estimates.late_at if self._first else budget.over_at
+        check, and what still counts as in time is for verdicts: without one the search was for nothing."""
+        return self._estimates.judge_until() if improved else self._estimates.late_at
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
