@@ -101,6 +101,12 @@ def operations(ast: UOp) -> int:
     return sum(c.operations for c in contractions(ast))
 
 
+def float_operations(ast: UOp) -> int:
+    """The same of contractions of floats."""
+    found = contractions(ast)
+    return sum(c.operations for c in found if c.node is not None and dtypes.is_float(c.node.dtype))
+
+
 def arithmetic(ast: UOp) -> float:
     """All arithmetic of a kernel on values (not on addresses), each operation times the extents of its scope.
 

@@ -54,6 +54,7 @@ REFUSED: Final = 0.1
 and none was refused, in the runs of Flux that were looked at."""
 SHARE: Final = 1 / 8  # of the time of a search on a CPU, for judging meanwhile
 FIRST: Final = 2.0  # so many times what the first verdict takes a search on a CPU has before it
+HARDLY: Final = 0.05  # of what most is gained by: a search on a CPU stops for no less
 STAYS: Final = 1 / 2  # the probability that a leader stays from which on it has a turn on a CPU
 READY: Final = 4  # references that may be under way at once where there are few cores; else half as many as these
 PLANNING: Final = 0.05  # of the time, at most, for finding which regions the best plans have
@@ -102,6 +103,13 @@ def has_a_turn(lead: Lead, *, searched_s: float, judged_s: float, first: bool) -
     if first:
         return searched_s >= FIRST * lead.judging_s
     return judged_s + lead.judging_s <= SHARE * searched_s and stays(lead.led_s, lead.left_s) >= STAYS
+
+
+def turn_of(leads: Sequence[Lead], *, searched_s: float, judged_s: float, first: bool) -> Lead | None:
+    """The first of those in order that has a turn, and is not worth so little that it may wait for the others."""
+    least_s = HARDLY * max((lead.gain_s for lead in leads), default=0.0)
+    found = (lead for lead in leads if lead.gain_s >= least_s)
+    return next((one for one in found if has_a_turn(one, searched_s=searched_s, judged_s=judged_s, first=first)), None)
 
 
 def covered_by(works: Sequence[RegionWork], regions: Collection[str]) -> set[str]:
@@ -211,12 +219,11 @@ class Ahead:
             return
         starting_s = 0.0 if self._device.judges else FRESH_CHILD_S
         works = {work.id: work for work in self._view.estimates.works}
-        for lead in order_of(self._leads()):
-            asked = replace(lead, judging_s=starting_s + lead.judging_s)
-            if has_a_turn(asked, searched_s=searched_s, judged_s=self._judged_s, first=not self.rows):
-                self._take(works[lead.id])
-                self._judged_s += time.monotonic() - now
-                return
+        leads = [replace(lead, judging_s=starting_s + lead.judging_s) for lead in order_of(self._leads())]
+        lead = turn_of(leads, searched_s=searched_s, judged_s=self._judged_s, first=not self.rows)
+        if lead is not None:
+            self._take(works[lead.id])
+            self._judged_s += time.monotonic() - now
 
     def check(self) -> None:
         """Raise what went wrong with judging."""

@@ -170,6 +170,8 @@ class _Turns:
             return ahead
         here = timed - self._before
         fitting = int(left_s / ((now - self.begun) / here)) if here else workers
+        if missing > 0 and not adds_enough(waiting[:fitting], self._works):
+            return 0
         return min(fitting, most, _until_enough(waiting, missing) if missing > 0 else most)
 
 
@@ -182,6 +184,15 @@ def untimed_share(works: Sequence[RegionWork]) -> float:
         return float(rest_s > 0)
     rest_s *= median([work.before_s / work.expected_s for work in timed])
     return rest_s / (rest_s + sum(work.before_s for work in timed))
+
+
+def adds_enough(some: Sequence[RegionWork], works: Sequence[RegionWork]) -> bool:
+    """Whether timing these is expected to add so much to the time of what is timed that it would be missing there."""
+    untimed_s = sum(work.expected_s for work in works if not work.is_timed)
+    if not untimed_s:
+        return False
+    share = untimed_share(works) * sum(work.expected_s for work in some) / untimed_s
+    return share >= (1 - ENOUGH) * (1 - untimed_share(works))
 
 
 def _until_enough(waiting: Sequence[RegionWork], missing: float) -> int:

@@ -8,8 +8,14 @@ from typing import Final
 
 from kcg.search.problem import Ledger
 
-OVERTIME: Final = 0.1  # of the budget, within which a run still counts as in time
+OVERTIME: Final = 0.05  # of the budget, within which a run still counts as in time
+LEAST_OVERTIME_S: Final = 3.0  # or so many seconds, where these are more
 SLOWER: Final = 3.0  # so many times what was expected is waited for when a budget is over
+
+
+def overtime_s(limit_s: float) -> float:
+    """How much longer than a budget of so many seconds a run may take and still counts as in time, in seconds."""
+    return max(OVERTIME * limit_s, LEAST_OVERTIME_S)
 
 
 class Budget:
@@ -39,7 +45,7 @@ class Budget:
     @property
     def late_at(self) -> float | None:
         """When a run counts as late, by `time.monotonic`; None without a budget."""
-        return None if self.limit_s is None else self.started + self.limit_s * (1 + OVERTIME)
+        return None if self.limit_s is None else self.started + self.limit_s + overtime_s(self.limit_s)
 
     @property
     def is_over(self) -> bool:
@@ -50,4 +56,4 @@ class Budget:
         deadline allows. In a budget nobody waits much longer than until it is over for a process that was stopped."""
         if self.over_at is None or self.limit_s is None:
             return None
-        return max(self.over_at - time.monotonic(), SLOWER * expected_s) + OVERTIME * self.limit_s
+        return max(self.over_at - time.monotonic(), SLOWER * expected_s) + overtime_s(self.limit_s)

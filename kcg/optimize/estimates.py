@@ -23,6 +23,8 @@ from kcg.measure import stress
 from kcg.measure.protocol import samples_for
 from kcg.optimize.settings import TINY_BEAM
 from kcg.optimize.work import total_s
+from kcg.report.counts import how_many
+from kcg.report.formats import format_share
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -52,10 +54,16 @@ JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
 regions of Flux at 768, 251 for 190 at 1024. What a run itself has judged counts `JUDGED_S` seconds of it."""
 JUDGED_S: Final = 5.0
+ENDING_S: Final = 1.5  # for writing the result and its report, and ending
 FEW: Final = 2  # measurements that a search must have time for, or it is not begun
+MATTERS: Final = 0.05  # of the time: kernels that take a smaller part of it are not worth a run
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
 FINAL_RUNS: Final = 16  # launches that verify one finalist
+SUBNORMAL_S: Final = {"CPU": 1e-9}
+"""What one operation of a product of floats takes longer in the launch whose data have subnormal numbers: a processor
+multiplies them in microcode. Of nine matmuls and convolutions it was 0.4 to 4 ns on two cores of an Intel Xeon, the
+median 0.9, which made the launch 4 to 43 times as long."""
 FLUSH_S: Final = {"CPU": 0.02}  # emptying the cache once, where this run took no samples
 FLUSH_ELSEWHERE_S: Final = 0.001
 
@@ -100,7 +108,7 @@ class Estimates:
         searched after the kernels, and these have time left to be searched."""
         end, since, regions_at = self._end, self.measured.first_at, self.measured.at
         most_s = end - since - self._least_judging_s() - self._model_s()
-        share_s = min(SEARCH_SHARE * (end - since), most_s)
+        share_s = max(min(SEARCH_SHARE * (end - since), most_s), self._least_search_s())
         if self.measured.kernels_at is not None:
             share_s = max(share_s, min(regions_at + self._of_regions(REGIONS_SEARCH_S) - since, most_s))
         until = max(since + share_s, self._until_judging_fits())
@@ -117,6 +125,20 @@ class Estimates:
             return after_s
         now, spared_s = time.monotonic(), self._least_judging_s()
         return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
+
+    def _least_search_s(self) -> float:
+        """What the search has in any case, in seconds: the measurements for whose sake it is begun."""
+        return FEW * max((self.measuring_one_s(work) for work in self._largest_in_time()), default=0.0)
+
+    def searched_until(self, work: RegionWork) -> float | None:
+        """When a search of this region is to end, by `time.monotonic`: what it finds later cannot be judged before the
+        budget is over. It has the measurements for whose sake it is begun where judging may then end a little later and
+        still count as in time. None: whenever."""
+        if self.late_at is None:
+            return None
+        judging_s = self.starting_s + self.slower * self.timing_s(work)
+        few_s = self.measured.first_at + FEW * self.measuring_one_s(work)
+        return min(self.late_at - judging_s, max(self._end - judging_s, few_s))
 
     def _regions_follow(self, seconds: float) -> bool:
         """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
@@ -157,11 +179,12 @@ class Estimates:
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that plans can be made and the whole model be checked in
-        time; None: whenever."""
-        if self.budget.over_at is None:
-            return None
+        time. Where there is no time for that it has what still counts as in time: a search that ended half a second
+        late would have found its last for nothing. None: whenever."""
         model_s = self._model_s()
-        return self.budget.over_at - model_s - (self._of_regions(PLANS_S) if model_s else 0.0)
+        if self.budget.over_at is None or not model_s:
+            return self.late_at
+        return self._end - model_s - self._of_regions(PLANS_S)
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""
@@ -182,11 +205,28 @@ class Estimates:
                 f"schedules of {untimed} of {len(self.works)} kernels were not timed yet: "
                 f"try --budget {self._advised_s():.0f}s"
             )
-        if budget_s - elapsed_s - least_s >= FEW * self._measuring_s:
+        if not self._largest() or self._largest_in_time():
             return ""
         return (
             f"the budget of {budget_s:g} s is too short to search in: starting and timing tinygrad's own schedules "
             f"took {elapsed_s:.0f} s, judging one kernel takes about {least_s:.0f} s: "
+            f"try --budget {self._advised_s():.0f}s"
+        )
+
+    def too_short_for_some(self) -> str:
+        """Whether a search in the budget leaves out regions since there is no time to judge them, and what it would
+        take; empty where it leaves out none that matters."""
+        works = self._by_time()
+        total_s = sum(work.before_s for work in works)
+        found = [w for w in works if w.before_s >= MATTERS * total_s and not self._can_be_judged(w)]
+        if not found or self.budget.limit_s is None:
+            return ""
+        regions = [work.call.region for work in found]
+        share = format_share(sum(work.before_s for work in found) / total_s)
+        longest_s = max(map(self.comparing_s, found))
+        return (
+            f"the budget of {self.budget.limit_s:g} s is too short to judge {how_many(regions)} that take {share} of "
+            f"the time, which are not searched: judging one takes about {longest_s:.0f} s: "
             f"try --budget {self._advised_s():.0f}s"
         )
 
@@ -203,12 +243,18 @@ class Estimates:
 
     def _advised_s(self) -> float:
         """A budget in which there is time for everything, in seconds."""
-        last_s = self._least_judging_s() + self.whole_s()
+        last_s = self.starting_s + sum(map(self.comparing_s, self._largest())) + self.whole_s()
         rest_s = max(last_s / (1 - SEARCH_SHARE), last_s + FEW * self._measuring_s)
         missing = 0 if self._largest() else self.measured.untimed
         timed_s = self.measured.at - self.budget.started + missing * self._measuring_s
         wanted_s = max(timed_s + rest_s, 1.01 * (self.budget.limit_s or 0.0))
         return ROUND_S * math.ceil(wanted_s / ROUND_S)
+
+    @property
+    def late_at(self) -> float | None:
+        """When verdicts that no check follows are to be there, by `time.monotonic`, so that the run still counts as in
+        time; None: whenever. What a search is begun for, and whether it is judged, are decided by this alone."""
+        return None if self.budget.late_at is None else self.budget.late_at - ENDING_S
 
     @property
     def _end(self) -> float:
@@ -259,7 +305,7 @@ class Estimates:
         due = self.likely()
         if not due and self.budget.limit_s is None:
             return 0.0
-        comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))
+        comparing_s = sum(self.comparing_s(w) for w in due or self._cheapest() if not self.kept.holds_first(w))
         return self.starting_s + self.compiling_s() + self.slower * comparing_s
 
     @property
@@ -317,8 +363,11 @@ class Estimates:
         again_s = sides_s[:-1] or sides_s  # of all but the last, each loaded and timed a second time
         samples = samples_for(max(sides_s), flush_s=flush_s)
         runs_s = sum(FINAL_RUNS * (seconds + poison_s) for seconds in sides_s)
-        timed_s = sum(samples * (seconds + flush_s) for seconds in [*sides_s, *again_s]) + samples * sum(sides_s)
-        return verify_s + copies_s + runs_s + timed_s
+        if (slower_s := SUBNORMAL_S.get(device)) is not None:
+            runs_s += len(sides_s) * slower_s * work.float_operations
+        cold_s = sum(2 * seconds + samples * (seconds + flush_s) for seconds in [*sides_s, *again_s])
+        warm_s = (1 + samples) * sum(sides_s)
+        return verify_s + copies_s + runs_s + cold_s + warm_s
 
     def stress_s(self, work: RegionWork, schedule: Schedule, launches: int = stress.PROVISIONAL) -> float:
         """What is expected to be missing, in seconds, until a schedule has passed so many launches under stress; 0
@@ -359,13 +408,47 @@ class Estimates:
             return self._measuring_s
         return own.compile_s + self.measured.preparing_s + sum(own.samples_s) + len(own.samples_s) * self.flush_s
 
+    def _by_time(self) -> list[RegionWork]:
+        """The kernels that are timed, those first that take most of the workload's time."""
+        kernels = (work for work in self.works if work.baseline_s and not work.proposed)
+        return sorted(kernels, key=lambda work: -work.before_s)
+
     def _largest(self) -> list[RegionWork]:
-        """The kernel that takes most of the workload's time: where a search is likely to find something first."""
+        """What takes most of the workload's time: where a search is likely to find something first."""
         return sorted((w for w in self.works if w.baseline_s), key=lambda w: -w.before_s)[:1]
 
+    def _can_be_judged(self, work: RegionWork) -> bool:
+        """Whether the budget has time to measure some schedules of a region and to judge it."""
+        if self.late_at is None:
+            return True
+        searched_s = FEW * self.measuring_one_s(work)
+        judging_s = self.starting_s + self.slower * self.comparing_s(work)
+        return self.measured.first_at + searched_s + judging_s <= self.late_at
+
+    def _largest_in_time(self) -> list[RegionWork]:
+        """Of the kernels for which the budget has time the largest, if all of them take a part of the workload's time
+        that matters."""
+        works = self._by_time()
+        fitting = (work for work in works if self._can_be_judged(work))
+        if (first := next(fitting, None)) is None:
+            return []
+        least_s = MATTERS * sum(work.before_s for work in works)
+        matters = first.before_s >= least_s or first.before_s + sum(work.before_s for work in fitting) >= least_s
+        return [first] if matters else []
+
+    def _cheapest(self) -> list[RegionWork]:
+        """The kernel that is judged soonest, of those for which the budget has time and that matter by themselves: the
+        search may go on until there is time for no other."""
+        if not (first := self._largest_in_time()):
+            return self._largest()
+        works = self._by_time()
+        least_s = min(MATTERS * sum(work.before_s for work in works), first[0].before_s)
+        found = (work for work in works if work.before_s >= least_s and self._can_be_judged(work))
+        return [min(found, key=self.comparing_s)]
+
     def _least_judging_s(self) -> float:
-        """What judging one kernel takes, in seconds, the new process included."""
-        return self.starting_s + sum(self.comparing_s(work) for work in self._largest())
+        """What judging the first kernel takes, in seconds, the new process included."""
+        return self.starting_s + sum(self.comparing_s(work) for work in self._largest_in_time() or self._largest())
 
     # ---- the whole model or script ----
 
@@ -412,7 +495,8 @@ class Pace:
         estimates, until = self._estimates, self.until(improved=improved)
         if until is None or estimates.kept.holds_first(work):
             return True
-        return time.monotonic() + self._slower * estimates.timing_s(work) <= until
+        starting_s = estimates.starting_s if self._first else 0.0
+        return time.monotonic() + starting_s + self._slower * estimates.timing_s(work) <= until
 
     def left_s(self, works: Sequence[RegionWork]) -> float:
         """What judging these is expected to take, and after it the check of the whole, in seconds."""
@@ -428,12 +512,8 @@ class Pace:
 
     def until(self, *, improved: bool) -> float | None:
         """When judging is to end, by `time.monotonic`; None: whenever. While nothing is `improved` there is no model to
-        check, and only the budget itself counts; for the first of all what counts as in time: without it the search was
-        for nothing."""
-        budget = self._estimates.budget
-        if improved:
-            return self._estimates.judge_until()
-        return budget.late_at if self._first else budget.over_at
+        check, and what still counts as in time is for verdicts: without one the search was for nothing."""
+        return self._estimates.judge_until() if improved else self._estimates.late_at
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:

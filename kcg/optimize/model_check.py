@@ -13,7 +13,7 @@ from kcg.errors import DeviceError
 from kcg.handover.choices import changed_by
 from kcg.judge.whole import TIMEOUT_S, right_part
 from kcg.optimize import leaving_out
-from kcg.optimize.budget import OVERTIME
+from kcg.optimize.budget import overtime_s
 from kcg.types import JobKind, JobOutcome, ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check_models(
     rounds_s = math.inf
     if budget.over_at is not None and budget.limit_s is not None:
         left_s = budget.over_at - time.monotonic()
-        over_s = OVERTIME * budget.limit_s
+        over_s = overtime_s(budget.limit_s)
         fitting = [many for many in range(1, len(due) + 1) if needed_s(many) <= left_s + over_s]
         if not fitting:
             reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s(1):.0f} s"
@@ -128,7 +128,7 @@ def _until(estimates: Estimates) -> float:
     """When no part may be compared any more, by `time.monotonic`."""
     budget = estimates.budget
     if budget.over_at is not None and budget.limit_s is not None:
-        return budget.over_at + OVERTIME * budget.limit_s
+        return budget.over_at + overtime_s(budget.limit_s)
     return time.monotonic() + TIMEOUT_S
 
 

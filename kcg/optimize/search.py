@@ -192,6 +192,8 @@ class _Search:
             log.progress.line(too_short, important=True)
         elif budget.limit_s is not None:
             budget.search_until(self.estimates.search_until())
+            if advice := self.estimates.too_short_for_some():
+                log.progress.line(advice, important=True)
             if advice := self.estimates.too_short_for_the_model():
                 log.progress.line(advice)
         elif settings.measurements is None:
@@ -350,8 +352,15 @@ class _Search:
             if not work.proposed or not work.others:  # the parts of what is proposed were searched as kernels
                 asked = self._problem(work, predictor, index)
                 how = self._strategy(work, work.kind, place=place, seed=f"{self.settings.seed}:{index}")
-                each_s = self.estimates.measuring_one_s(work)
-                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space), each_s=each_s)
+                allocator.enter(
+                    work.id,
+                    work.call.calls,
+                    asked,
+                    how,
+                    transfer=Transfer(work.space),
+                    each_s=self.estimates.measuring_one_s(work),
+                    until=functools.partial(self.estimates.searched_until, work),
+                )
             for kind in work.others:
                 self._enter_other(allocator, work, kind, place=place, index=index)
         self._entered += [work for _, work in works]

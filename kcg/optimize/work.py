@@ -155,6 +155,13 @@ class RegionWork:
         return round(mean(self.ends, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
 
     @functools.cached_property
+    def float_operations(self) -> float:
+        """Operations of one call in products of floats."""
+        from kcg.kernel.analysis import float_operations
+
+        return mean(self.ends, [sum(map(float_operations, self._asts(values))) for values in self.bindings])
+
+    @functools.cached_property
     def output_bytes(self) -> int:
         """What its outputs take, in bytes: what counts after a run, not what lies between its kernels."""
         from kcg.kernel.chain import Chain

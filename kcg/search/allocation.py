@@ -13,7 +13,9 @@ Two limits say what may happen at once: how many searches are at work, and how m
 searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
 
 Where there is a deadline, a batch has no more schedules than can be measured before it, by what measuring them has
-taken so far: what comes after the search waits for the device until the last of a batch is done.
+taken so far: what comes after the search waits for the device until the last of a batch is done. Where each kernel has
+a time from which on it cannot be judged any more, as in a budget on a CPU, that search goes on whose batch is expected
+to save most a second that it takes. The order does not repeat itself then.
 """
 
 from __future__ import annotations
@@ -126,9 +128,12 @@ MOST_ALONE: Final = 8
 """The same where so few searches are left that the compilers would have nothing to do."""
 STALLED: Final = 50.0
 """Times the least saving of a batch: a search is over where all of it has gained no more of the workload's time in the
-last part of its own. The search of Flux 768 had 94 of its final 93.7 ms when half of its time was over."""
+last part of its own. That of Flux 768 had come to 94.6 ms of its final 93.7 when half of its time was over."""
 STALL_SHARE: Final = 1 / 4  # of the time of a search, its last part; in which so many schedules were measured
 STALL_MEASURED: Final = 48
+PART: Final = 1 / 4
+"""Of the time that a kernel has left, one batch takes no more: where seconds are few, several have their turn."""
+PAIR: Final = 2  # schedules, which a batch may have in any case
 POLL_S: Final = 0.2
 PATIENCE_S: Final = 60.0  # for what is with the device when the search is over
 
@@ -180,6 +185,7 @@ class Entry:
     following: Hint | None = None  # granted in the place of its batch
     weight: float = 1.0  # what a second that it saves is worth: nothing where others have saved it already
     each_s: float = 0.0  # what measuring took of each schedule of its last batch, or is expected to; 0: not known
+    until: Callable[[], float | None] = lambda: None  # when what is found of it comes too late; None: it never does
     _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
     _counted: int = 0
 
@@ -274,16 +280,19 @@ class Allocator:
         transfer: Transfer | None = None,
         gain: float = PRIOR_GAIN,
         each_s: float = 0.0,
+        until: Callable[[], float | None] = lambda: None,
     ) -> Entry:
         """Add a kernel, or another kind of schedule of one that was added.
 
         Its problem's `measure` and ledger are used only where it is granted something. With `transfer` it learns from
         similar kernels, and they from it. `gain` is what is expected of it on the best so far before it asks, `each_s`
-        what measuring one of its schedules is expected to take, in seconds, where that is known.
+        what measuring one of its schedules is expected to take, in seconds, where that is known, and `until` says when
+        what is found of it comes too late, by the ledger's clock, where that is before the deadline of all.
         """
         with self._changed:  # searches may be going on
             incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
             entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer, each_s=each_s)
+            entry.until = until
             known = problem.known.get(problem.space.baseline())
             self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
             for observation in problem.known.values():
@@ -371,15 +380,20 @@ class Allocator:
         open_ = [e for e in self.entries if not e.ended and (e.wanted or e.thread is None)]
         open_ = [e for e in open_ if late or self._fitting(e, 1)]
         self._look_at_similar(open_)
-        best = max(open_, key=lambda b: b.saving_s, default=None)
-        return best if best is not None and best.saving_s > self._least_s() else None
+        worth = [e for e in open_ if e.saving_s > self._least_s()]
+        timed = self.limits.alternate and all(e.each_s and e.until() is not None for e in worth)
+        return max(worth, key=lambda e: e.saving_s / e.each_s if timed else e.saving_s, default=None)
 
     def _fitting(self, entry: Entry, wanted: int) -> int:
-        """How many of so many schedules an entry can measure before the deadline. Where not all takes turns, what is
+        """How many of so many schedules an entry may measure before the deadline. Where not all takes turns, what is
         measured does not wait for what was asked for before, and all can."""
         if self.ledger.deadline is None or not self.limits.alternate or not entry.each_s:
             return wanted
-        return min(wanted, max(int((self.ledger.deadline - self.ledger.clock()) / entry.each_s), 0))
+        until, now = entry.until(), self.ledger.clock()
+        if until is None:
+            return min(wanted, max(int((self.ledger.deadline - now) / entry.each_s), 0))
+        fitting = max(int((min(until, self.ledger.deadline) - now) / entry.each_s), 0)
+        return min(wanted, fitting, max(int(PART * fitting), PAIR))
 
     def _on_offer(self) -> dict[str, float]:
         """What the next batch of each region was expected to save, in seconds of the workload, where that is worth its

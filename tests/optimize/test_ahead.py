@@ -19,7 +19,7 @@ from kcg.judge.paired import FRESH_CHILD_S
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
-from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, stays
+from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, stays, turn_of
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
@@ -55,6 +55,18 @@ def test_a_leader_of_long_standing_comes_before_one_that_will_hardly_stay() -> N
     assert names(replace(young, left_s=0.0), old) == ["young", "old"], "its search is over"
     assert stays(YOUNG_S, 0.0) == 1.0 and stays(0.0, YOUNG_S) == 0.5
     assert stays(10.0, 5.0) > stays(5.0, 5.0) > stays(5.0, 10.0)
+
+
+def test_a_search_on_a_cpu_does_not_stop_for_what_hardly_matters() -> None:
+    """A verdict of a kernel of microseconds took fifteen seconds of a search that was for a matmul of one."""
+    large, tiny, small = lead("large", 1.0, judging_s=30.0), lead("tiny", 1e-3), lead("small", 0.1)
+    for leads, searched_s, one in (
+        ([large, tiny], 20.0, None),
+        ([], 20.0, None),
+        ([large, tiny, small], 20.0, small),
+        ([large, tiny, small], 60.0, large),
+    ):
+        assert turn_of(leads, searched_s=searched_s, judged_s=0.0, first=True) == one
 
 
 def test_a_region_is_judged_again_once_the_new_leader_has_led_for_as_long_as_that_takes() -> None:

@@ -279,7 +279,9 @@ class Slow:
         self.ledger = Ledger(deadline=deadline_s, clock=lambda: self.now_s)
         self.allocator = Allocator(self.ledger, Limits(), report=lambda name, _: self.order.append(name))
 
-    def enter(self, name: str, seconds: float, *, calls: int = 1, expected_s: float = 0.0) -> None:
+    def enter(
+        self, name: str, seconds: float, *, calls: int = 1, expected_s: float = 0.0, until_s: float | None = None
+    ) -> None:
         table = synthetic_table()
         problem = table.problem(oracle_predict(table), ledger=self.ledger)
         measure = problem.measure
@@ -291,7 +293,7 @@ class Slow:
         (own,) = measure([table.baseline()])
         problem.known[table.baseline()] = own.result()
         problem.measure = measured
-        self.allocator.enter(name, calls, problem, strategy("random"), each_s=expected_s)
+        self.allocator.enter(name, calls, problem, strategy("random"), each_s=expected_s, until=lambda: until_s)
 
 
 @pytest.mark.parametrize(("deadline_s", "count"), [(20.0, 6), (11.9, 3), (3.0, 1), (2.9, 0)])
@@ -321,6 +323,24 @@ def test_where_the_best_is_too_long_another_has_the_rest_of_the_time() -> None:
     slow.enter("short", 1.0, expected_s=1.0)
     slow.allocator.run()
     assert slow.order == ["long"] * 2 + ["short"] * 4 and slow.now_s == 20.0
+
+
+def test_of_a_budget_the_next_seconds_are_where_they_save_most() -> None:
+    slow = Slow(deadline_s=60.0)
+    slow.enter("long", 8.0, calls=30, expected_s=8.0, until_s=60.0)
+    slow.enter("short", 1.0, calls=20, expected_s=1.0, until_s=60.0)
+    slow.allocator.run()
+    assert slow.order[0] == "short" and "long" in slow.order
+
+
+def test_what_would_be_found_too_late_to_be_judged_is_not_measured() -> None:
+    """Others are, until the deadline of all."""
+    slow = Slow(deadline_s=20.0)
+    slow.enter("judged in no time", 1.0, expected_s=1.0)
+    slow.enter("judged for long", 1.0, calls=100, expected_s=1.0, until_s=6.5)
+    slow.allocator.run()
+    assert slow.order[:6] == ["judged for long"] * 6 and set(slow.order[6:]) == {"judged in no time"}
+    assert not slow.allocator.settled
 
 
 def test_when_its_time_is_over_it_says_what_was_still_on_offer() -> None:

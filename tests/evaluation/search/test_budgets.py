@@ -37,3 +37,8 @@ def test_what_is_not_there_is_said_in_a_line() -> None:
     assert budgets.budgets_of("60,none") == {"60": 3, "": 1}
     with pytest.raises(UsageError, match="--budgets 61: choose of 60, 120, 300, none"):
         budgets.budgets_of("61")
+
+
+def test_every_script_that_is_measured_is_there() -> None:
+    scripts = [one.arguments[0] for one in budgets.WORKLOADS.values() if one.group == "cpu_scripts"]
+    assert len(scripts) == 5 and [name for name in scripts if not (budgets.ROOT / name).is_file()] == []
