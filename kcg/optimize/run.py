@@ -65,6 +65,7 @@ from kcg.types import (
 )
 from kcg.unexpected import reported_to
 from kcg.workloads import left
+from kcg.workloads.script import keep_workload
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -128,6 +129,9 @@ def optimize(
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
                 captured = capture(settings, device, budget=budget, log=log, keeping=keeping)
+                if settings.program is not None:
+                    with contextlib.suppress(UsageError):  # then a whole that is found wrong later is so with all of it
+                        keep_workload(device.folder / left.FOLDER, captured.workload)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)

@@ -1,9 +1,11 @@
-"""`kcg check` gives what is provisional in a result the rest of its launches, and says what came out."""
+"""`kcg check` gives what is provisional in a result the rest of its launches, compares the whole, leaves out what that
+is wrong with, and says what came out."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib import metadata
@@ -14,18 +16,22 @@ import pytest
 
 from kcg import check
 from kcg.errors import ExitCode
-from kcg.handover.choices import what_to_know
-from kcg.judge import completing
+from kcg.handover.choices import changed_by, what_to_know
+from kcg.judge.whole import Cost, Runner
 from kcg.kernel.kinds import compile_region
 from kcg.measure import stress
 from kcg.measure.jobs import StressOutcome
 from kcg.measure.service import MeasureService
+from kcg.optimize import completing
 from kcg.report.next_steps import next_steps
 from kcg.report.page import render_report
 from kcg.report.result import read_result, write_result
 from kcg.report.words import provisional_line
-from kcg.types import RegionResult, Result
+from kcg.types import ModelCheck, RegionResult, Result
+from kcg.workloads.left import FOLDER
+from kcg.workloads.script import keep_workload
 from tests.commands import Ended, ended
+from tests.planned_result import norm_workload, planned_result
 from tests.small_result import small_result
 
 DUE, HAD = 1200, 1000
@@ -113,15 +119,17 @@ def test_it_passes_the_rest_of_its_launches_on_the_device(path: Path) -> None:
 def test_what_fails_gives_way_to_what_else_is_verified(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = rows_of(path)[1].region.id
     jobs = stressing(monkeypatch, lambda job: "of 1100 launches one left another" if job.region.id == first else "")
+    whole = Compared()
+    monkeypatch.setattr(completing, "runner_of", lambda *_: whole)
     done = checked(path)
     other, failed = rows_of(path)[:2]
     assert [(job.region.id, job.before, job.count) for job in jobs] == [(first, HAD, 200), (other.region.id, HAD, 200)]
     assert not other.chosen.provisional and other.outcome == "improved"
     assert (failed.outcome, failed.chosen) == ("kept", failed.baseline) and "wrong under stress" in failed.note
     found = read_result(path)
-    assert found.model_check is not None and found.model_check.passed is None
     assert any("is left out: wrong under stress" in line for line in found.warnings)
-    assert done.returncode == ExitCode.UNCHECKED, "the whole stays unchecked"
+    assert [first in changed for changed in whole.seen] == [False], "the whole is compared without it"
+    assert done.returncode == ExitCode.OK and found.model_check is not None and found.model_check.passed
 
 
 def test_ended_early_it_keeps_what_passed_and_goes_on_from_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +167,99 @@ def test_another_binary_than_the_one_that_was_verified_stays_provisional(
 def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
     done = checked(tmp_path)
     assert done.returncode == ExitCode.USAGE and "RESULT.json" in done.stderr
+
+
+# ---- a whole that is wrong
+
+
+class Compared(Runner):
+    """A script that is wrong with some kernels and regions, and which of these each comparison was of."""
+
+    what = "script"
+
+    def __init__(self, *wrong: str, most: int = 1000) -> None:
+        self.wrong, self.most, self.seen = wrong, most, list[set[str]]()
+
+    def announced(self, plans: str) -> str:
+        return f"running it{plans}"
+
+    def expected_s(self, cost: Cost) -> float:
+        return 0.0
+
+    def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
+        if len(self.seen) == self.most:
+            raise KeyboardInterrupt
+        (result,) = results
+        changed = changed_by(result, handwritten=False)
+        self.seen.append(changed)
+        self.apart = self.apart or changed.difference(self.wrong)
+        wrong = changed.intersection(self.wrong)
+        return [ModelCheck(False, "it differs") if wrong else ModelCheck(True, "", 0.0, 1.0)]
+
+
+@pytest.fixture
+def unchecked(tmp_path: Path) -> tuple[Result, str, Path]:
+    """A result of a script with a region of several kernels, of which the whole was not compared; the region."""
+    workload, region = norm_workload()
+    found = replace(planned_result(workload, region), model_check=ModelCheck(None, "not run: no time"), complete=False)
+    write_result(replace(found, warnings=("it rains",)), tmp_path / "RESULT.json")
+    keep_workload(tmp_path / FOLDER, workload)
+    return found, region.id, tmp_path / "RESULT.json"
+
+
+def test_what_a_whole_is_wrong_with_is_left_out_and_the_rest_keeps_its_gain(
+    unchecked: tuple[Result, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, region, path = unchecked
+    monkeypatch.setattr(completing, "runner_of", lambda *_: Compared(region))
+    done = checked(path)
+    assert done.returncode == ExitCode.OK, done.stderr
+    found = read_result(path)
+    assert found.complete and found.model_check is not None and found.model_check.passed
+    assert [(one.region, one.status) for one in found.dropped] == [(region, "wrong")]
+    kernels = {row.region.id: row for row in (*before.regions, *before.planning.inside)}  # type: ignore[union-attr]
+    assert {row.region.id for row in found.regions} == set(kernels) - {region}
+    assert all(row.outcome == "improved" and row.calls for row in found.regions), "its kernels run alone again"
+    assert sum(row.calls for row in found.regions) > sum(row.calls for row in before.regions)
+    (rain, line) = found.warnings
+    assert rain == "it rains" and "is left out: the whole script is wrong with it" in line
+    assert line in done.stderr and line in path.with_name("report.html").read_text()
+    assert not (path.parent / FOLDER).exists() and checked(path).returncode == ExitCode.OK
+
+
+def test_ended_early_it_compares_no_part_again(
+    unchecked: tuple[Result, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, region, path = unchecked
+    before, seen = path.read_bytes(), list[set[str]]()
+    while (runner := Compared(region, most=1)) and not seen[6:]:
+        monkeypatch.setattr(completing, "runner_of", lambda *_, runner=runner: runner)
+        done = checked(path)
+        seen += runner.seen
+        if done.returncode != ExitCode.INTERRUPTED:
+            break
+        assert path.read_bytes() == before, "it is not checked yet"
+    assert done.returncode == ExitCode.OK and len(seen) > 2
+    assert len({frozenset(one) for one in seen}) == len(seen), "each part was compared once"
+
+
+def test_a_whole_that_is_wrong_with_all_of_it_is_no_result_to_use(
+    unchecked: tuple[Result, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, region, path = unchecked
+    rows = (*before.regions, *before.planning.inside)  # type: ignore[union-attr]
+    monkeypatch.setattr(completing, "runner_of", lambda *_: Compared(region, *(row.region.id for row in rows)))
+    assert checked(path).returncode == ExitCode.VERIFICATION_FAILED
+    found = read_result(path)
+    assert found.regions == before.regions and found.model_check is not None and found.model_check.passed is False
+    assert {one.region for one in found.dropped} == {row.region.id for row in rows}
+
+
+def test_where_the_calls_of_a_program_were_not_kept_that_is_said(
+    unchecked: tuple[Result, str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, region, path = unchecked
+    (path.parent / FOLDER / "workload.json").write_text('{"calls": 1}')
+    monkeypatch.setattr(completing, "runner_of", lambda *_: Compared(region))
+    done = checked(path)
+    assert done.returncode == ExitCode.VERIFICATION_FAILED and "the calls of its run were not kept" in done.stderr
