@@ -51,7 +51,7 @@ def check(
         if line := provisional_line(before):
             say(line)
         try:
-            for after_piece in completed(before, say=say):
+            for after_piece in completed(before, path.parent, say=say):
                 found = after_piece
             found = checked(found, path.parent, say=say)
             found = replace(found, complete=exit_code_of(found) in ANSWERED)

@@ -12,6 +12,7 @@ from kcg.types import Finalist, Measurement, RegionResult, Schedule, Variables, 
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
+    from kcg.judge.stressing import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.program import Compiled
     from kcg.kernel.symbolic import End
@@ -106,6 +107,10 @@ class Bench(Protocol):
 
     @property
     def is_cpu(self) -> bool: ...
+
+    @property
+    def failed_under_stress(self) -> dict[Place, str]:
+        """Why programs are out, in this run or before; what fails from now on is put in it."""
 
     def compiled(self, work: Any, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""

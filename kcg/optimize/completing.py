@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import DeviceError, ExitCode, KcgError, UsageError
+from kcg.dataset.journal import Journal, Run
+from kcg.errors import DataError, DeviceError, ExitCode, JournalError, KcgError, UsageError
 from kcg.files import read_foreign, write_whole
 from kcg.handover.checks import check_target, check_tinygrad
 from kcg.handover.choices import changed_by
@@ -39,11 +41,25 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
 from kcg.nouns import noun_from_json, noun_to_json
 from kcg.optimize import leaving_out
+from kcg.provenance import provenance
 from kcg.report.endings import ANSWERED, exit_code_of, whole_is_checked
 from kcg.report.next_steps import option_values, program_in
 from kcg.report.phases import CAPTURING
 from kcg.report.words import checked_as, name_of
-from kcg.types import ModelCheck, Planning, RegionResult, Result, TriedPlan, Workload, content_id
+from kcg.store.entry import entries_of
+from kcg.store.location import HUB, open_store
+from kcg.types import (
+    Measurement,
+    ModelCheck,
+    Planning,
+    RegionResult,
+    Result,
+    Schedule,
+    Status,
+    TriedPlan,
+    Workload,
+    content_id,
+)
 from kcg.workloads.left import FOLDER
 from kcg.workloads.registry import spec_of
 from kcg.workloads.script import check_program, kept_workload
@@ -58,10 +74,11 @@ Say = Callable[[str], None]
 # ---- what is provisional
 
 
-def completed(result: Result, *, say: Say = lambda line: None) -> Iterator[Result]:
+def completed(result: Result, folder: Path, *, say: Say = lambda line: None) -> Iterator[Result]:
     """The result after each piece of the launches that are missing, what saves most first; nothing where none are. What
     fails in one of them gives way to the best Opts, or to tinygrad's own schedule, and the whole counts as not checked
-    then. `say` is told what stays provisional, and why.
+    then; the journal in `folder`, where its run left it, and the store of that run hold that it failed. `say` is told
+    what stays provisional, and why.
 
     Raises MismatchError where the result was made for another device or another tinygrad, DeviceError where the device
     is gone.
@@ -74,7 +91,13 @@ def completed(result: Result, *, say: Say = lambda line: None) -> Iterator[Resul
     with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
         target, toolchain = service.facts
         check_target(result.target, target)
-        stressing = Stressing(service)
+        created, about = datetime.now(UTC).isoformat(), {"device": choice.dev, **provenance()}
+        run = Run(service.run_id, created, result.command, about)
+
+        def record(rows: Sequence[Measurement]) -> None:
+            _write_in_journal(folder, lambda journal: _add_rows(journal, run, rows), say)
+
+        stressing = Stressing(service, failed={}, record=record)
         for row in result.provisional:
             side = _made_again(row, service)
             if isinstance(side, str):
@@ -95,6 +118,7 @@ def completed(result: Result, *, say: Say = lambda line: None) -> Iterator[Resul
                     break
                 if why:
                     say(f"{describe(row.chosen.schedule)} of {name_of(row)} is left out: {why.removeprefix(REJECTED)}")
+                    _refute(result, row.region.id, row.chosen.schedule, say)
                     row = without(row, why)
                     result = _left_out(result, row, why.removeprefix(REJECTED))
                 else:
@@ -158,6 +182,42 @@ def _without_region(planning: Planning, row: RegionResult) -> Planning:
     return replace(planning, regions=regions, plans=tuple(map(plan, planning.plans)), passed_over=passed_over)
 
 
+# ---- what failed is not chosen again
+
+
+def _write_in_journal(folder: Path, write: Callable[[Journal], None], say: Say) -> None:
+    """Write something into the journal of the run that left its result there, where there is one."""
+    path = folder / "journal.sqlite"
+    if not path.exists():
+        return
+    try:
+        with Journal.open(path, create=False) as journal:
+            write(journal)
+    except (JournalError, UsageError) as error:
+        say(f"a run that goes on may choose it again: {error}")
+
+
+def _add_rows(journal: Journal, run: Run, rows: Sequence[Measurement]) -> None:
+    journal.add_run(run)
+    for row in rows:
+        journal.record(row)
+
+
+def _refute(result: Result, region: str, schedule: Schedule, say: Say) -> None:
+    """Have the store that the run of a result added to hold a schedule of a region no more."""
+    location = next(iter(option_values(result.command, "--store")), "")
+    if not location or location.startswith(HUB):
+        return
+    rows = [row for row in result.deployed if row.region.id == region]
+    try:
+        if (store := open_store(location)).writable:
+            removed = sum(store.refute(one) for one in entries_of(result, rows) if one.chosen.schedule == schedule)
+            if removed:
+                say(f"{describe(schedule)} is in the store {location} no more")
+    except (DataError, UsageError) as error:
+        say(f"the store may still hold {describe(schedule)}: {error}")
+
+
 # ---- the whole
 
 
@@ -171,7 +231,12 @@ def checked(result: Result, folder: Path, *, say: Say = lambda line: None) -> Re
     check = whole.compare(result)
     found = replace(result, model_check=check)
     if check.passed is False:
+        # as a run would do: one that goes on would take these verdicts over, and end the same way
+        _write_in_journal(folder, Journal.forget_paired_results, say)
         found = whole.right_part_of(found, check)
+        for one in found.dropped:
+            if one.status == Status.WRONG:
+                _refute(result, one.region, one.schedule, say)
     missing = f"the whole {whole.runner.what} was not compared", "the run ended before the whole "
     if check.passed is not None:
         found = replace(found, warnings=tuple(line for line in found.warnings if not line.startswith(missing)))

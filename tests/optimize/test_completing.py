@@ -15,19 +15,24 @@ from typing import Any
 import pytest
 
 from kcg import check
+from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.handover.choices import changed_by, what_to_know
+from kcg.judge.stressing import failures_in
 from kcg.judge.whole import Cost, Runner
 from kcg.kernel.kinds import compile_region
 from kcg.measure import stress
 from kcg.measure.jobs import StressOutcome
+from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService
 from kcg.optimize import completing
 from kcg.report.next_steps import next_steps
 from kcg.report.page import render_report
 from kcg.report.result import read_result, write_result
 from kcg.report.words import provisional_line
-from kcg.types import ModelCheck, RegionResult, Result
+from kcg.store.entry import entries_of
+from kcg.store.folder import open_folder
+from kcg.types import ModelCheck, RegionResult, Result, Status
 from kcg.workloads.left import FOLDER
 from kcg.workloads.script import keep_workload
 from tests.commands import Ended, ended
@@ -130,6 +135,31 @@ def test_what_fails_gives_way_to_what_else_is_verified(path: Path, monkeypatch: 
     assert any("is left out: wrong under stress" in line for line in found.warnings)
     assert [first in changed for changed in whole.seen] == [False], "the whole is compared without it"
     assert done.returncode == ExitCode.OK and found.model_check is not None and found.model_check.passed
+
+
+def test_what_fails_is_in_the_journal_of_its_run_and_in_its_store_no_more(
+    path: Path, small: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, row = open_folder(str(path.parent / "store"), new=True), small.regions[1]
+    result = replace(small, command=f"kcg optimize x.py --store {store.folder} --report {path.parent}")
+    write_result(result, path)
+    for entry in entries_of(result, result.regions):
+        store.add(entry)
+    kept = {entry.entry.region.id for entry in store.all() if entry.entry is not None}
+    assert row.region.id in kept and len(kept) > 1
+    with Journal.open(path.with_name("journal.sqlite")):
+        pass
+    stressing(monkeypatch, lambda job: "of 1100 launches one left another" if job.region == row.region else "")
+    monkeypatch.setattr(completing, "runner_of", lambda *_: Compared())
+    assert checked(path).returncode == ExitCode.OK
+    with Journal.open(path.with_name("journal.sqlite"), read_only=True) as journal:
+        (failed,) = journal.measurements(PROTOCOL)
+        assert failed.run_id in journal.runs() and failed.toolchain in small.toolchain.fingerprints
+    assert (failed.region_id, failed.schedule, failed.status) == (row.region.id, row.chosen.schedule, Status.WRONG)
+    assert failures_in([failed]) == {
+        (row.region.id, row.chosen.binary_hash, ()): "wrong under stress: of 1100 launches one left another"
+    }
+    assert {one.entry.region.id for one in store.all() if one.entry is not None} == kept - {row.region.id}
 
 
 def test_ended_early_it_keeps_what_passed_and_goes_on_from_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
