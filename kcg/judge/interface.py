@@ -12,13 +12,14 @@ from kcg.types import Finalist, Measurement, RegionResult, Schedule, Variables, 
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
-    from kcg.judge.stressing import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.program import Compiled
     from kcg.kernel.symbolic import End
     from kcg.measure.service import MeasureService
     from kcg.search.problem import Observation
 
+Place = tuple[str, str, Variables]
+"""A region, a binary, and the values of its variables."""
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 
 

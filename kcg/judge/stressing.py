@@ -26,6 +26,7 @@ from kcg.measure.service import OUT_OF_RESOURCES
 from kcg.types import Finalist, JobKind, Measurement, Region, Status, Target, Variables
 
 if TYPE_CHECKING:
+    from kcg.judge.interface import Place
     from kcg.judge.kept import Side
     from kcg.kernel.symbolic import End
     from kcg.measure.service import MeasureService
@@ -39,8 +40,6 @@ REJECTED: Final = "rejected: "
 
 Patience = Callable[[float], float | None]
 """How long to wait now for what should take so long, in seconds; None: as long as its own deadline allows."""
-Place = tuple[str, str, Variables]
-"""A region, a binary, and the values of its variables."""
 
 
 class Stressing:

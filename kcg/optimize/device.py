@@ -33,7 +33,7 @@ from kcg.unexpected import looking
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
-    from kcg.judge.stressing import Place
+    from kcg.judge.interface import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
     from kcg.kernel.program import Compiled

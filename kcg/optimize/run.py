@@ -170,6 +170,8 @@ def optimize(
             whole=settings.whole,
             go_on=resumed(settings.command) if settings.command and captured.call is None else "",
             set_aside=lambda: device.set_aside(RESULT, REPORT),
+            history=log.verified,
+            started=log.started,
         )
         early: Ahead | None = None
 
@@ -478,6 +480,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         complete=complete,
         failures=tuple(sorted(device.failures.items())),
         progress=tuple(log.history),
+        verified_progress=tuple(log.verified),
         recomputes=tuple(r for r in recomputes if r is not None),
         warnings=tuple(log.warnings),
         predictor=ended.predictor,
@@ -539,7 +542,8 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
     path = device.folder / RESULT
     device.set_aside(RESULT, REPORT)
     write_result(result, path)
-    report = write_report(result, device.folder)
+    device.jobs.write()
+    report = write_report(result, device.folder, journal=device.journal)
     if log.ended_early:
         code = ExitCode.INTERRUPTED if log.interrupted else ExitCode.DEVICE_UNUSABLE
     return Finished(result, path, report, code, lost=log.lost)
