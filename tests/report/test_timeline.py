@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -107,15 +106,19 @@ def test_every_mark_says_what_it_is_with_what_was_verified_by_then() -> None:
 # ---- from the journal beside a result
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def some_runs(path: Path) -> None:
     """A journal of two runs, and a third one that did nothing."""
-    with Journal.open(tmp_path / "journal.sqlite") as journal:
+    with Journal.open(path) as journal:
         for number, name in enumerate(("first", "second", "third")):
             journal.add_run(Run(name, f"2026-11-2{number}T10:00:00+00:00", "kcg optimize", {"cores": 2}))
         journal.add_jobs([replace(one, run_id="first", start_s=one.start_s + 100) for one in SOME])
         journal.add_jobs([replace(one, run_id="second") for one in SOME])
-    yield tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    some_runs(tmp_path / "journal.sqlite")
+    return tmp_path
 
 
 def test_the_report_shows_what_the_last_run_of_the_journal_did(folder: Path) -> None:
