@@ -21,6 +21,8 @@ from kcg.report.phases import JUDGING
 from kcg.report.result import read_result
 from kcg.types import ProgressPoint, Result
 from kcg.ui.runs import KILLED, Folder
+from kcg.workloads import left
+from kcg.workloads.script import kept_workload
 from tests.commands import python
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S, wait_until
@@ -69,6 +71,8 @@ def test_a_run_that_is_ended_while_it_judges_leaves_what_was_verified(number: si
     assert not result.complete and result.total_after_s < result.total_before_s
     assert result.model_check is not None and result.model_check.passed is None, "the whole was not checked"
     assert [path.read_bytes() for path in folder.glob("RESULT-*.json")] == [b"what it found"], "set aside once"
+    assert result.verified_progress[-1].total_s == result.total_after_s
+    assert (calls := kept_workload(folder / left.FOLDER)) is not None and calls.name == result.workload, "for kcg check"
     words = f"verified {format_seconds(result.total_after_s)} of {format_seconds(result.total_before_s)}"
     assert words in printed
     live = read_live(folder / FILE_NAME)
