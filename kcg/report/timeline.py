@@ -8,6 +8,7 @@ its bar; slices beside each other that were about as busy are one bar. So a row 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from kcg.dataset.job_use import CORE, busy
-from kcg.dataset.journal import Journal
+from kcg.dataset.journal import Journal, Run
 from kcg.errors import JournalError, UsageError
 from kcg.pictures import NARROW, WIDE, Axis, Picture, Sheet, drawable, picture
 from kcg.report.formats import format_seconds, format_share, format_speedup, short_seconds
@@ -118,9 +119,9 @@ def _row(name: str, jobs: Sequence[Job], cores: int, seconds: float) -> Row:
             busy_s[place] += max(min(end, (place + 1) * width) - max(begin, place * width), 0.0)
     shares = [min(one / (width * several), 1.0) for one in busy_s]
     levels = [math.ceil(LEVELS * share - 1e-9) for share in shares]
-    begins = [place for place in range(SLICES) if not place or levels[place] != levels[place - 1]]
-    bar_at = [place in set(begins) for place in range(SLICES)]
-    number = [sum(bar_at[: place + 1]) - 1 for place in range(SLICES)]  # of the bar that a slice is of
+    changes = [bool(place) and levels[place] != levels[place - 1] for place in range(SLICES)]
+    begins = [0, *itertools.compress(range(SLICES), changes)]
+    number = list(itertools.accumulate(changes, initial=0))[1:]  # of the bar that a slice is of
     kinds: list[Counter[str]] = [Counter() for _ in begins]
     for job in jobs:
         places = _slices(job.start_s, job.start_s + job.seconds, width)
@@ -140,11 +141,14 @@ def _slices(begin: float, end: float, width: float) -> range:
 
 
 def timeline_in(journal: Journal, result: Result) -> Timeline | None:
-    """What the last run did that wrote jobs into a journal; None where none did, as those of before there were any."""
+    """What the last run did that wrote jobs into a journal; None where none did, as those of before there were any, or
+    where it cannot be read: no report is worth less for that."""
     found: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in journal.jobs():
-        found[job.run_id].append(job)
-    runs = [run for run in journal.runs().values() if run.run_id in found]
+    runs: list[Run] = []
+    with contextlib.suppress(JournalError):
+        for job in journal.jobs():
+            found[job.run_id].append(job)
+        runs = [run for run in journal.runs().values() if run.run_id in found]
     if not runs:
         return None
     last = max(runs, key=lambda run: run.started)
