@@ -24,14 +24,14 @@ def check(
     """Give provisional programs the launches that they have to pass yet, and compare a script or model as a whole.
 
     The whole runs with what was found, where its run had no time for that, and what it leaves is compared with
-    tinygrad's own schedules. RESULT.json and the report say what came out, and nothing is searched. Ended early, it
-    goes on from there the next time. The exit code is that of kcg optimize.
+    tinygrad's own schedules. Where it is wrong, what it is wrong with is left out, and the rest keeps its gain.
+    RESULT.json and the report say what came out, and nothing is searched. Ended early, it goes on from there the next
+    time. The exit code is that of kcg optimize.
     """
     from rich.console import Console
 
-    from kcg.judge.completing import completed
-    from kcg.judge.later import checked
     from kcg.measure.lock import lock_device, lock_folder
+    from kcg.optimize.completing import checked, completed
     from kcg.optimize.console import print_result
     from kcg.report.endings import ANSWERED, exit_code_of
     from kcg.report.page import write_report
@@ -51,7 +51,7 @@ def check(
         if line := provisional_line(before):
             say(line)
         try:
-            for after_piece in completed(before, say=say):
+            for after_piece in completed(before, path.parent, say=say):
                 found = after_piece
             found = checked(found, path.parent, say=say)
             found = replace(found, complete=exit_code_of(found) in ANSWERED)

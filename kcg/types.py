@@ -761,6 +761,7 @@ class Result:
     allow_tf32: bool = False  # whether products were allowed to round float32 operands to tf32
     dropped: tuple[Dropped, ...] = ()  # what was left out since the whole was wrong with it
     outlook: Outlook | None = None  # what more time would bring; None where that was not worked out
+    verified_progress: tuple[ProgressPoint, ...] = ()  # what all took by what was verified, whenever that changed
 
     @property
     def deployed(self) -> tuple[RegionResult, ...]:

@@ -165,7 +165,7 @@ class Bench:
 
     def _steps_s(self, results: list[Result], folder: Path) -> list[float | None]:
         """What the step of each result takes, all of them in turns in one process."""
-        from kcg.judge.later import runner_of
+        from kcg.optimize.completing import runner_of
 
         runner = runner_of(results[0], folder)
         checks = runner.checks([replace(one, complete=True) for one in results], timeout_s=LIMIT_S)

@@ -38,6 +38,7 @@ SAMPLERS = {
     "rest": "schedules of a small space that no sampler drew, so that a kernel has as many as were wanted, or all",
     "lattice": "every schedule of a declared lattice, for a replay table",
     "retime": "binaries of an earlier run, timed again on another occasion",
+    "stress": "what a run chose, and one of thousands of launches then showed to be wrong",
 }
 """By the name of a sampler, or the part before its colon."""
 

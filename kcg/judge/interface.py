@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
     from kcg.search.problem import Observation
 
+Place = tuple[str, str, Variables]
+"""A region, a binary, and the values of its variables."""
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 
 
@@ -106,6 +108,10 @@ class Bench(Protocol):
 
     @property
     def is_cpu(self) -> bool: ...
+
+    @property
+    def failed_under_stress(self) -> dict[Place, str]:
+        """Why programs are out, in this run or before; what fails from now on is put in it."""
 
     def compiled(self, work: Any, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""

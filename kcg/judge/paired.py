@@ -141,7 +141,7 @@ class Comparisons:
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
         self._seen: dict[_Place, PairedOutcome] = {}  # by this process
-        self._stressing = Stressing(bench.service)
+        self._stressing = Stressing(bench.service, failed=bench.failed_under_stress, record=bench.record)
 
     def go_by(self, patience: Patience) -> None:
         """Wait from now on as this says."""

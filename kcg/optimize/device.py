@@ -10,13 +10,14 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kcg.compat.device import choose_device, prepare, visible_gpu
 from kcg.errors import UsageError
+from kcg.judge.stressing import failures_in
 from kcg.kernel.kinds import SeeksStart
 from kcg.measure.child import first_program_job, start_job
 from kcg.measure.device_info import Neighbours
@@ -32,6 +33,7 @@ from kcg.unexpected import looking
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
+    from kcg.judge.interface import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
     from kcg.kernel.program import Compiled
@@ -64,6 +66,11 @@ class JudgingBench:
     folder: Path
     run_id: str
     is_cpu: bool
+
+    @property
+    def failed_under_stress(self) -> dict[Place, str]:
+        """As the device has it."""
+        return self.device.failed_under_stress
 
     def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
         """The program of a schedule. Raises whatever its compiler raised."""
@@ -109,6 +116,7 @@ class Device:
         self.run_id = uuid.uuid4().hex
         self.clocks: defaultdict[str, list[float]] = defaultdict(list)  # by sensor
         self.failures: Counter[str] = Counter()
+        self.failed_under_stress: dict[Place, str] = {}  # why, in this run or before
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
         self.judging = Taken()  # comparisons of this run, while its search went on
@@ -499,9 +507,11 @@ class Device:
         target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints
         by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
         found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
-        for row in itertools.chain.from_iterable(
-            journal.known(target, toolchain, PROTOCOL) for toolchain in toolchains
-        ):
+        rows = [row for toolchain in toolchains for row in journal.known(target, toolchain, PROTOCOL)]
+        self.failed_under_stress |= failures_in(rows)
+        for row in rows:
+            if why := self.failed_under_stress.get((row.region_id, row.binary_hash, row.variables)):
+                row = replace(row, status=Status.WRONG, samples_s=(), reason=why)  # whatever it was in the search
             work = by_region.get((row.region_id, row.variables))
             if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
                 continue  # says little of the schedule: it is measured again
@@ -510,12 +520,12 @@ class Device:
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.spread.remember(row)
                 self._saving_s(row)  # what is timed from now on is compared with tinygrad's own
-                rows = found[work.id, row.schedule]
-                rows[row.variables] = row
+                at_ends = found[work.id, row.schedule]
+                at_ends[row.variables] = row
                 if work.charge([row]) is not None:
                     self._budget.charge(measurements=1)
-                if len(rows) == len(work.ends):  # else it is measured again, at the end that is missing
-                    work.keep(work.saw(row.schedule, [rows[values] for values in work.bindings]))
+                if len(at_ends) == len(work.ends):  # else it is measured again, at the end that is missing
+                    work.keep(work.saw(row.schedule, [at_ends[values] for values in work.bindings]))
         if others := journal.measured_elsewhere(target, toolchains, PROTOCOL):
             self._log.warn(
                 f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "

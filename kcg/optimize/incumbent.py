@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.errors import UsageError
 from kcg.report.result import write_result
-from kcg.types import ModelCheck, Plan, Result
+from kcg.types import ModelCheck, Plan, ProgressPoint, Result
 
 if TYPE_CHECKING:
     from kcg.optimize.work import RegionResults
@@ -39,13 +39,17 @@ class Incumbent:
         whole: str,
         go_on: str,
         set_aside: Callable[[], None],
+        history: list[ProgressPoint],
+        started: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`make` gives the result by these results of all regions, or by the best that was judged so far; `whole` is
         what is checked at the end, e.g. a script, `go_on` the command that goes on; `set_aside` is called before the
-        file is written."""
+        file is written. What the workload takes by what was verified is put into `history` whenever that changes; its
+        times are since `started`, by the same clock."""
         self._path, self._make, self._set_aside, self._clock = path, make, set_aside, clock
         self._whole, self._go_on = whole, f"; to go on: {go_on}" if go_on else ""
+        self._history, self._started = history, started
         self._written: tuple[Plan, frozenset[str]] | None = None  # with the regions that were provisional
         self._since: float | None = None  # the first verdict
         self._spent_s = 0.0
@@ -60,8 +64,7 @@ class Incumbent:
         self._since = begun if self._since is None else self._since
         if self._spent_s > SHARE * (begun - self._since):
             return False
-        result = self._make(None)
-        self.verified_s = result.total_after_s, result.total_before_s
+        result = self._seen(self._make(None))
         if self._written != _state_of(result):
             self._write(result, "everything was judged: what was not has the best that was, or tinygrad's own")
         self._spent_s += self._clock() - begun
@@ -69,9 +72,16 @@ class Incumbent:
 
     def settle(self, results: RegionResults) -> None:
         """All is judged, and these are the results by the best plan; what is left is the check of the whole."""
-        result = self._make(results)
-        self.verified_s = result.total_after_s, result.total_before_s
+        result = self._seen(self._make(results))
         self._write(result, f"the whole {self._whole} was checked: what is changed was verified part by part")
+
+    def _seen(self, result: Result) -> Result:
+        """A result, which has what was verified until now."""
+        self.verified_s = result.total_after_s, result.total_before_s
+        if not self._history or self._history[-1].total_s != result.total_after_s:
+            elapsed_s = max(self._clock() - self._started, 0.0)
+            self._history.append(ProgressPoint(elapsed_s, result.measurements, result.total_after_s))
+        return replace(result, verified_progress=tuple(self._history))
 
     def _write(self, result: Result, ended_before: str) -> None:
         warnings = (*result.warnings, f"the run ended before {ended_before}{self._go_on}")

@@ -1,15 +1,17 @@
 """Where the whole is wrong with what was chosen: the result without that, so that one kernel never costs the rest.
 
 Each kernel and region was verified alone, and yet a model, a script or a function is wrong with all of them.
-`kcg.judge.whole.right_part` finds which part of what was chosen is right.
+`kcg.judge.whole.right_part` finds which part of what was chosen is right: at the end of a run (`model_check`), or later
+(`completing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from kcg.judge.whole import Parts
+from kcg.cli import counted
+from kcg.judge.whole import Parts, right_part
 from kcg.kernel.kinds import describe
 from kcg.optimize.region_plans import inside_of, rows_of
 from kcg.optimize.region_search import UNTRIED, unread
@@ -17,6 +19,7 @@ from kcg.report.words import name_of
 from kcg.types import (
     Dropped,
     Expectation,
+    ModelCheck,
     Planning,
     Region,
     RegionResult,
@@ -28,6 +31,39 @@ from kcg.types import (
 
 LEFT_OUT = "the whole was wrong with it"
 """Why a region of a plan is in it no more."""
+Compare = Callable[[Result, str], ModelCheck | None]
+"""Compares the whole with the schedules of a result, which part of what was found that is in words; None where there is
+no time for it."""
+
+
+def right_part_of(
+    whole: Result,
+    failed: ModelCheck,
+    compare: Compare,
+    *,
+    alone: Result,
+    workload: Workload,
+    changed: Sequence[str],
+    what: str,
+    apart: Collection[str] = (),
+) -> tuple[Result, ModelCheck, list[str]]:
+    """A result that is wrong as a whole `what`, as it is with that of the `changed` kernels and regions with which it
+    is right, its check, and what is to be said of the others. Where none was seen to be right, that is the same result
+    and check, with what is known to be wrong."""
+
+    def check(right: frozenset[str]) -> ModelCheck | None:
+        asked = keeping(whole, right, alone=alone, workload=workload)
+        return compare(asked, f", {counted(len(right), 'schedule')} of {len(changed)} that were found")
+
+    parts = right_part(changed, failed, check, apart=apart)
+    left_out = dropped(parts, whole, alone)
+    lines = words_of(left_out, what)
+    if parts.check is None:
+        if parts.untried:
+            lines.append(f"the whole {what} is wrong, and there was no time to find the part of it that is right")
+        return replace(whole, dropped=left_out), failed, lines
+    right = keeping(whole, parts.right, alone=alone, workload=workload)
+    return replace(right, dropped=left_out), parts.check, lines
 
 
 def keeping(result: Result, right: Collection[str], *, alone: Result, workload: Workload) -> Result:

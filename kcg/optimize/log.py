@@ -28,6 +28,7 @@ class RunLog:
         self.jobs = JobLog(started)
         self.warnings: list[str] = []
         self.history: list[ProgressPoint] = []
+        self.verified: list[ProgressPoint] = []  # by `Incumbent`
         self.expectations: list[Expectation] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kcg.cli import counted
 from kcg.errors import DeviceError
 from kcg.handover.choices import changed_by
-from kcg.judge.whole import TIMEOUT_S, right_part
+from kcg.judge.whole import TIMEOUT_S
 from kcg.optimize import leaving_out
 from kcg.optimize.budget import overtime_s
 from kcg.types import JobKind, JobOutcome, ModelCheck, Result
@@ -96,31 +94,31 @@ def leave_out_wrong(
     until = _until(estimates)
     took_s = estimates.whole_s(changed=len(changed), plans=1)
 
-    def check(right: frozenset[str]) -> ModelCheck | None:
+    def compare(asked: Result, words: str) -> ModelCheck | None:
         nonlocal took_s
         begin = time.monotonic()
         if begin + took_s > until or log.ended_early:
             return None
-        asked = leaving_out.keeping(whole, right, alone=alone, workload=workload)
-        words = f", {counted(len(right), 'schedule')} of {len(changed)} that were found"
         (found,) = _compared([asked], runner, words, log, timeout_s=until - begin, rounds_s=0.0)
         took_s = time.monotonic() - begin
         return None if log.ended_early else found
 
-    parts = right_part(changed, checks[place], check, apart=runner.apart)
-    left_out = leaving_out.dropped(parts, whole, alone)
-    log.warn(*leaving_out.words_of(left_out, runner.what))
-    if parts.check is None:
-        made[place] = replace(whole, dropped=left_out)
-        if parts.untried:
-            log.warn(f"the whole {runner.what} is wrong, and there was no time to find the part of it that is right")
-        return made, seen
-    right = replace(leaving_out.keeping(whole, parts.right, alone=alone, workload=workload), dropped=left_out)
-    if place == len(made) - 1:
-        made[place], seen[place] = right, parts.check
+    right, seen_of_it, lines = leaving_out.right_part_of(
+        whole,
+        checks[place],
+        compare,
+        alone=alone,
+        workload=workload,
+        changed=changed,
+        what=runner.what,
+        apart=runner.apart,
+    )
+    log.warn(*lines)
+    if seen_of_it is checks[place] or place == len(made) - 1:
+        made[place], seen[place] = right, seen_of_it
     else:
         made.insert(place + 1, right)
-        seen.insert(place + 1, parts.check)
+        seen.insert(place + 1, seen_of_it)
     return made, seen
 
 

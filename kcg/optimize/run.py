@@ -68,6 +68,7 @@ from kcg.types import (
 from kcg.unexpected import reported_to
 from kcg.workloads import left
 from kcg.workloads.capture import watched
+from kcg.workloads.script import keep_workload
 
 if TYPE_CHECKING:
     from kcg.judge.paired import Compared
@@ -133,6 +134,9 @@ def optimize(
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
                 early_kernels = device.compile_ahead if preloads else None
                 captured = capture(settings, device, budget=budget, log=log, keeping=keeping, seen=early_kernels)
+                if settings.program is not None:
+                    with contextlib.suppress(UsageError):  # then a whole that is found wrong later is so with all of it
+                        keep_workload(device.folder / left.FOLDER, captured.workload)
         else:  # before this was called
             log.jobs.add(
                 Job(JobKind.CAPTURE, _subject(settings), MAIN, log.started, captured.recorded_s, JobOutcome.OK)
@@ -171,6 +175,8 @@ def optimize(
             whole=settings.whole,
             go_on=resumed(settings.command) if settings.command and captured.call is None else "",
             set_aside=lambda: device.set_aside(RESULT, REPORT),
+            history=log.verified,
+            started=log.started,
         )
         early: Ahead | None = None
 
@@ -509,6 +515,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         complete=complete,
         failures=tuple(sorted(device.failures.items())),
         progress=tuple(log.history),
+        verified_progress=tuple(log.verified),
         recomputes=tuple(r for r in recomputes if r is not None),
         warnings=tuple(log.warnings),
         predictor=ended.predictor,
@@ -570,7 +577,8 @@ def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, b
     path = device.folder / RESULT
     device.set_aside(RESULT, REPORT)
     write_result(result, path)
-    report = write_report(result, device.folder)
+    device.jobs.write()
+    report = write_report(result, device.folder, journal=device.journal)
     if log.ended_early:
         code = ExitCode.INTERRUPTED if log.interrupted else ExitCode.DEVICE_UNUSABLE
     return Finished(result, path, report, code, lost=log.lost)

@@ -210,12 +210,15 @@ class Stored:
                 work.keep(_measured(side))
 
     def refute(self, failed: Mapping[str, Schedule], works: Sequence[RegionWork], *, log: RunLog) -> None:
-        """Say of what proved true, and failed in a later launch under stress, that it is not used."""
+        """Say of what proved true, and failed in a later launch under stress, that it is not used. It leaves the store:
+        the next one to use it may not see that launch."""
         for work in works:
             if (schedule := failed.get(work.id)) is not None and (
                 one := self.used.get((work.id, schedule))
             ) is not None:
                 self._refute(work, one, work.refused[schedule], log=log)
+                if self.store.writable:
+                    self.store.refute(_entry(one))
 
     def measure_unclear(self, works: Sequence[RegionWork], *, device: Device) -> None:
         """Measure what could be neither confirmed nor refuted, as a search does: from there it goes on."""

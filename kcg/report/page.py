@@ -40,6 +40,7 @@ from kcg.report.phases import WORDS
 from kcg.report.prediction_quality import quality_of
 from kcg.report.rows import Row, rows_of
 from kcg.report.sources import sources_of
+from kcg.report.timeline import Timeline, timeline_beside, timeline_in, timeline_picture
 from kcg.report.words import (
     checked_as,
     passed_over_lines,
@@ -54,6 +55,8 @@ from kcg.types import Finalist, Result, Verification
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from kcg.dataset.journal import Journal
 
 # ---- A step of the whole model beside the sum of its kernels, and why they differ: what the run recorded, and no more.
 #
@@ -264,14 +267,16 @@ _SENSORS = {
 """What of `Result.clocks` is shown, and how; the others are counters and bit masks."""
 
 
-def write_report(result: Result, folder: Path) -> Path:
+def write_report(result: Result, folder: Path, *, journal: Journal | None = None) -> Path:
     """Write `report.html` into `folder`, beside the result; it is made where there is none. Returns the page's path.
+    What the run did is in its `journal`, by default the one that lies there.
 
     Raises:
         UsageError: the folder cannot be written.
     """
-    path = folder / FILE_NAME
-    write_whole(path, render_report(result, folder / RESULT_NAME).encode("utf-8", "replace"))
+    path, beside = folder / FILE_NAME, folder / RESULT_NAME
+    timeline = timeline_beside(beside, result) if journal is None else timeline_in(journal, result)
+    write_whole(path, render_report(result, beside, timeline=timeline).encode("utf-8", "replace"))
     return path
 
 
@@ -304,14 +309,16 @@ def environment() -> Environment:
     return made
 
 
-def render_report(result: Result, path: Path = Path(RESULT_NAME)) -> str:
-    """The whole page as text; `path` is where the result is stored, for the commands that use it."""
+def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: Timeline | None = None) -> str:
+    """The whole page as text; `path` is where the result is stored, for the commands that use it, `timeline` what its
+    run did, where that is known."""
     rows = rows_of(result)
     roofs = roofs_of(result)
     pictures = {
         "share": share_picture(rows),
         "roofline": roofline_picture(rows, roofs),
         "progress": progress_picture(result),
+        "timeline": timeline_picture(timeline, result),
         "expected": expected_picture(result, rows),
     }
     return (

@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 17
+SCHEMA = 18
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -58,6 +58,7 @@ ADDED = {
     15: {("Result", "dropped")},
     16: {("Toolchain", "generator")},
     17: {("Result", "outlook"), ("Finalist", "launches"), ("Finalist", "launches_due")},
+    18: {("Result", "verified_progress")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

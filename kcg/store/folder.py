@@ -140,6 +140,14 @@ class Store:
         self._write(entry, [*refuted, *replaced])
         return True
 
+    def refute(self, entry: Entry) -> int:
+        """Remove what there is of the schedule of an entry, which failed after it had been verified, whoever added it;
+        how many files that were."""
+        found = [one for one in map(self.read, self._of_key(entry.key)) if one is not None and one.entry is not None]
+        same = [one.path for one in found if one.entry and one.entry.chosen.schedule == entry.chosen.schedule]
+        _remove(same, entry.key)
+        return len(same)
+
     def nothing_for(
         self,
         region: str,

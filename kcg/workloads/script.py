@@ -37,7 +37,7 @@ from kcg import shell
 from kcg.cli import counted
 from kcg.cli import interrupted as report_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
-from kcg.files import meant_by, write_whole
+from kcg.files import meant_by, read_foreign, write_whole
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
 from kcg.kernel.symbolic import VALUES_KEPT, merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
@@ -300,7 +300,8 @@ PREFIX = "script:"  # of the names of recorded workloads: no family of the zoo h
 NAME_LENGTH = 80  # characters of a workload's name and of its preset
 SEQUENCES_KEPT = 200  # different ones: a script that changes its shapes all the time has thousands
 NAMES_KEPT = 20  # of the kernels that are left out for one reason, in a result
-
+WORKLOAD = "workload.json"  # in the folder of what a run recorded
+MOST_OF_WORKLOAD = 1 << 28  # bytes
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a process, which this one records before
 INTERRUPT_AGAIN_S = 2.0  # a script that Ctrl-C has not ended by then is told again
 TERMINATE_S = 5.0  # and then is told to end, if it does not listen
@@ -457,8 +458,8 @@ def workload_json(workload: Workload) -> dict[str, Any]:
     return {**answer, "sequences": [sequence_json(sequence) for sequence in workload.sequences]}
 
 
-def workload_of(values: dict[str, Any]) -> Workload:
-    """The workload that `workload_json` wrote."""
+def workload_of(values: dict[str, Any], *, trusted: bool = True) -> Workload:
+    """The workload that `workload_json` wrote; `trusted` where a process of kcg's own has just done so."""
     calls = merged(
         WorkloadCall(
             Region((Kernel(c["ast"]),)),
@@ -470,9 +471,23 @@ def workload_of(values: dict[str, Any]) -> Workload:
         for variables, count in c["seen"]
     )
     left_out = tuple(LeftOut(**{**left, "names": tuple(left["names"])}) for left in values["left_out"])
-    sequences = tuple(sequence_from_json(text, trusted=True) for text in values.get("sequences", ()))
+    sequences = tuple(sequence_from_json(text, trusted=trusted) for text in values.get("sequences", ()))
     made = Workload(values["name"], values["preset"], calls, left_out=left_out, sequences=sequences)
     return replace(made, calls=tuple(replace(c, replayed=made.replayed.get(c.region.id, 0)) for c in calls))
+
+
+def keep_workload(folder: Path, workload: Workload) -> None:
+    """Keep a workload beside what its script left, for what is compared later. Raises UsageError where that cannot be
+    written."""
+    write_whole(folder / WORKLOAD, json.dumps(workload_json(workload)))
+
+
+def kept_workload(folder: Path) -> Workload | None:
+    """What `keep_workload` wrote; None where there is nothing, or nothing whole."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, KcgError):
+        if (data := read_foreign(folder / WORKLOAD, most_bytes=MOST_OF_WORKLOAD)) is not None:
+            return workload_of(json.loads(data), trusted=False)
+    return None
 
 
 # ---- in the child ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 from tinygrad import Tensor
 
+import kcg.check
 from kcg.errors import ExitCode
 from kcg.judge.whole import Parts, Runner, right_part
 from kcg.judge.whole_function import Function
@@ -36,10 +38,11 @@ from kcg.optimize.stored import _in_wrong_plans
 from kcg.optimize.work import Captured
 from kcg.report.endings import exit_code_of
 from kcg.report.page import render_report
-from kcg.report.result import from_dict, to_dict
+from kcg.report.result import from_dict, read_result, to_dict, write_result
 from kcg.types import ModelCheck, RegionResult, Result, Workload
 from kcg.workloads.function import Call, capture_call
 from kcg.workloads.script import Form, Program
+from tests.commands import ended
 from tests.judge.test_whole_model import CHILD, MAXIMUM, WRONG, Make, finalist, make  # noqa: F401
 from tests.judge.test_whole_script import _digest, result_of
 from tests.planned_result import norm_workload, planned_result
@@ -47,6 +50,7 @@ from tests.sample_result import sample_result
 
 DEV = os.environ["DEV"]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+OUTER_SUMS, OUTER_KERNELS = SCRIPTS / "two_outer_sums.py", SCRIPTS / "two_outer_kernels.py"
 RIGHT, WRONG_CHECK, UNCLEAR = ModelCheck(True, "", 0.0, 1.0), ModelCheck(False, "it differs"), ModelCheck(None, "none")
 ALL = "abcdefghijklmnop"
 
@@ -227,12 +231,11 @@ def test_a_function_keeps_all_but_the_kernel_that_it_is_wrong_with() -> None:
     assert {one.status for one in kept.dropped} == {"unjudged"}
 
 
-@pytest.mark.slow
-def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
+@pytest.fixture(scope="module")
+def outer_sums() -> tuple[Result, dict[str, RegionResult]]:
     """Two kernels written by hand that pass every rule; one is wrong on a number that no verification draws."""
-    script, file = SCRIPTS / "two_outer_sums.py", SCRIPTS / "two_outer_kernels.py"
-    own = result_of(script, "24")
-    kernels = describe_job(KernelFile(file, _digest(file)))
+    own = result_of(OUTER_SUMS, "24")
+    kernels = describe_job(KernelFile(OUTER_KERNELS, _digest(OUTER_KERNELS)))
     rows: dict[str, RegionResult] = {}
     for kernel in kernels:
         (row,) = [row for row in own.regions if match_job(kernel, [row.region], own.target)]
@@ -244,9 +247,17 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
         chosen = replace(row.baseline, schedule=schedule, name=kernel.name, cold_s=1e-6)
         fates = ((kernel.name, "won"),)
         rows[kernel.name] = replace(row, chosen=chosen, opts=row.baseline, outcome="improved", handwritten=fates)
-    runner = Script(Program(Form.SCRIPT, str(script), ("24",)), kernels=(file,))
-    run = Run(runner, Workload(own.workload, "", ()), kernels=(file,))
-    result, check = run.checked(replace(own, regions=tuple(rows.values())))
+    return replace(own, regions=tuple(rows.values())), rows
+
+
+@pytest.mark.slow
+def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data(
+    outer_sums: tuple[Result, dict[str, RegionResult]],
+) -> None:
+    whole, rows = outer_sums
+    runner = Script(Program(Form.SCRIPT, str(OUTER_SUMS), ("24",)), kernels=(OUTER_KERNELS,))
+    run = Run(runner, Workload(whole.workload, "", ()), kernels=(OUTER_KERNELS,))
+    result, check = run.checked(whole)
     assert check.passed, check
     kept = replace(result, model_check=check, warnings=tuple(run.warnings))
     assert exit_code_of(kept) == ExitCode.OK
@@ -262,3 +273,18 @@ def test_a_script_keeps_all_but_the_kernel_that_is_wrong_on_its_data() -> None:
     shown = Console(file=io.StringIO(), width=400)
     print_result(kept, shown)
     assert said in shown.file.getvalue() and said in render_report(kept)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_script_that_was_not_compared_is_so_later_and_keeps_the_same(
+    outer_sums: tuple[Result, dict[str, RegionResult]], tmp_path: Path
+) -> None:
+    whole, rows = outer_sums
+    command = shlex.join(["kcg", "optimize", str(OUTER_SUMS), "--kernels", str(OUTER_KERNELS), "--", "24"])
+    missing = ModelCheck(None, "not run: no time")
+    write_result(replace(whole, command=command, model_check=missing, complete=False), tmp_path / "RESULT.json")
+    done = ended(kcg.check.main, tmp_path)
+    assert done.returncode == ExitCode.OK, done.stderr
+    found = read_result(tmp_path / "RESULT.json")
+    assert [row.chosen.name for row in found.regions if row.outcome == "improved"] == ["right"]
+    assert [(one.region, one.status) for one in found.dropped] == [(rows["wrong_where_it_is_rare"].region.id, "wrong")]

@@ -23,13 +23,14 @@ from kcg.judge.finalists import Judge, without
 from kcg.judge.kept import Side
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.kinds import Unsupported, describe, kind_named
+from kcg.kernel.kinds import Unsupported, describe, kind_named, made_by
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
+from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService
 from kcg.optimize.ahead import Ahead
 from kcg.optimize.estimates import Estimates, Pace
@@ -40,7 +41,7 @@ from kcg.optimize.work import Candidates, RegionWork
 from kcg.predictor.roofline import Roofline
 from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Observation
-from kcg.types import Region, Schedule, Status, Variables, Verification
+from kcg.types import Measurement, Region, Schedule, Status, Variables, Verification
 from tests.faults import bad_jobs
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
@@ -83,6 +84,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
 def work(opened: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RegionWork:
     """A region of which a search has found faster Opts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(opened.device, "failed_under_stress", {})
     of = opened.works[0]
     known = {of.space.baseline(): of.known[of.space.baseline()]}
     fresh = RegionWork(of.call, of.space, {"tile": Tiles()}, {of.kind: known}, own=of.own)  # type: ignore[dict-item]
@@ -354,7 +356,39 @@ def test_what_fails_under_stress_is_not_chosen(
     row = delicate()
     assert row.chosen.schedule == opts_of(work) and row.opts is None
     assert "rejected: wrong under stress: of 3000 launches" in row.note
-    assert delicate().chosen.schedule == opts_of(work) and len(asked) == 2, "a failure is not kept"
+    assert delicate().chosen.schedule == opts_of(work) and len(asked) == 1, "a failure is kept"
+
+
+def test_what_failed_under_stress_is_wrong_for_a_run_that_goes_on(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, (target, toolchain) = opened.device, opened.device.service.facts
+    binary = device.compiled(work, BY_TMA).binary_hash
+    searched = Measurement(
+        work.call.region.id,
+        BY_TMA,
+        target.fingerprint,
+        made_by(toolchain, BY_TMA),
+        PROTOCOL,
+        Status.OK,
+        samples_s=(1e-6,),
+        binary_hash=binary,
+        early_stop=True,
+        run_id=device.run_id,
+    )
+    twin = replace(searched, schedule=IN_GLUON)  # the same program by another name
+    device.record([searched, twin])
+    asked = stressing(opened, monkeypatch, "of 3000 launches one left another element 7 of buffer 0")
+    delicate()
+    opened.estimates(opened.untimed()).kept.forget()  # since a whole was wrong, say
+    device.failed_under_stress.clear()
+    later = RegionWork(work.call, work.space, {"tile": Tiles()}, {}, own=work.own)  # type: ignore[dict-item]
+    device._resume([later], opened.journal)
+    for schedule in (BY_TMA, IN_GLUON):
+        known = later.observed(schedule)
+        assert known is not None and known.status == Status.WRONG and "wrong under stress: of 3000" in known.reason
+        assert schedule not in later.found
+    assert delicate().chosen.schedule == opts_of(work) and len(asked) == 1, "nor is it launched, whoever proposes it"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from kcg.optimize.work import RegionResults
 from kcg.report.formats import format_seconds
 from kcg.report.phases import JUDGING
 from kcg.report.result import read_result
-from kcg.types import Result
+from kcg.types import ProgressPoint, Result
 from kcg.ui.runs import KILLED, Folder
+from kcg.workloads import left
+from kcg.workloads.script import kept_workload
 from tests.commands import python
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S, wait_until
@@ -69,6 +71,8 @@ def test_a_run_that_is_ended_while_it_judges_leaves_what_was_verified(number: si
     assert not result.complete and result.total_after_s < result.total_before_s
     assert result.model_check is not None and result.model_check.passed is None, "the whole was not checked"
     assert [path.read_bytes() for path in folder.glob("RESULT-*.json")] == [b"what it found"], "set aside once"
+    assert result.verified_progress[-1].total_s == result.total_after_s
+    assert (calls := kept_workload(folder / left.FOLDER)) is not None and calls.name == result.workload, "for kcg check"
     words = f"verified {format_seconds(result.total_after_s)} of {format_seconds(result.total_before_s)}"
     assert words in printed
     live = read_live(folder / FILE_NAME)
@@ -96,8 +100,16 @@ class Made:
 
     def __init__(self, path: Path) -> None:
         self.path, self.result, self.now_s, self.times, self.aside = path, sample_result(), 100.0, 0, 0
+        self.history = list[ProgressPoint]()
         self.incumbent = Incumbent(
-            path, self.make, whole="model", go_on="it --resume", set_aside=self.set_aside, clock=lambda: self.now_s
+            path,
+            self.make,
+            whole="model",
+            go_on="it --resume",
+            set_aside=self.set_aside,
+            history=self.history,
+            started=90.0,
+            clock=lambda: self.now_s,
         )
 
     def make(self, results: RegionResults | None) -> Result:
@@ -140,6 +152,10 @@ def test_it_is_written_at_the_first_verdict_and_whenever_the_plan_is_another_one
     made.now_s += 1 / SHARE
     incumbent.improve()
     assert made.path.stat().st_ino != written and made.stored.plan == made.result.plan != first.plan
+    totals = [(point.elapsed_s, point.total_s) for point in made.stored.verified_progress]
+    assert totals == [(11.0, first.total_after_s), (53.0, made.result.total_after_s)], "what it was, and when"
+    assert made.stored.verified_progress == tuple(made.history)
+    assert first.verified_progress == made.stored.verified_progress[:1]
 
 
 def test_what_comes_too_soon_is_written_with_the_next_verdict(made: Made) -> None:

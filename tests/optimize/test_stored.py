@@ -247,6 +247,7 @@ def test_a_hit_that_was_provisional_is_completed_and_kept_as_verified_or_refuted
     work.refuse(entry.chosen.schedule, "wrong under stress: element 7")
     stored.refute({work.id: entry.chosen.schedule}, works, log=opened.log)
     assert len(stored.refuted[work.id]) == 1 and "wrong under stress: element 7" in opened.log.warnings[-1]
+    assert not list(store.paths()), "the next one to use the store may not see that launch"
 
 
 def _results(works: list[RegionWork]) -> Any:

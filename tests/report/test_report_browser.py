@@ -13,17 +13,20 @@ import pytest
 from kcg.kernel.kinds import describe
 from kcg.report.next_steps import next_steps
 from kcg.report.page import write_report
+from kcg.types import ProgressPoint
 from tests.browser import CHROMIUM, Browser
+from tests.report.test_timeline import some_runs
 from tests.sample_result import sample_plan, sample_result
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
-PICTURES = {"share": "path", "roofline": "circle", "progress": "circle", "expected": "circle"}
+PICTURES = {"share": "path", "roofline": "circle", "progress": "circle", "timeline": "circle", "expected": "circle"}
 SECTIONS = (
     "next",
     "time",
     "roofline",
     "search",
+    "timeline",
     "expected",
     "kernels",
     "sources",
@@ -50,7 +53,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_report(sample_result(), tmp_path_factory.mktemp("report"))
+    folder, result = tmp_path_factory.mktemp("report"), sample_result()
+    some_runs(folder / "journal.sqlite")
+    verified = (ProgressPoint(8.0, 3, 0.9 * result.total_before_s), ProgressPoint(9.5, 3, result.total_after_s))
+    path = write_report(replace(result, verified_progress=verified), folder)
     assert path.stat().st_size < 3_000_000
     return path.as_uri()
 
@@ -304,7 +310,7 @@ def test_without_scripts_everything_but_the_sources_is_there(browser: Browser, p
         )
     }
     assert counted == {
-        "svg.wide": 4,
+        "svg.wide": 5,
         ".sources noscript p": 1,
         "label[hidden], .tools[hidden]": 2,
         "#kernels tbody tr": 16,

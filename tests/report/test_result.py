@@ -18,7 +18,18 @@ from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.report import result as result_of_a_run
 from kcg.report.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, ModelCheck, Outlook, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
+from kcg.types import (
+    Kernel,
+    ModelCheck,
+    Outlook,
+    ProgressPoint,
+    Region,
+    RegionResult,
+    Result,
+    Schedule,
+    ScheduleKind,
+    Verification,
+)
 from tests.sample_result import sample_plan, sample_result
 
 UNPRIVILEGED = 65534  # nobody
@@ -480,10 +491,17 @@ def test_files_of_the_sixteenth_version_say_nothing_of_launches() -> None:
     document = without({**to_dict(before), "schema": 16}, added_after(16))
     assert from_dict(document) == before and not before.provisional
     with pytest.raises(ResultError, match="is missing"):
-        from_dict({**document, "schema": 17})
+        from_dict({**document, "schema": 18})
     more = changed(to_dict(result), ("regions", 0, "chosen", "launches"), 20_000)
     with pytest.raises(ResultError, match="passed more launches than it has to"):
         from_dict(more)
+
+
+def test_files_of_the_seventeenth_version_do_not_say_when_what_was_verified() -> None:
+    before = sample_plan()
+    result = replace(before, verified_progress=(ProgressPoint(3.5, 12, 2e-3), ProgressPoint(9.0, 40, 1e-3)))
+    assert from_dict(to_dict(result)) == result
+    assert from_dict(without({**to_dict(result), "schema": 17}, added_after(17))) == before
 
 
 def test_what_is_computed_again_survives_and_agrees() -> None:
