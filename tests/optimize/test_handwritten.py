@@ -24,6 +24,7 @@ from kcg.kernel.kinds import describe
 from kcg.optimize.settings import Settings
 from kcg.report.page import render_report
 from kcg.report.result import from_dict, read_result, to_dict, write_result
+from kcg.report.timeline import timeline_beside
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
 from tests.commands import python
@@ -128,7 +129,8 @@ def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
     page = (folder / "report.html").read_text()
     assert "Written by hand" in page and "source:apart" in page and row.opts is not None
     assert ("Best Opts" in page) == (row.opts.schedule != row.baseline.schedule)
-    assert page == render_report(result, path=folder / "RESULT.json")
+    path = folder / "RESULT.json"
+    assert page == render_report(result, path=path, timeline=timeline_beside(path, result))
 
 
 @pytest.mark.slow

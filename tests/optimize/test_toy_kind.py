@@ -17,6 +17,7 @@ from kcg.kernel.kinds import KINDS, Entry, describe
 from kcg.measure import stress
 from kcg.report.page import render_report
 from kcg.report.result import read_result
+from kcg.report.timeline import timeline_beside
 from kcg.types import RegionResult, Result
 from tests.commands import python
 from tests.rules import ROOT
@@ -93,8 +94,9 @@ def test_what_needs_stress_has_all_of_its_launches_where_the_budget_allows_it(ro
 
 def test_its_result_is_read_and_rendered(optimised: tuple[Path, list[str]], result: Result) -> None:
     folder, _ = optimised
-    page = (folder / "report.html").read_text()
-    assert page == render_report(result, path=folder / "RESULT.json") and "elementwise C, " in page
+    page, path = (folder / "report.html").read_text(), folder / "RESULT.json"
+    timeline = timeline_beside(path, result)
+    assert page == render_report(result, path=path, timeline=timeline) and "elementwise C, " in page
 
 
 def test_without_its_line_it_is_no_kind(optimised: tuple[Path, list[str]]) -> None:
