@@ -38,12 +38,16 @@ if TYPE_CHECKING:
 SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
+WHOLE_SHARE_ON_GPU: Final = 1 / 4
+"""Of what is left of a budget after the baselines on a GPU, the check of the whole takes no more, or no time is kept
+for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels."""
+UNSURE: Final = 1 / 3  # of a step as tinygrad schedules it, that the chosen one takes at least, until it is known
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 KERNELS_SHARE_ON_GPU: Final = 1 / 3
 """The same on a GPU, where the first programs of regions are there by then, and what is judged meanwhile may be one."""
-LEAST_REGIONS_S: Final = 25.0
-"""On a GPU, for timing and searching regions of several kernels: their first programs, which took most of a minute of
-16 cores for Flux 768, are compiled while the kernels are searched."""
+LEAST_REGIONS_S: Final = 40.0
+"""On a GPU, for timing and searching regions of several kernels, and judging some: of Flux 768 they took 15, 12 and 16
+s. Their first programs, most of a minute of 16 cores, are compiled while the kernels are searched."""
 REGIONS_SEARCH_S: Final = 10.0
 """Of it, for the search itself, once they are timed as the schedules of their parts: the first program that was
 measured of each region of Flux was within .5 % of the best of all 551."""
@@ -164,6 +168,12 @@ class Estimates:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
         until = self.regions_until()
         return until is None or until - time.monotonic() >= self._of_regions(LEAST_REGIONS_S)
+
+    def regions_may_follow(self) -> bool:
+        """Whether a budget will have time for regions of several kernels, now that the search of kernels begins."""
+        until = self.regions_until()
+        share = KERNELS_SHARE if self.device.is_cpu else KERNELS_SHARE_ON_GPU
+        return until is None or (1 - share) * (until - time.monotonic()) >= self._of_regions(LEAST_REGIONS_S)
 
     def regions_until(self) -> float | None:
         """When the search of regions of several kernels is to be over at the latest, by `time.monotonic`; None:
@@ -459,13 +469,14 @@ class Estimates:
         if changed is None:
             changed = max(sum(bool(work.found) for work in self.works), 1)
         spread = self.device.spread
+        step_s = sum(work.before_s for work in self.works if not work.proposed)
         return self.runner.expected_s(
             Cost(
                 changed=changed,
                 plans=plans,
                 rounds=rounds,
-                step_s=sum(work.before_s for work in self.works if not work.proposed),
-                chosen_s=total_s(self.works) or math.inf,
+                step_s=step_s,
+                chosen_s=max(total_s(self.works) or math.inf, UNSURE * step_s),
                 compile_s=spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0,
             )
         )
@@ -475,7 +486,10 @@ class Estimates:
         the search began: that does not depend on what is found and spent since."""
         if self.budget.over_at is not None:
             left_s = self.budget.over_at - self.measured.first_at
-            if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
+            most_s = (1 - LEAST_SHARE) * left_s - self._least_judging_s()
+            if not self.device.is_cpu:
+                most_s = min(most_s, WHOLE_SHARE_ON_GPU * left_s)
+            if self.whole_s(changed=1) > most_s:
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1

@@ -214,6 +214,8 @@ def optimize(
                 proposing=proposing,
             )
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
+            if proposing is not None and estimates.regions_may_follow():
+                proposing.timed(works)
             if store is not None:
                 store.measure_unclear(works, device=device)
                 store.leave_out(works, estimates, log=log)
@@ -443,8 +445,6 @@ def baselines(
         say_untimed(measured, log)
     device.use_others(works)
     handwritten.measure(works, device, log)
-    if proposing is not None:
-        proposing.timed(works)
     return replace(measured, at=time.monotonic())
 
 
