@@ -1,4 +1,4 @@
-"""A small tinygrad program of one elementwise kernel that computes much of what it reads, of a length of few divisors."""
+"""A small tinygrad program of one elementwise kernel, whose length has few divisors, that computes much of what it reads."""
 
 import numpy as np
 from tinygrad import Tensor
