@@ -1,4 +1,4 @@
-"""A small tinygrad program of one elementwise kernel, whose length has few divisors, that computes much of what it reads."""
+"""A small tinygrad program of one elementwise kernel of much arithmetic, whose length has few divisors."""
 
 import numpy as np
 from tinygrad import Tensor
