@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(bool(not_permitted()), reason=not_permitted())
 
-SCHEDULES = 12  # of each of two kernels: two batches, each with a draw
+SCHEDULES = 9  # of each of two kernels: two batches, each with a draw
 SCHEDULER = """
 from kcg.fleet import settings
 settings.SETTINGS["distributed.scheduler.worker-ttl"] = "20s"

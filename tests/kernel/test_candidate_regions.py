@@ -273,6 +273,7 @@ def flux() -> Calls:
     return sequence
 
 
+@pytest.mark.slow  # each form is shown above, and flux's plans by tests of plans
 def test_what_is_proposed_for_a_block_of_flux(flux: Calls) -> None:
     """Places are those of the second double block, from its modulated norms on, and of the second single block."""
     found = candidates_of(flux)
