@@ -36,6 +36,7 @@ from kcg.errors import DeviceError, UsageError
 from kcg.files import write_whole
 from kcg.measure.protocol import median
 from kcg.measure.stress import LAUNCHES, LOOKED_AT_EVERY, PROVISIONAL, expected_s, launches_beside
+from kcg.provenance import provenance
 from kcg.types import Target
 
 if TYPE_CHECKING:
@@ -427,7 +428,7 @@ def write_programs(path: Path, programs: Mapping[str, Planted]) -> None:
         name: {f"{rate:g}": program_values(program) for rate, program in one.programs.items()}
         for name, one in programs.items()
     }
-    write_whole(path, json.dumps(kept))
+    write_whole(path, json.dumps({"programs": kept, **provenance()}))
 
 
 def read_programs(path: Path, target: Target) -> dict[str, Planted]:
@@ -436,7 +437,7 @@ def read_programs(path: Path, target: Target) -> dict[str, Planted]:
     from kcg.kernel.program import program_from
 
     found = {}
-    for name, kept in json.loads(path.read_text()).items():
+    for name, kept in json.loads(path.read_text())["programs"].items():
         region = SUBJECTS[name].region()
         programs = {float(rate): program_from(values) for rate, values in kept.items()}
         found[name] = Planted(region, SUBJECTS[name].schedule(region, target), programs)

@@ -289,9 +289,9 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     later = (*later, "spread_s", "untimed")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
-    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0, outlook=None)
+    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0, outlook=None, verified_progress=())
     new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty", "steps")
-    new = (*new, "planning", "allow_tf32", "dropped", "outlook")
+    new = (*new, "planning", "allow_tf32", "dropped", "outlook", "verified_progress")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     del document["toolchain"]["assembler"], document["toolchain"]["generator"]
     for region in document["regions"]:
