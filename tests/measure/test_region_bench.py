@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from tinygrad import Tensor
 
+from kcg.compat.programs import hidden_s
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
+from kcg.measure import workbench
 from kcg.measure.inputs import RECIPE
-from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench, _same_bits
+from kcg.measure.workbench import FINITE_POISON, HOST_S, LATELY, NAN_POISON, Workbench, _same_bits
 from kcg.types import Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.kernels import empty
@@ -38,6 +40,25 @@ def filled(region: Region) -> Workbench:
     bench = Workbench(region, X86)
     bench.fill(1, RECIPE)
     return bench
+
+
+def test_a_device_is_kept_busy_for_as_long_as_the_host_took_lately(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first launches load their binaries: no later run waits for as long."""
+    now, spun, takes = [0.0], list[float](), iter([0.02, *[1e-5] * 9])
+    bench = Workbench(region, X86)
+    monkeypatch.setattr(bench, "_spin", spun.append)
+    monkeypatch.setattr(workbench.time, "perf_counter", lambda: now[0])
+
+    def send(**how: bool) -> None:
+        now[0] += next(takes)
+
+    run = bench._timed_as_one([send])
+    for _ in range(10):
+        run()
+    assert spun[0] == HOST_S and spun[1 : LATELY + 1] == [pytest.approx(hidden_s(0.02))] * LATELY
+    assert spun[LATELY + 1 :] == [HOST_S] * (9 - LATELY)
 
 
 def test_a_norm_runs_as_its_parts_between_one_pair_of_clock_readings(region: Region, parts: Program) -> None:

@@ -415,6 +415,33 @@ def test_regions_that_are_timed_later_do_not_take_the_room_of_the_check(
     assert later.judge_until() == over_at - 100.0 and not later.too_short()
 
 
+def test_on_a_gpu_the_check_of_the_whole_has_a_quarter_of_a_budget_or_waits(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a minute for Flux 768 its check would have had half of what judging had."""
+    find(opened.works[0])
+    begun = Clock(monkeypatch).now_s
+    measured = replace(expected.measured, at=begun, kernels_at=begun)
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 20.0)
+    for is_cpu, limit_s, kept_s in ((True, 60.0, 20.0), (False, 60.0, 0.0), (False, 90.0, 20.0 + estimates.PLANS_S)):
+        monkeypatch.setattr(Device, "is_cpu", is_cpu)
+        budget = Budget(started=begun, limit_s=limit_s, measurements=None)
+        found = replace(expected, measured=measured, budget=budget)
+        until = found.judge_until()
+        assert until == (found.late_at if not kept_s else begun + limit_s - kept_s)
+
+
+@pytest.mark.parametrize(("limit_s", "follow"), [(None, True), (59.0, False), (80.0, True)])
+def test_regions_are_made_ready_where_a_budget_has_time_for_them_after_the_kernels(
+    limit_s: float | None, follow: bool, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "is_cpu", False)
+    monkeypatch.setattr(Estimates, "_least_judging_s", lambda expected: 5.0)
+    monkeypatch.setattr(Estimates, "_model_s", lambda expected: 0.0)
+    budget = Budget(started=Clock(monkeypatch).now_s, limit_s=limit_s, measurements=None)
+    assert replace(expected, budget=budget).regions_may_follow() is follow
+
+
 def test_the_best_plan_with_regions_has_time_to_be_compared_too(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
