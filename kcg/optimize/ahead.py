@@ -178,6 +178,7 @@ class Ahead:
         self._best_until = 0.0  # it stands until then, by `time.monotonic`, whatever is measured
         self._judged_s = 0.0  # of the time of searches
         self._news = False  # whether there are verdicts that the incumbent does not have
+        self._saved_s = 0.0  # by those that it was not told of
         self._ended = threading.Event()
         self._changed = threading.Event()
         self._error: BaseException | None = None
@@ -295,6 +296,8 @@ class Ahead:
         if before is None or before.chosen.schedule != row.chosen.schedule or work.id not in self.rows:
             self._verdicts += 1
         self._news = self._news or not is_piece(before, row)
+        own = row.opts if work.proposed and row.opts is not None else row.baseline
+        self._saved_s += work.call.calls * ((own if before is None else before.chosen).cold_s - row.chosen.cold_s)
         self.rows[work.id] = self._judged[work.id] = row
         if work.stored is not None:
             work.stored = row
@@ -347,7 +350,8 @@ class Ahead:
     def _tell(self) -> None:
         """Have the incumbent improve by what it does not have yet."""
         if self._incumbent is not None and self._news and not self._ended.is_set():
-            self._news = not self._incumbent.improve()
+            self._news = not self._incumbent.improve(self._saved_s)
+            self._saved_s = 0.0
             self._log.verified_s = self._incumbent.verified_s
 
     def _leads(self) -> list[Lead]:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from kcg.errors import ExitCode
-from kcg.optimize.incumbent import SHARE, Incumbent
+from kcg.optimize.incumbent import LARGE, SHARE, Incumbent
 from kcg.optimize.live import FILE_NAME, read_live
 from kcg.optimize.work import RegionResults
 from kcg.report.formats import format_seconds
@@ -167,6 +167,17 @@ def test_what_comes_too_soon_is_written_with_the_next_verdict(made: Made) -> Non
     made.now_s += 1.0
     made.incumbent.improve()
     assert made.times == 2 and made.stored.plan == made.result.plan
+
+
+def test_what_saves_much_is_written_sooner(made: Made) -> None:
+    made.incumbent.improve()
+    made.better()
+    large_s = LARGE * made.stored.total_after_s
+    made.now_s += 0.2 / SHARE + 0.1
+    assert not made.incumbent.improve(0.6 * large_s), "it is little"
+    assert made.incumbent.improve(0.6 * large_s) and made.stored.plan == made.result.plan, "both together are much"
+    made.now_s += 0.2 / SHARE
+    assert not made.incumbent.improve(0.6 * large_s), "the file has the others"
 
 
 def test_once_all_is_judged_it_says_that_the_whole_is_not_checked(made: Made) -> None:
