@@ -43,7 +43,7 @@ def test_a_run_that_is_ended_while_it_judges_leaves_what_was_verified(number: si
     folder.mkdir()
     script.write_text(SCRIPT)
     (folder / "RESULT.json").write_bytes(b"what it found")
-    arguments = (script, "--predictor", "roofline", "--measurements", "12", "--report", folder)
+    arguments = (script, "--predictor", "roofline", "--measurements", "18", "--report", folder)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.optimize.judging_for_ever", *map(str, arguments)],
         stderr=subprocess.PIPE,
