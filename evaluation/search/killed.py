@@ -11,6 +11,7 @@ was cut. Writes evaluation/results/killed.json after every run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -78,7 +79,8 @@ def killed_after(seconds: float, workload: str, device: str) -> Row:
         while (left := processes_of(marker)) and time.monotonic() < over:
             time.sleep(0.5)
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         return {"at_s": rounded(seconds), "exit_code": code, **what_is_left(folder / "out"), "left": len(left)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +23,17 @@ from evaluation.measure.race_power import (
     rate_of_windows,
     runs_by,
     table,
+    trial_before,
+    trial_today,
     trials_of,
     wilson,
 )
+from kcg.kernel.kinds import baseline_of, compile_region
+from kcg.measure.service import MeasureService
 from kcg.measure.stress import LAUNCHES, LOOKED_AT_EVERY, PROVISIONAL
+from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
+from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS, X86
 
 GPU = replace(KNOWN_TARGETS["sm_90"], cores=132)
@@ -97,6 +104,26 @@ def test_the_headline_is_of_what_shows_at_the_planted_rate() -> None:
     rows["control"] = _trial("one", 0.0, TODAY, "element 7 of buffer 0 is 3, not 4", 1.0)
     assert headline(rows)["race_control_wrong"] == 1, "the reference says it of the first launch"
     assert "| 10,000 |" in table(rows, GPU) and "1 trials of one failed" in table(rows, GPU)
+
+
+def test_what_is_right_passes_todays_rules_and_what_is_not_fails_by_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run on a GPU has them judged, here on a CPU: the right program, and that of another kernel in its place."""
+    from evaluation.measure.planted_races import Planted
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("evaluation.measure.race_power.LAUNCHES", PROVISIONAL + 100)
+    region, other = region_of(empty(16, 16) * empty(16, 16)), region_of(empty(16, 16) + empty(16, 16))
+    with MeasureService("CPU:X86", run_id="race_power") as service:
+        target = service.target
+        planted = Planted(region, baseline_of(region, target), {})
+        right, wrong = (compile_region(one, baseline_of(one, target), target) for one in (region, other))
+        passed, failed = (trial_today(service, planted, one, 1e-4, name="one", rate=0.0) for one in (right, wrong))  # type: ignore[arg-type]
+        before = trial_before(service, planted, wrong, name="one", rate=0.0)  # type: ignore[arg-type]
+    assert [row["launches"] for row in (passed, failed, before)] == [None, 1, 1]
+    assert len(trials_of([passed, failed, before])) == 3, "none of them failed otherwise"
+    assert passed["provisional_s"] < passed["seconds"] and failed["provisional_s"] is None
 
 
 @pytest.mark.slow
