@@ -178,7 +178,7 @@ def timeline_picture(timeline: Timeline | None, result: Result) -> Picture | Non
     if points and not drawable(result.total_before_s):
         points = []
     drawn = _Drawn(timeline, result, points)
-    heights = (drawn.height(narrow=False), drawn.height(narrow=True))
+    heights = (drawn.height, drawn.height)
     return picture("timeline", LABEL, drawn.draw, heights=heights, tips=list(drawn.tips()), words=list(drawn.words()))
 
 
@@ -195,7 +195,8 @@ class _Drawn:
         """Where the rows begin."""
         return 28 + (self.CURVE + 22) * bool(self.points)
 
-    def height(self, *, narrow: bool) -> float:
+    @property
+    def height(self) -> float:
         return self._top() + self.PITCH * len(self.timeline.rows) + 46
 
     def draw(self, sheet: Sheet) -> None:
