@@ -218,7 +218,10 @@ class Stored:
             ) is not None:
                 self._refute(work, one, work.refused[schedule], log=log)
                 if self.store.writable:
-                    self.store.refute(_entry(one))
+                    try:
+                        self.store.refute(_entry(one))
+                    except DataError as error:
+                        log.progress.line(f"kcg: {one.path} may still be there: {error}", important=True)
 
     def measure_unclear(self, works: Sequence[RegionWork], *, device: Device) -> None:
         """Measure what could be neither confirmed nor refuted, as a search does: from there it goes on."""

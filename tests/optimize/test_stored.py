@@ -232,7 +232,7 @@ def test_what_was_found_and_verified_is_added_and_takes_the_place_of_what_was_no
 
 
 def test_a_hit_that_was_provisional_is_completed_and_kept_as_verified_or_refuted(
-    opened: Begun, works: list[RegionWork], tmp_path: Path
+    opened: Begun, works: list[RegionWork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = works[0]
     entry = replace(entry_of(opened, work), launches=1000, launches_due=10_000)
@@ -245,9 +245,17 @@ def test_a_hit_that_was_provisional_is_completed_and_kept_as_verified_or_refuted
     (kept,) = [one.entry for one in store.all()]
     assert kept is not None and kept.chosen.schedule == entry.chosen.schedule and not kept.provisional
     work.refuse(entry.chosen.schedule, "wrong under stress: element 7")
+    with monkeypatch.context() as gone:  # as a network share: no run ends for that
+        gone.setattr(Store, "_of_key", unreadable)
+        stored.refute({work.id: entry.chosen.schedule}, works, log=opened.log)
+    stored.refuted.clear()
     stored.refute({work.id: entry.chosen.schedule}, works, log=opened.log)
     assert len(stored.refuted[work.id]) == 1 and "wrong under stress: element 7" in opened.log.warnings[-1]
     assert not list(store.paths()), "the next one to use the store may not see that launch"
+
+
+def unreadable(store: Store, key: str) -> list[Path]:
+    raise DataError(f"cannot read the store {store.location}: Stale file handle")
 
 
 def _results(works: list[RegionWork]) -> Any:
