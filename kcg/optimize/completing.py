@@ -56,6 +56,8 @@ from kcg.types import (
     Result,
     Schedule,
     Status,
+    Target,
+    Toolchain,
     TriedPlan,
     Workload,
     content_id,
@@ -95,7 +97,7 @@ def completed(result: Result, folder: Path, *, say: Say = lambda line: None) -> 
         run = Run(service.run_id, created, result.command, about)
 
         def record(rows: Sequence[Measurement]) -> None:
-            _write_in_journal(folder, lambda journal: _add_rows(journal, run, rows), say)
+            _write_in_journal(folder, lambda journal: _add_rows(journal, run, rows, target, toolchain), say)
 
         stressing = Stressing(service, failed={}, record=record)
         for row in result.provisional:
@@ -197,8 +199,11 @@ def _write_in_journal(folder: Path, write: Callable[[Journal], None], say: Say) 
         say(f"a run that goes on may choose it again: {error}")
 
 
-def _add_rows(journal: Journal, run: Run, rows: Sequence[Measurement]) -> None:
+def _add_rows(journal: Journal, run: Run, rows: Sequence[Measurement], target: Target, toolchain: Toolchain) -> None:
     journal.add_run(run)
+    journal.add_target(target)
+    for fingerprint in toolchain.fingerprints:  # another one than that of its run, where a driver is newer
+        journal.add_toolchain(toolchain, fingerprint)
     for row in rows:
         journal.record(row)
 

@@ -156,6 +156,7 @@ def test_what_fails_is_in_the_journal_of_its_run_and_in_its_store_no_more(
     with Journal.open(path.with_name("journal.sqlite"), read_only=True) as journal:
         (failed,) = journal.measurements(PROTOCOL)
         assert failed.run_id in journal.runs() and failed.toolchain in small.toolchain.fingerprints
+        assert failed.toolchain in journal.toolchains() and failed.target in journal.targets()
     assert (failed.region_id, failed.schedule, failed.status) == (row.region.id, row.chosen.schedule, Status.WRONG)
     assert failures_in([failed]) == {
         (row.region.id, row.chosen.binary_hash, ()): "wrong under stress: of 1100 launches one left another"
