@@ -454,7 +454,7 @@ class Estimates:
         works = self._by_time()
         least_s = min(MATTERS * sum(work.before_s for work in works), first[0].before_s)
         found = (work for work in works if work.before_s >= least_s and self._can_be_judged(work))
-        return [min(found, key=self.comparing_s)]
+        return [min(found, key=self.comparing_s, default=first[0])]  # the search may have found more meanwhile
 
     def _least_judging_s(self) -> float:
         """What judging the first kernel takes, in seconds, the new process included."""

@@ -312,6 +312,15 @@ def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leave
     assert expected.search_until() > until[2]
 
 
+def test_what_a_search_finds_between_two_looks_ends_no_run(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads go on while it is worked out what judging takes: what could be judged a moment ago is dear now."""
+    answers = iter([True])
+    monkeypatch.setattr(Estimates, "_can_be_judged", lambda expected, work: next(answers, False))
+    assert expected.judging_s() > FRESH_CHILD_S
+
+
 @pytest.mark.parametrize("slow_s", [1.0, 1000.0])
 def test_the_search_has_its_share_of_the_budget_whatever_is_to_be_judged(
     expected: Estimates, monkeypatch: pytest.MonkeyPatch, slow_s: float
