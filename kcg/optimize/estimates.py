@@ -333,8 +333,9 @@ class Estimates:
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
         """Inside, `work` is judged while a search goes on: take in how long it has the device for that, beside what it
-        was expected to. With stress in it that says nothing of how long comparing others takes."""
-        known = self.kept.holds_first(work)
+        was expected to. With stress in it that says nothing of how long comparing others takes, nor where its process
+        starts (`starting_s`)."""
+        known = self.kept.holds_first(work) or not self.device.judges
         expected_s = 0.0 if known else self.timing_s(work)
         stress_s = 0.0 if known else self.comparing_s(work) - expected_s
         before_s = self.device.bench.service.used_s
@@ -454,7 +455,7 @@ class Estimates:
         works = self._by_time()
         least_s = min(MATTERS * sum(work.before_s for work in works), first[0].before_s)
         found = (work for work in works if work.before_s >= least_s and self._can_be_judged(work))
-        return [min(found, key=self.comparing_s)]
+        return [min(found, key=self.comparing_s, default=first[0])]  # the search may have found more meanwhile
 
     def _least_judging_s(self) -> float:
         """What judging the first kernel takes, in seconds, the new process included."""

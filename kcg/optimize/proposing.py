@@ -62,11 +62,13 @@ class Proposing:
         self._looked: Future[tuple[Proposals, Proposals]] = Future()
         self._timed = threading.Event()
         self._wanted = threading.Event()  # by whoever searches them
+        self._until: float | None = None  # whoever looks for them waits no longer, by `time.monotonic`
         self._kernels: Sequence[RegionWork] = ()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Look for them from now on, beside all else."""
+        """Look for them from now on, beside all else, until the run's processes are ended."""
+        self._device.close_too(self.end)
         self._thread = threading.Thread(target=self._work, name="kcg-regions", daemon=True)
         self._thread.start()
 
@@ -83,23 +85,24 @@ class Proposing:
     def found(self, *, until: float | None = None) -> tuple[Proposals, Proposals]:
         """All that rules propose, and those of them that are usable: what was not looked at until then, by
         `time.monotonic`, is not."""
+        self._until = until
         self.end()
         if self._thread is None:
-            return self._look(until)
+            return self._look()
         self._thread.join()
         return self._looked.result()
 
-    def _look(self, until: float | None) -> tuple[Proposals, Proposals]:
+    def _look(self) -> tuple[Proposals, Proposals]:
         everything = Proposals(self._workload, ())
         with self._log.jobs.doing(JobKind.REGIONS, self._workload.name):
             with looking("regions of several kernels"):
                 everything = propose(self._workload)
-            usable = self._usable or has_programs(everything, self._device.service, until=until)
+            usable = self._usable or has_programs(everything, self._device.service, until=lambda: self._until)
             return everything, among(everything, usable)
 
     def _work(self) -> None:
         try:
-            self._looked.set_result(self._look(None))
+            self._looked.set_result(self._look())
         except BaseException as error:  # it belongs to whoever asks
             self._looked.set_exception(error)
             return
@@ -114,6 +117,8 @@ class Proposing:
     def _compile(self) -> None:
         """Have first programs compiled, and references computed, what matters most first, by no more than half of the
         compilers: the search of the kernels has the others. What a search asks for after it is not made again."""
+        if self._wanted.is_set():
+            return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
@@ -150,17 +155,19 @@ def expected_alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
 
 
 def has_programs(
-    proposals: Proposals, service: MeasureService, *, until: float | None = None
+    proposals: Proposals, service: MeasureService, *, until: Callable[[], float | None]
 ) -> Callable[[Region], bool]:
     """Whether a region of several kernels can be generated as one program: the compiling children look, `until` then,
-    by `time.monotonic`. What they did not come to has none."""
+    by `time.monotonic`, which may be told meanwhile; None: until they have. What they did not come to has none."""
     regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
     asked = {
         name: service.beside(unsupported_job, region, service.target, timeout_s=LOOKING_TIMEOUT_S)
         for name, region in regions.items()
     }
 
-    looked, _ = wait(asked.values(), timeout=left_s(until))
+    looked, waiting = wait(asked.values(), timeout=0.0)
+    while waiting and (rest_s := left_s(until())) != 0.0:
+        looked, waiting = wait(asked.values(), timeout=POLL_S if rest_s is None else min(rest_s, POLL_S))
 
     def usable(region: Region) -> bool:
         found = asked[region.id]

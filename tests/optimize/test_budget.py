@@ -22,12 +22,13 @@ from kcg.judge.interface import UNVERIFIED
 from kcg.judge.kept import KeptResults
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
+from kcg.measure.service import MeasureService
 from kcg.optimize import baselines, estimates
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import nothing_faster
 from kcg.optimize.budget import LEAST_OVERTIME_S, Budget
 from kcg.optimize.console import _summary
-from kcg.optimize.device import Device
+from kcg.optimize.device import Device, Taken
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.judging import CHECKED, Judging
 from kcg.optimize.outlook import outlook_of
@@ -312,6 +313,15 @@ def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leave
     assert expected.search_until() > until[2]
 
 
+def test_what_a_search_finds_between_two_looks_ends_no_run(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads go on while it is worked out what judging takes: what could be judged a moment ago is dear now."""
+    answers = iter([True])
+    monkeypatch.setattr(Estimates, "_can_be_judged", lambda expected, work: next(answers, False))
+    assert expected.judging_s() > FRESH_CHILD_S
+
+
 @pytest.mark.parametrize("slow_s", [1.0, 1000.0])
 def test_the_search_has_its_share_of_the_budget_whatever_is_to_be_judged(
     expected: Estimates, monkeypatch: pytest.MonkeyPatch, slow_s: float
@@ -519,6 +529,19 @@ def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_f
         with pace.judging(opened.works[0]):
             clock.now_s += 0.5
     assert pace.left_s(opened.works[:1]) == pytest.approx(0.5), "by what it took here"
+
+
+def test_how_long_the_process_that_judges_takes_to_start_says_nothing_of_how_long_judging_takes(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_ten_seconds_each(monkeypatch, whole_s=0.0)
+    monkeypatch.setattr(opened.device, "judging", Taken())
+    for judges, slower in ((False, 1.0), (True, (estimates.JUDGED_S + 20.0) / (estimates.JUDGED_S + 10.0))):
+        monkeypatch.setattr(Device, "judges", judges)
+        monkeypatch.setattr(MeasureService, "used_s", 0.0)
+        with expected.judging(opened.works[0]):
+            monkeypatch.setattr(MeasureService, "used_s", 20.0)
+        assert expected.slower == pytest.approx(slower)
 
 
 def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(

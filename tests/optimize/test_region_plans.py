@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -560,7 +560,7 @@ def test_what_nobody_looked_at_in_time_has_no_program(proposals: Proposals) -> N
     service: Any = SimpleNamespace(
         target=H200, beside=lambda job, region, *more, timeout_s: there if region == first else Future()
     )
-    usable = proposing.has_programs(proposals, service, until=0.0)
+    usable = proposing.has_programs(proposals, service, until=lambda: 0.0)
     assert usable(first) and not any(map(usable, others))
 
 
@@ -583,6 +583,7 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
     service = SimpleNamespace(target=H200, compile_workers=4, begin_references=lambda region, values: None)
     device: Any = SimpleNamespace(
         service=service,
+        close_too=lambda close: None,
         first_programs=first_programs,
         spaces_of=lambda workload: [
             SimpleNamespace(id=call.region.id, call=call, bindings=((),)) for call in workload.calls
@@ -601,6 +602,46 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
     assert found.found() == (proposals, proposals) and asked == order[:4]
 
 
+def begun_beside(
+    proposals: Proposals, monkeypatch: pytest.MonkeyPatch, beside: Callable[..., Future[str]]
+) -> tuple[proposing.Proposing, list[Callable[[], None]]]:
+    """One that looks in a thread for what `beside` says has a program; what ends with the processes of its run."""
+    monkeypatch.setattr(proposing, "propose", lambda workload: proposals)
+    closing = list[Callable[[], None]]()
+    service = SimpleNamespace(target=H200, compile_workers=4, beside=beside)
+    device: Any = SimpleNamespace(service=service, close_too=closing.append)
+    log: Any = SimpleNamespace(jobs=SimpleNamespace(doing=lambda *what: contextlib.nullcontext()))
+    found = proposing.Proposing(proposals.workload, device, log)
+    found.begin()
+    return found, closing
+
+
+def test_what_is_looked_at_beside_all_else_is_not_waited_for_longer_than_there_is_time(
+    proposals: Proposals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is compiled once they are asked for: no cost of a kernel is looked at either."""
+    monkeypatch.setattr(proposing, "expected_alone_s", None)
+    found, _ = begun_beside(proposals, monkeypatch, lambda *asked, timeout_s: Future[str]())
+    lines = list[str]()
+    with reported_to(lines.append):
+        everything, usable = found.found(until=time.monotonic())
+    assert everything is proposals and not usable.candidates and not lines
+
+
+def test_looking_for_regions_ends_with_the_processes_of_the_run(
+    proposals: Proposals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted never asks for them."""
+    (nothing := Future[str]()).set_result("")
+    found, closing = begun_beside(proposals, monkeypatch, lambda *asked, timeout_s: nothing)
+    (thread,) = (one for one in threading.enumerate() if one.name == "kcg-regions")
+    for close in closing:
+        close()
+    thread.join(60.0)
+    assert not thread.is_alive()
+    found.end()
+
+
 def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Proposals) -> None:
     """Neither a refusal nor a run that goes on hides it; other regions keep their programs."""
     regions = list(dict.fromkeys(candidate.region for candidate in proposals.candidates.values()))
@@ -614,7 +655,7 @@ def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Propos
     )
     lines: list[str] = []
     with reported_to(lines.append):
-        usable = proposing.has_programs(proposals, service, until=0.0)
+        usable = proposing.has_programs(proposals, service, until=lambda: 0.0)
         assert [usable(region) for region in regions[:3]] == [True, False, False]
     (line,) = lines
     assert "ValueError: min() arg is an empty sequence" in line
