@@ -24,6 +24,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,7 @@ MOST_ALONE: Final = 8
 STALLED: Final = 50.0
 """Times the least saving of a batch: a search is over where all of it has gained no more of the workload's time in the
 last part of its own. That of Flux 768 had come to 94.6 ms of its final 93.7 when half of its time was over."""
+STALLED_MOST: Final = 0.005  # of the time, however large the least saving is
 STALL_SHARE: Final = 1 / 4  # of the time of a search, its last part; in which so many schedules were measured
 STALL_MEASURED: Final = 48
 PART: Final = 1 / 4
@@ -266,7 +268,8 @@ class Allocator:
         self._searching = 0
         self._closed = False
         self._fresh = False  # something was measured since `seen` was last called
-        self._history: list[tuple[float, float, int]] = []  # when, the best of the workload, what was measured by then
+        self._begun_s: float | None = None
+        self._history = deque[tuple[float, float, int]]()  # when, the best of the workload, what was measured by then
         self._arriving = arriving
         self._error: BaseException | None = None
 
@@ -361,12 +364,14 @@ class Allocator:
         measured = sum(len(entry.saw) for entry in self.entries)
         if not self._history or self._history[-1][1:] != (total_s, measured):
             self._history.append((now, total_s, measured))
-        begun, _, _ = self._history[0]
-        since = now - STALL_SHARE * (now - begun)
-        _, before_s, count = next(one for one in reversed(self._history) if one[0] <= since)
+        self._begun_s = now if self._begun_s is None else self._begun_s
+        since = now - STALL_SHARE * (now - self._begun_s)
+        while len(self._history) > 1 and self._history[1][0] <= since:
+            self._history.popleft()  # the last part begins later and later
+        _, before_s, count = self._history[0]
         if self.ledger.max_measurements is not None or measured - count < STALL_MEASURED:
             return False
-        least_s = STALLED * self._least_s()
+        least_s = min(STALLED * self._least_s(), STALLED_MOST * total_s)
         if before_s - total_s > least_s:
             return False
         return all(e.saving_s <= least_s for e in self.entries if not e.ended and e.thread is None)
