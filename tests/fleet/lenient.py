@@ -12,9 +12,7 @@ import pytest
 
 from kcg.fleet import trust
 
-CANARY = 300.0
-"""Times as long as the reference's. A host that began anew beside two whole runs of the tests took more than a hundred
-times as long for a kernel of a millisecond, once, and is never asked again."""
+CANARY = 30.0  # times as long as the reference's
 
 
 def widen(changed: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def joined(local: LocalFleet) -> Iterator[Callable[..., FleetService]]:
 
 
 @pytest.fixture(scope="module")
-def measuring(local: LocalFleet) -> Iterator[tuple[FleetService, list[str]]]:
+def measuring(local: LocalFleet, neighbours: None) -> Iterator[tuple[FleetService, list[str]]]:
     """A service whose hosts measure, and what is said of them; the last test that has it leaves it."""
     lines: list[str] = []
     with Fleet(local.address, log=lines.append) as fleet:
@@ -86,7 +86,7 @@ def measuring(local: LocalFleet) -> Iterator[tuple[FleetService, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def echoing(local: LocalFleet) -> Iterator[FleetService]:
+def echoing(local: LocalFleet, neighbours: None) -> Iterator[FleetService]:
     """A service whose hosts measure nothing: to join costs each of them a check."""
     with Fleet(local.address, measure=tasks.echo) as fleet:
         (service,) = fleet.services(2, alive=local.check)
