@@ -117,8 +117,7 @@ class Estimates:
             share_s = max(share_s, min(regions_at + self._of_regions(REGIONS_SEARCH_S) - since, most_s))
         until = max(since + share_s, self._until_judging_fits())
         too_s = (REGIONS_TOO - 1) * self.judging_s() if self.device.is_cpu else 0.0
-        share = KERNELS_SHARE if self.device.is_cpu else KERNELS_SHARE_ON_GPU
-        kernels_s = share * (max(since + share_s, until - too_s) - since)
+        kernels_s = self._kernels_share * (max(since + share_s, until - too_s) - since)
         return since + kernels_s if self._regions_follow(until - since - kernels_s) else until
 
     def _until_judging_fits(self) -> float:
@@ -171,9 +170,10 @@ class Estimates:
 
     def regions_may_follow(self) -> bool:
         """Whether a budget will have time for regions of several kernels, now that the search of kernels begins."""
-        until = self.regions_until()
-        share = KERNELS_SHARE if self.device.is_cpu else KERNELS_SHARE_ON_GPU
-        return until is None or (1 - share) * (until - time.monotonic()) >= self._of_regions(LEAST_REGIONS_S)
+        if (until := self.regions_until()) is None:
+            return True
+        left_s = (1 - self._kernels_share) * (until - time.monotonic())
+        return left_s >= self._of_regions(LEAST_REGIONS_S)
 
     def regions_until(self) -> float | None:
         """When the search of regions of several kernels is to be over at the latest, by `time.monotonic`; None:
@@ -182,6 +182,11 @@ class Estimates:
         if self.device.is_cpu or (until := self.judge_until()) is None:
             return self.judge_from()
         return until - self._least_judging_s()
+
+    @property
+    def _kernels_share(self) -> float:
+        """What kernels have of a search that regions of several follow."""
+        return KERNELS_SHARE if self.device.is_cpu else KERNELS_SHARE_ON_GPU
 
     def _of_regions(self, seconds: float) -> float:
         """What regions of several kernels have at least, where it says so for a GPU."""
