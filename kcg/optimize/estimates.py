@@ -95,6 +95,7 @@ class Estimates:
     budget: Budget
     kept: KeptResults
     runner: Runner
+    joins: bool = False  # whether regions of several kernels join the search of the kernels
 
     @property
     def works(self) -> Sequence[RegionWork]:
@@ -145,7 +146,7 @@ class Estimates:
 
     def _regions_follow(self, seconds: float) -> bool:
         """Whether regions of several kernels are searched after the kernels, if so many seconds are left for them."""
-        is_first = not any(work.proposed for work in self.works)
+        is_first = not self.joins and not any(work.proposed for work in self.works)
         return is_first and len(self.works) > 1 and self.wants_regions and seconds >= self._of_regions(LEAST_REGIONS_S)
 
     def judge_from(self) -> float | None:
@@ -165,13 +166,15 @@ class Estimates:
 
     def regions_fit(self) -> bool:
         """Whether a budget has time for regions of several kernels, beside judging what was found of single ones."""
-        until = self.regions_until()
-        return until is None or until - time.monotonic() >= self._of_regions(LEAST_REGIONS_S)
+        until, least_s = self.regions_until(), REGIONS_SEARCH_S if self.joins else LEAST_REGIONS_S
+        return until is None or until - time.monotonic() >= self._of_regions(least_s)
 
     def regions_may_follow(self) -> bool:
         """Whether a budget will have time for regions of several kernels, now that the search of kernels begins."""
         if (until := self.regions_until()) is None:
             return True
+        if self.joins:
+            return self.regions_fit()
         left_s = (1 - self._kernels_share) * (until - time.monotonic())
         return left_s >= self._of_regions(LEAST_REGIONS_S)
 

@@ -82,6 +82,11 @@ class Proposing:
         self._wanted.set()
         self._timed.set()
 
+    @property
+    def is_found(self) -> bool:
+        """Whether it is known which have programs, so that `found` looks for nothing."""
+        return self._looked.done()
+
     def found(self, *, until: float | None = None) -> tuple[Proposals, Proposals]:
         """All that rules propose, and those of them that are usable: what was not looked at until then, by
         `time.monotonic`, is not."""

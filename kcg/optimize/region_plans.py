@@ -11,6 +11,7 @@ the cost of a region in a plan is what its calls take alone, by the best that is
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -308,6 +309,12 @@ def next_to_measure(
     return sorted(waiting, key=lambda key: -waiting[key])
 
 
+def plan_by(proposals: Proposals, alone_s: Mapping[str, float], savings: Mapping[Key, float]) -> WorkloadPlan:
+    """The best plan by what one occurrence of each candidate saves, or would cost where that is below 0."""
+    positive = {key: saving_s for key, saving_s in savings.items() if saving_s > 0}
+    return plans_of(proposals, alone_s, positive, count=1)[0]
+
+
 def marginal_savings(
     proposals: Proposals, alone_s: Mapping[str, float], measured: Mapping[Key, float], hoped: Mapping[Key, float]
 ) -> dict[Key, float]:
@@ -318,10 +325,7 @@ def marginal_savings(
     is.
     """
 
-    def best(savings: Mapping[Key, float]) -> WorkloadPlan:
-        positive = {key: saving_s for key, saving_s in savings.items() if saving_s > 0}
-        return plans_of(proposals, alone_s, positive, count=1)[0]
-
+    best = functools.partial(plan_by, proposals, alone_s)
     now = {**hoped, **measured}
     plan = best(now)
     times = {key_of(candidate): many for candidate, many in plan.programs}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -18,8 +19,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
+from kcg.errors import DeviceError
 from kcg.judge.in_context import InContext, Interval
 from kcg.kernel.kinds import kind_of, own_kind
+from kcg.measure.pools import ServiceClosed
+from kcg.optimize.ahead import REFUSED
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.judging import as_judged
 from kcg.optimize.planning import claimed
@@ -45,11 +49,12 @@ from kcg.optimize.region_plans import (
     key_of,
     marginal_savings,
     next_to_measure,
+    plan_by,
     plans_to_time,
     rows_of,
     saving_in_place_s,
 )
-from kcg.optimize.search import Weights, search
+from kcg.optimize.search import Joined, Weights, search
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.report.result import NOT_JUDGED
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.optimize.search import Guide
 
+NONE = "no region of several kernels was searched"
 ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
 MOST_IN_CONTEXT = 24  # regions that are timed among the calls around
 
@@ -90,6 +96,7 @@ class Proposed:
     works: Sequence[RegionWork]  # of the regions
     estimates: Estimates  # of the kernels and the regions
     candidates: Candidates
+    timed: Sequence[RegionWork] = ()  # of the regions those that are searched
     impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
@@ -107,30 +114,57 @@ def search_regions(
     ahead: Ahead | None = None,
     begun: Callable[[Proposed], object] = lambda proposed: None,
 ) -> Proposed | None:
-    """Search the regions that are proposed, by default those that have a program; None where there are none, or no time
-    for them, which a warning says. The search of the kernels is over; of a budget they leave the time in which what it
-    found is to be judged. What a `store` has of them is put into `judged` and not searched, nor are those of which it
-    has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead` judges."""
-    none = "no region of several kernels was searched"
-    if estimates.budget.ledger.used_up and estimates.settings.regions is None:
-        log.warn(f"{none}: the measurements were used up")
-        return None
-    if not estimates.regions_fit():
-        log.warn(f"{none}: the budget has time only to judge what was found of kernels")
-        return None
-    until = estimates.regions_until()
+    """Search the regions that are proposed, by default those that have a program, once the search of the kernels is
+    over; None where there are none, or no time for them, which a warning says. Of a budget they leave the time in which
+    what was found of kernels is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
+    those of which it has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead`
+    judges."""
     if proposing is None:
         proposing = Proposing(estimates.captured.workload, device, log, usable=usable)
+    proposed = get_ready(
+        found.works, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged
+    )
+    if proposed is None:
+        return None
+    begun(proposed)
+    both, weights = proposed.estimates, weights_of(proposed, device.service.target)
+    searched = search(both, guide, device=device, log=log, works=proposed.timed, weights=weights, ahead=ahead)
+    expected = {**found.expected, **searched.expected}
+    settled = found.settled and searched.settled
+    return replace(proposed, candidates=replace(found, works=both.works, settled=settled, expected=expected))
+
+
+def get_ready(
+    found: Sequence[RegionWork],
+    estimates: Estimates,
+    *,
+    device: Device,
+    log: RunLog,
+    proposing: Proposing,
+    store: Stored | None = None,
+    judged: dict[str, RegionResult] | None = None,
+) -> Proposed | None:
+    """The regions that are to be searched, of which the first programs are compiled and the best schedules of their
+    kernels are timed as one program, by what was `found` of kernels; None where there are none, or no time for them.
+
+    See `search_regions`. Called from any thread."""
+    if estimates.budget.ledger.used_up and estimates.settings.regions is None:
+        log.warn(f"{NONE}: the measurements were used up")
+        return None
+    if not estimates.regions_fit():
+        log.warn(f"{NONE}: the budget has time only to judge what was found of kernels")
+        return None
+    until = estimates.regions_until()
     everything, proposals = proposing.found(until=until)
     if not everything.candidates and estimates.settings.regions is None:
         return None  # nobody asked for any
     if not proposals.candidates:
         many = counted(len(everything.candidates), "candidate region")
-        log.warn(f"{none}: there is no program for any of {many}")
+        log.warn(f"{NONE}: there is no program for any of {many}")
         return None
-    kernels = [work for work in found.works if not work.call.region.args]
+    kernels = [work for work in found if not work.call.region.args]
     if not estimates.budget.ledger.used_up:
-        late = _not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
+        late = not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
         _measure_starts(late, device, until=until)
     works = works_of(proposals, kernels, device=device)
     device.first_programs(works)
@@ -150,24 +184,105 @@ def search_regions(
     timed = [work for work in timed if work in works]
     timed += _timed(more, kernels, estimates, device=device, log=log, until=until) if more else []
     if not timed:
-        log.warn(f"{none}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
+        log.warn(f"{NONE}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
         return None
     before = estimates.measured
     both = replace(
         estimates,
-        measured=replace(before, works=[*found.works, *works], at=time.monotonic(), kernels_at=before.at),
+        measured=replace(before, works=[*found, *works], at=time.monotonic(), kernels_at=before.at),
     )
     if store is not None:
         store.look_for_nothing(timed, estimates.settings, device=device, log=log)
         store.leave_out(timed, both, log=log)
-    weights = by_plan(proposals, kernels, timed, device.service.target)
-    so_far = replace(found, works=both.works)
-    proposed = Proposed(proposals, works, both, so_far, len(everything.regions) - len(proposals.regions))
-    begun(proposed)
-    searched = search(both, guide, device=device, log=log, works=timed, weights=weights, ahead=ahead)
-    expected = {**found.expected, **searched.expected}
-    settled = found.settled and searched.settled
-    return replace(proposed, candidates=replace(so_far, settled=settled, expected=expected))
+    impossible = len(everything.regions) - len(proposals.regions)
+    return Proposed(proposals, works, both, Candidates(both.works), timed, impossible)
+
+
+BEGUN = 0.05  # of the time, which kernels may take that were not begun to be searched when regions join
+POLL_S = 0.2
+
+
+class Joining:
+    """Regions of several kernels get ready in a thread beside the search of the kernels, and join it.
+
+    They do so from when the first program of each kernel was measured, of all but a part of their time: what a region
+    saves is told by these. No compiler waits for the last of many schedules of a kernel then, of which the first was
+    nearly the best, and whose calls a region will have.
+    """
+
+    def __init__(
+        self,
+        estimates: Estimates,
+        proposing: Proposing,
+        *,
+        device: Device,
+        log: RunLog,
+        begun: Callable[[Proposed], object],
+    ) -> None:
+        """`estimates` are of the kernels, whose search begins. `begun` gets the regions before theirs does."""
+        self._estimates, self._proposing, self._device, self._log = estimates, proposing, device, log
+        self._begins = begun
+        self._proposed: Proposed | None = None
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._is_taken = False
+        device.close_too(self._ended.set)
+        self._thread = threading.Thread(target=self._work, name="kcg-joining", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none will join any more."""
+        return self._is_taken or (self.is_ready and self._proposed is None and self._error is None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return not self._thread.is_alive()
+
+    @property
+    def proposed(self) -> Proposed | None:
+        """Those that joined the search, if any."""
+        return self._proposed if self._is_taken else None
+
+    def turn(self) -> Joined | None:
+        """Those that are ready, once. Raises what went wrong."""
+        if self._is_taken or not self.is_ready:
+            return None
+        if self._error is not None:
+            raise self._error
+        if (found := self._proposed) is None:
+            return None
+        self._is_taken = True
+        self._begins(found)
+        return Joined(found.estimates, found.timed, weights_of(found, self._device.service.target))
+
+    def end(self, timeout_s: float | None) -> None:
+        """The search is over: none joins it any more, which a warning says where they would have."""
+        if not self.is_over:
+            self._log.warn(f"{NONE}: the search was over before they were ready")
+        self._ended.set()
+        self._proposing.end()
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        try:
+            while not self._may_begin():
+                if self._ended.wait(POLL_S):
+                    return
+            works = self._estimates.works
+            self._proposed = get_ready(
+                works, self._estimates, device=self._device, log=self._log, proposing=self._proposing
+            )
+        except BaseException as error:  # it belongs to the run's own thread
+            if not (self._ended.is_set() and isinstance(error, DeviceError | ServiceClosed)):
+                self._error = error
+
+    def _may_begin(self) -> bool:
+        """Whether it can be told what regions save."""
+        kernels = [work for work in self._estimates.works if work.baseline_s and work.others and work.is_missing]
+        waiting = not_come_to(kernels, least_s=0.0)
+        return self._proposing.is_found and sum(w.after_s for w in waiting) <= BEGUN * sum(w.after_s for w in kernels)
 
 
 def _that_compile(
@@ -226,7 +341,7 @@ def _timed(
     return _with_best_parts([work for work in works if work.baseline_s], kernels, device, until=until)
 
 
-def _not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[RegionWork]:
+def not_come_to(kernels: Sequence[RegionWork], *, least_s: float) -> list[RegionWork]:
     """Kernels that the first search did not come to, and that take more than `least_s`: milliseconds in all were
     nothing beside seconds, and are now."""
     late = [w for w in kernels if w.baseline_s and w.others and not w.searched and not w.stored]
@@ -273,21 +388,29 @@ def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
     return sum(alone_s.get(kernel.id, 0.0) for kernel in work.call.region.kernels)
 
 
+def weights_of(proposed: Proposed, target: Target) -> Weights:
+    """See `by_plan`."""
+    kernels = [work for work in proposed.estimates.works if not work.proposed]
+    return by_plan(proposed.proposals, kernels, proposed.timed, target)
+
+
 def by_plan(
     proposals: Proposals, kernels: Sequence[RegionWork], works: Sequence[RegionWork], target: Target
 ) -> Weights:
     """What a second that each region saves is worth to the best plan: all of it where the plan has the region wherever
-    it occurs, nothing where others that are better have its calls.
+    it occurs, nothing where others that are better have its calls. One that a kernel saves is worth little where its
+    calls are those of regions of the plan: it counts where one of these is refused.
 
     Of what nothing is measured the plan counts `expected_saving_s`, and what the plan has of these comes first. A
     program that is slower than its parts counts as if it were level with them, so that its search may go on.
     """
-    alone_s, candidates = best_alone_s(kernels), proposals.candidates
+    candidates = proposals.candidates
     by_id = {candidate.region.id: key for key, candidate in candidates.items()}
     by_key = {by_id[work.call.region.id]: work for work in works if work.others}
-    first_s = expected_savings_s({key: candidates[key] for key in by_key}, alone_s, target)
+    first_s = expected_savings_s({key: candidates[key] for key in by_key}, best_alone_s(kernels), target)
 
     def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
+        alone_s = best_alone_s(kernels)
         measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.searched}
         hoped = {
             key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
@@ -295,9 +418,22 @@ def by_plan(
             if (next_s := expected_s.get(work.id)) is not None
         }
         marginal_s = marginal_savings(proposals, alone_s, measured, hoped)
-        return {by_key[key].id: _share(saved_s, expected_s[by_key[key].id]) for key, saved_s in marginal_s.items()}
+        found = {by_key[key].id: _share(saved_s, expected_s[by_key[key].id]) for key, saved_s in marginal_s.items()}
+        if any(kernel.id in expected_s for kernel in kernels):
+            found |= of_kernels(kernels, plan_by(proposals, alone_s, {**hoped, **measured}))
+        return found
 
     return weights
+
+
+def of_kernels(kernels: Sequence[RegionWork], plan: WorkloadPlan) -> dict[str, float]:
+    """What a second that each kernel saves is worth, by how many of its calls are regions' of the plan."""
+    taken: dict[str, float] = defaultdict(float)
+    for candidate, times in plan.programs:
+        for kernel in candidate.region.own:
+            taken[kernel.id] += times
+    shares = {work.id: min(taken[work.call.region.id] / work.call.calls, 1.0) for work in kernels}
+    return {name: 1.0 - (1.0 - REFUSED) * share for name, share in shares.items()}
 
 
 def _share(part: float, whole: float) -> float:

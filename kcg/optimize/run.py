@@ -36,7 +36,14 @@ from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
 from kcg.optimize.proposing import Proposing
 from kcg.optimize.region_plans import fastest_step
-from kcg.optimize.region_search import best_so_far, needed_by_plans, savings_in_context, search_regions, variants
+from kcg.optimize.region_search import (
+    Joining,
+    best_so_far,
+    needed_by_plans,
+    savings_in_context,
+    search_regions,
+    variants,
+)
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
@@ -213,7 +220,8 @@ def optimize(
                 ahead=early,
                 proposing=proposing,
             )
-            estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
+            joins = proposing is not None and not device.is_cpu and store is None and settings.measurements is None
+            estimates = Estimates(settings, captured, measured, device, budget, kept, runner, joins=joins)
             if proposing is not None and estimates.regions_may_follow():
                 proposing.timed(works)
             if store is not None:
@@ -222,11 +230,18 @@ def optimize(
             log.begin(SEARCH)
             if (preparing := runner.ahead()) is not None:
                 children.enter_context(preparing)
-            candidates = search(estimates, guide, device=device, log=log, ahead=early)
+            joining: Joining | None = None
+            if proposing is not None and joins:
+                joining = Joining(estimates, proposing, device=device, log=log, begun=regions_begin)
+            candidates = search(estimates, guide, device=device, log=log, ahead=early, joins=joining)
             if measured.tail is not None:
                 measured.tail.finish(budget.patience_s(0.0))
                 say_untimed(replace(measured, untimed_share=untimed_share(works)), log)
-            if estimates.wants_regions:
+            if joining is not None:
+                joining.end(budget.patience_s(0.0))
+                if (joined := joining.proposed) is not None:
+                    proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
+            elif estimates.wants_regions:
                 proposed = search_regions(
                     candidates,
                     estimates,

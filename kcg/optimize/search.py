@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kcg.cli import counted
 from kcg.errors import KcgError, ScheduleError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
-    from kcg.optimize.work import Tail
     from kcg.predictor.interface import Predictor
     from kcg.search.workers import SearchWorkers
 
@@ -39,8 +38,32 @@ Weights = Callable[[Mapping[str, float]], Mapping[str, float]]
 """What a second that each region saves is worth, by the seconds that each is expected to save next (infinite where
 nothing was measured), both by `RegionWork.id`; 1 where nothing is said."""
 
+
+@dataclass(frozen=True)
+class Joined:
+    """What joins a search: all that is known from then on, and what is searched too."""
+
+    estimates: Estimates
+    works: Sequence[RegionWork]
+    weights: Weights
+
+
+class Joins(Protocol):
+    """What gets ready while a search goes on."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will join any more."""
+        ...
+
+    def turn(self) -> Joined | None:
+        """What joins now, if anything."""
+        ...
+
+
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 SEARCHING = 3  # processes that search, for every four that compile
+WAITING = 1 / 2  # of the compilers, which a search has while what joins it gets ready
 
 
 class Guide:
@@ -139,10 +162,12 @@ def search(
     works: Sequence[RegionWork] = (),
     weights: Weights = lambda expected_s: {},
     ahead: Ahead | None = None,
+    joins: Joins | None = None,
 ) -> Candidates:
-    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all; meanwhile
-    `ahead` judges what was found. A run in which nothing was searched says why: at once where it is known before."""
-    return _Search(estimates, guide, device, log, works, weights, ahead).run()
+    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all, and on what
+    `joins` them; meanwhile `ahead` judges what was found. A run in which nothing was searched says why: at once where
+    it is known before."""
+    return _Search(estimates, guide, device, log, works, weights, ahead, joins).run()
 
 
 def watched(strategy: Strategy) -> Strategy:
@@ -171,6 +196,7 @@ class _Search:
     works: Sequence[RegionWork] = ()
     weights: Weights = lambda expected_s: {}
     ahead: Ahead | None = None
+    joins: Joins | None = None
     settled: bool = False
     expected: Mapping[str, float] = field(default_factory=dict)
 
@@ -202,7 +228,8 @@ class _Search:
         if self.missing and (any(work.tried for work in self.missing) or not (too_short or used_up)):
             self._spend()
             if (deadline := self.ledger.deadline) is not None:
-                share_efforts(self.works, deadline - begun)
+                for some in ([w for w in self.works if not w.proposed], [w for w in self.works if w.proposed]):
+                    share_efforts(some, deadline - begun)
         if not self.searched:
             log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
         return Candidates(
@@ -324,7 +351,7 @@ class _Search:
             weigh=self._weigh,
             between=self._between,
             patience_s=self._patience_s,
-            arriving=None if self.tail is None else functools.partial(self._arrive, predictor, self.tail),
+            arriving=functools.partial(self._arrive, predictor),
         )
         self._enter(predictor, self.works)
         allocator.run()
@@ -368,12 +395,24 @@ class _Search:
         if self.ahead is not None:
             self.ahead.know(self.estimates, searched=self._entered)
 
-    def _arrive(self, predictor: Predictor, tail: Tail) -> bool:
+    def _arrive(self, predictor: Predictor) -> bool:
         """Search those too that were timed since; whether there may be more."""
-        if timed := tail.turn():
+        if self.tail is not None and (timed := self.tail.turn()):
             self.device.check_journal()
             self._enter(predictor, timed)
-        return not tail.is_over
+        if self.joins is not None and (joined := self.joins.turn()) is not None:
+            self._join(predictor, joined)
+        return any(more is not None and not more.is_over for more in (self.tail, self.joins))
+
+    def _join(self, predictor: Predictor, joined: Joined) -> None:
+        """From now on these are searched too."""
+        self.estimates, self.weights = joined.estimates, joined.weights
+        self.works = [*self.works, *joined.works]
+        self.missing = [work for work in self.works if work.is_missing]
+        if self.budget.limit_s is None and self.settings.measurements is None:  # they have the time that they need
+            effort_s = missing_share(joined.works) * EFFORTS[self.settings.effort].search_s
+            self.budget.search_until(time.monotonic() + effort_s)
+        self._enter(predictor, joined.works)
 
     def _between(self) -> None:
         """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
@@ -386,6 +425,8 @@ class _Search:
         if self.device.is_cpu:  # four of one device take no more than one
             return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
+        if self.joins is not None and not self.joins.is_over:
+            compilers = max(int(WAITING * compilers), 1)
         return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
 
     def _patience_s(self) -> float:

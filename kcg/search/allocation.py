@@ -295,6 +295,7 @@ class Allocator:
         with self._changed:  # searches may be going on
             incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
             entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer, each_s=each_s)
+            self._history.clear()  # what is best of all is another sum
             entry.until = until
             known = problem.known.get(problem.space.baseline())
             self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))

@@ -9,6 +9,7 @@ import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kcg.errors import ScheduleError
+from kcg.errors import DeviceError, ScheduleError
 from kcg.judge.whole import unclear
 from kcg.kernel import regions
 from kcg.kernel.composed import parts_of
@@ -29,6 +30,7 @@ from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.optimize import proposing, region_search
+from kcg.optimize.ahead import REFUSED
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     PLANS,
@@ -283,6 +285,14 @@ def test_a_marginal_saving_is_what_the_best_plan_gains(
     assert alone == pytest.approx({large: 0.25 * calls * most_s}), "nothing else has its calls"
 
 
+def kernels_of(proposals: Proposals, alone_s: dict[str, float]) -> Any:
+    """The kernels of a workload, searched."""
+    return [
+        SimpleNamespace(id=call.region.id, call=call, best_s=alone_s[call.region.id])
+        for call in proposals.workload.calls
+    ]
+
+
 def test_effort_goes_to_what_the_best_plan_would_gain_from(
     proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
 ) -> None:
@@ -294,10 +304,7 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
         usual = {"call": call, "id": region.id, "others": {"tile": object()}, "searched": [], "saving_s": 0.0}
         return SimpleNamespace(**(usual | changed))
 
-    kernels: Any = [
-        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id])
-        for call in proposals.workload.calls
-    ]
+    kernels = kernels_of(proposals, alone_s)
     works = [work(large), work(small), work(small, id="parts", others={})]
     weights = region_search.by_plan(proposals, kernels, works, H200)
     unmeasured = {one.id: math.inf for one in works}
@@ -308,6 +315,15 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     works[0].saving_s = works[0].call.calls * expected[large]
     assert weights({**unmeasured, large[0]: 1e-3}) == pytest.approx({large[0]: 1.0, small[0]: 0.0})
     assert weights({large[0]: 0.0}) == {large[0]: 0.0}
+    # where kernels are searched beside them, those whose calls the plan has count where a region is refused
+    found = weights({**unmeasured, large[0]: 1e-3} | {kernel.id: 1e-3 for kernel in kernels})
+    inside = {kernel.id: count for kernel, count in Counter(proposals.candidates[large].region.own).items()}
+    calls = {kernel.id: kernel.call.calls for kernel in kernels}
+    shares = {name: count * proposals.calls[large] / calls[name] for name, count in inside.items()}
+    assert max(shares.values()) == 1.0, "all calls of one are those of the region"
+    assert {name: found[name] for name in calls} == pytest.approx(
+        {name: 1.0 - (1.0 - REFUSED) * shares.get(name, 0.0) for name in calls}
+    )
 
 
 @pytest.mark.slow
@@ -421,20 +437,92 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
 # ---- in a run
 
 
-def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -> None:
+def joining_of(
+    monkeypatch: pytest.MonkeyPatch, ready: Callable[[], Any], works: list[Any]
+) -> tuple[region_search.Joining, list[str], Callable[[], None]]:
+    """Regions that get `ready` beside the search of kernels, what a run is warned of, and what ends its children."""
+    warned, closing = list[str](), list[Callable[[], None]]()
+    monkeypatch.setattr(region_search, "get_ready", lambda *_, **__: ready())
+    monkeypatch.setattr(region_search, "weights_of", lambda proposed, target: lambda expected_s: {})
+    device: Any = SimpleNamespace(close_too=closing.append, service=SimpleNamespace(target=H200))
+    looks: Any = SimpleNamespace(is_found=True, end=lambda: None)
+    log: Any = SimpleNamespace(warn=warned.append)
+    estimates: Any = SimpleNamespace(works=works)
+    joining = region_search.Joining(estimates, looks, device=device, log=log, begun=lambda proposed: None)
+    return joining, warned, lambda: [close() for close in closing] and None
+
+
+def timed_kernel(seconds: float, *, searched: bool) -> Any:
+    common = {"baseline_s": seconds, "before_s": seconds, "after_s": seconds, "stored": None, "is_missing": True}
+    return SimpleNamespace(**common, others={"tile": object()}, searched=[{}] if searched else [])
+
+
+def test_regions_get_ready_once_the_first_program_of_all_kernels_that_matter_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proposed: Any = SimpleNamespace(estimates="both", timed=["a region"])
+    works = [timed_kernel(1.0, searched=True), timed_kernel(0.5, searched=False), timed_kernel(0.01, searched=False)]
+    joining, warned, _ = joining_of(monkeypatch, lambda: proposed, works)
+    assert joining.turn() is None and not joining.is_over
+    works[1].searched.append({})
+    wait_until(lambda: joining.is_ready)
+    joined = joining.turn()
+    assert joined is not None and (joined.estimates, joined.works) == ("both", ["a region"])
+    assert joining.turn() is None and joining.is_over and joining.proposed is proposed, "they join once"
+    joining.end(None)
+    assert not warned
+
+
+def test_a_search_that_ends_before_regions_are_ready_goes_without_them_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joining, warned, _ = joining_of(monkeypatch, lambda: None, [timed_kernel(1.0, searched=False)])
+    joining.end(None)
+    assert joining.proposed is None and joining.is_ready
+    assert warned == ["no region of several kernels was searched: the search was over before they were ready"]
+
+
+def test_what_goes_wrong_while_regions_get_ready_is_raised_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless that is that the run's children were ended."""
+
+    def broken() -> None:
+        raise DeviceError("it is gone")
+
+    kernel = timed_kernel(1.0, searched=True)
+    joining, _, _ = joining_of(monkeypatch, broken, [kernel])
+    wait_until(lambda: joining.is_ready)
+    assert not joining.is_over
+    with pytest.raises(DeviceError, match="it is gone"):
+        joining.turn()
+    hold = threading.Event()
+    joining, _, close = joining_of(monkeypatch, lambda: hold.wait() and broken(), [kernel])
+    close()
+    hold.set()
+    wait_until(lambda: joining.is_over)
+    assert joining.turn() is None
+
+
+def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Path) -> None:
     """Where there is no program for a region its search varies its parts: no plan has any of it, all kernels stay."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=12, folder=tmp_path / "out", regions=True)
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=44, folder=tmp_path / "out", regions=True)
     with begun(settings) as run:
-        estimates = run.estimates(run.measured(meanwhile=run.guide.read))
-        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
-        proposed = region_search.search_regions(
-            kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: True
-        )
-        assert proposed is not None and proposed.works and all(work.proposed for work in proposed.works)
+        estimates, shown = run.estimates(run.measured(meanwhile=run.guide.read)), list[region_search.Proposed]()
+        looks = proposing.Proposing(run.captured.workload, run.device, run.log, usable=lambda region: True)
+        looks.begin()
+        joining = region_search.Joining(estimates, looks, device=run.device, log=run.log, begun=shown.append)
+        wait_until(lambda: joining.is_ready)
         best = region_search.best_schedules(run.works)
+        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log, joins=joining)
+        joining.end(None)
+        (proposed,) = shown
+        assert joining.proposed is proposed and joining.is_over
+        assert proposed.works and all(work.proposed for work in proposed.works)
+        assert kernels.works == [*run.works, *proposed.timed]
         for work in proposed.works:
             assert best_parts(work.call.region, best) in work.known, "measured as one program"
             assert work.call.region.id in run.journal.regions()
+        assert any(work.tried for work in run.works) and any(work.tried > 1 for work in proposed.timed)
+        proposed = replace(proposed, candidates=replace(kernels, works=proposed.estimates.works))
         results = run.judge(proposed.estimates, proposed.candidates).run()
         assert len(results.rows) == len(run.works) + len(proposed.works)
         (alone,) = region_search.variants(results, proposed, run.captured.workload)
@@ -667,10 +755,7 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
     """Of two that have calls in common the better one does not compile, or not in time: the plan has the other one, in
     whose search the time goes."""
     large, small = overlapping(proposals, expected)
-    kernels: Any = [
-        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id])
-        for call in proposals.workload.calls
-    ]
+    kernels = kernels_of(proposals, alone_s)
 
     def work(key: Key) -> Any:
         region = proposals.candidates[key].region
