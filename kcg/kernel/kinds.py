@@ -443,6 +443,25 @@ def compile_region(
     return kind_of(schedule).compile(region, schedule, target, variables=variables, also=also)
 
 
+@runtime_checkable
+class JoinsCompiled(Protocol):
+    """A kind whose programs are those of its parts, one after the other."""
+
+    def joined(
+        self, region: Region, schedule: Schedule, find: Callable[[Region, Schedule], Executable | None]
+    ) -> Executable | None:
+        """The program of a schedule whose parts are all compiled, as `find` gives them; None where one is not."""
+
+
+def joined(
+    region: Region, schedule: Schedule, find: Callable[[Region, Schedule], Executable | None]
+) -> Executable | None:
+    """The program of a schedule that needs no compiler, since all its parts are compiled; None where there is none.
+    Raises ScheduleError where it is none of the region."""
+    kind = kind_of(schedule)
+    return kind.joined(region, schedule, find) if isinstance(kind, JoinsCompiled) else None
+
+
 def made_by(toolchain: Toolchain, schedule: Schedule) -> str:
     """The fingerprint of the toolchain that rows of a schedule carry."""
     return toolchain.tile_fingerprint if traits_of(schedule).own_assembler else toolchain.fingerprint

@@ -104,6 +104,19 @@ class PartsKind:
             made.append((part.places, compile_region(inner, part.schedule, target, variables=variables, also=also)))
         return joined(region, made)
 
+    def joined(
+        self, region: Region, schedule: Schedule, find: Callable[[Region, Schedule], Executable | None]
+    ) -> Program | None:
+        """The parts that `find` gives, joined; None where one is missing. Raises ScheduleError where it is none of the
+        region."""
+        made = []
+        for part in checked(region, schedule):
+            inner, _ = region_of_part(region, part.places)
+            if (found := find(inner, part.schedule)) is None:
+                return None
+            made.append((part.places, found))
+        return joined(region, made)
+
 
 class PartsSpace:
     """Schedules of the parts of one region: each step is one of one part's own space."""

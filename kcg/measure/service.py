@@ -8,6 +8,7 @@ other, whose child never ran a candidate of a search.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -22,9 +23,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.compat.tiny import UOp
-from kcg.errors import DeviceError, VerificationError
+from kcg.errors import DeviceError, ScheduleError, VerificationError
 from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
-from kcg.kernel.kinds import made_by, registered, traits_of
+from kcg.kernel.kinds import joined, made_by, registered, traits_of
 from kcg.kernel.program import Executable
 from kcg.measure import canary, child
 from kcg.measure.calls import Call
@@ -532,9 +533,26 @@ class MeasureService:
         return self._compiled_before(region, schedule, *bindings) is not None
 
     def _compiled_before(self, region: Region, schedule: Schedule, *bindings: Variables) -> CompileOutcome | None:
-        kept = self._kept.get((region.id, schedule))
+        kept = self._kept.get((region.id, schedule)) or self._of_parts(region, schedule, *bindings)
         runs = kept is not None and all(kept.compiled.runs_at(variables) for variables in bindings or ((),))
         return kept if runs else None
+
+    def _of_parts(self, region: Region, schedule: Schedule, *bindings: Variables) -> CompileOutcome | None:
+        """A schedule all of whose parts were compiled before: the best schedules of a region's kernels were, and
+        tinygrad's own took 100 s of cores for 40 regions of Flux."""
+        seconds = 0.0
+
+        def find(inner: Region, own: Schedule) -> Executable | None:
+            nonlocal seconds
+            if (kept := self._compiled_before(inner, own, *bindings)) is None:
+                return None
+            seconds += kept.compile_s
+            return kept.compiled
+
+        with contextlib.suppress(ScheduleError):  # a compiler says it
+            if (made := joined(region, schedule, find)) is not None:
+                return CompileOutcome(made, seconds)
+        return None
 
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run a function of a module in one of the compiling children: for work that would hold up this process. On a

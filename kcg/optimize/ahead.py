@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.optimize.work import RegionWork
 
+Freshen = Callable[["RegionWork"], None]
+"""Have the best schedules of a region's kernels timed as one program, if that was of others."""
 Needed = Callable[[Mapping[str, RegionResult]], Collection[str]]
 """Which regions of several kernels the best plans have, by id, given what was judged so far."""
 
@@ -130,6 +132,7 @@ class _View:
 
     estimates: Estimates
     needed: Needed | None = None
+    freshen: Freshen | None = None
     searched: frozenset[str] = frozenset()  # what a search is at, by `RegionWork.id`
     since: float = 0.0  # when that began, by `time.monotonic`
 
@@ -188,10 +191,17 @@ class Ahead:
 
     # ---- the run's thread ----
 
-    def know(self, estimates: Estimates, *, needed: Needed | None = None, searched: Sequence[RegionWork] = ()) -> None:
+    def know(
+        self,
+        estimates: Estimates,
+        *,
+        needed: Needed | None = None,
+        freshen: Freshen | None = None,
+        searched: Sequence[RegionWork] = (),
+    ) -> None:
         """This is what the run knows from now on, and what is `searched` while it goes on. On a GPU judging begins."""
-        since = time.monotonic()
-        self._view = _View(estimates, needed or self._view.needed, frozenset(work.id for work in searched), since)
+        view, ids = self._view, frozenset(work.id for work in searched)
+        self._view = _View(estimates, needed or view.needed, freshen or view.freshen, ids, time.monotonic())
         self._judged_s = 0.0
         self._best = _NOTHING
         self.comparisons.go_by(estimates)
@@ -280,6 +290,8 @@ class Ahead:
 
     def _take(self, work: RegionWork) -> None:
         """Judge a region as it is now."""
+        if work.proposed and self._view.freshen is not None:
+            self._view.freshen(work)
         firsts, now = tuple(work.firsts), work.as_of_now()
         self._tried[work.id] = firsts
         with self._view.estimates.judging(now):

@@ -144,14 +144,14 @@ class Proposing:
 
 
 def expected_alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
-    """The best time of each kernel, by id, or what the first program of another kind is expected to take before it is
+    """The best time of each kernel, by id, or what the first program of another kind is expected to take before any is
     measured: by tinygrad's own alone a region would save what its kernels save too. Not of what has neither."""
     from kcg.predictor.cost import guiding
     from kcg.predictor.interface import judge_of
 
     found = best_alone_s(kernels)
     for work in kernels:
-        for space in work.others.values():
+        for space in () if work.searched else work.others.values():
             with looking("what a kernel is expected to take"):
                 (expected,) = judge_of(guiding(space, None), space).predict([space.start()])
                 if math.isfinite(expected.runtime_s):
@@ -207,8 +207,8 @@ def regions_of(proposals: Proposals, alone_s: Mapping[str, float], target: Targe
 
 
 def works_of(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:
-    """What is searched: of each region its kernels' best times say what it may save."""
-    regions = regions_of(proposals, best_alone_s(kernels), device.service.target)
+    """What is searched: of each region its kernels' best times, or what is expected of these, say what it may save."""
+    regions = regions_of(proposals, expected_alone_s(kernels), device.service.target)
     for region in regions:
         if device.journal is not None:
             device.journal.add_region(region, workload=f"{proposals.workload.name}/{proposals.workload.preset}")

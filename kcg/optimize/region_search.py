@@ -121,6 +121,10 @@ def search_regions(
     judges."""
     if proposing is None:
         proposing = Proposing(estimates.captured.workload, device, log, usable=usable)
+    if not estimates.budget.ledger.used_up:
+        kernels = [work for work in found.works if not work.call.region.args]
+        late = not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
+        _measure_starts(late, device, until=estimates.regions_until())
     proposed = get_ready(
         found.works, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged
     )
@@ -163,9 +167,6 @@ def get_ready(
         log.warn(f"{NONE}: there is no program for any of {many}")
         return None
     kernels = [work for work in found if not work.call.region.args]
-    if not estimates.budget.ledger.used_up:
-        late = not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
-        _measure_starts(late, device, until=until)
     works = works_of(proposals, kernels, device=device)
     device.first_programs(works)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
@@ -198,16 +199,16 @@ def get_ready(
     return Proposed(proposals, works, both, Candidates(both.works), timed, impossible)
 
 
-BEGUN = 0.05  # of the time, which kernels may take that were not begun to be searched when regions join
+BEGUN = 0.25  # of the time, which kernels may take that were not begun to be searched when regions get ready
 POLL_S = 0.2
 
 
 class Joining:
     """Regions of several kernels get ready in a thread beside the search of the kernels, and join it.
 
-    They do so from when the first program of each kernel was measured, of all but a part of their time: what a region
-    saves is told by these. No compiler waits for the last of many schedules of a kernel then, of which the first was
-    nearly the best, and whose calls a region will have.
+    They do so from when the first programs of the kernels were measured that take most of the time: what a region saves
+    is told by these, and by what is expected of the others. So a region does not wait for the last of many schedules of
+    kernels whose calls it will have, of which the first was nearly the best.
     """
 
     def __init__(
@@ -383,6 +384,27 @@ def _with_best_parts(
     return [work for work, seen in _kept(sent, until=until) if seen.status == Status.OK]
 
 
+def saved_now_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
+    """What one call of a region saves over its kernels: over these as one program, or where they have become faster
+    since that was timed, one after the other."""
+    if not work.found:
+        return 0.0
+    return min(work.saving_s / work.call.calls, _sum_s(work, alone_s) - work.best_s)
+
+
+def freshener(proposed: Proposed, device: Device) -> Callable[[RegionWork], None]:
+    """What times the best schedules of a region's kernels as one program, where these are others than when the region
+    joined: what is judged of it is compared with them."""
+    kernels = [work for work in proposed.estimates.works if not work.proposed]
+
+    def freshen(work: RegionWork) -> None:
+        parts = best_parts(work.call.region, best_schedules(kernels))
+        if parts not in work.known:
+            work.keep(device.measure(work, [parts])[0].result())
+
+    return freshen
+
+
 def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
     """What a region's kernels take one after the other, as each was measured."""
     return sum(alone_s.get(kernel.id, 0.0) for kernel in work.call.region.kernels)
@@ -411,7 +433,7 @@ def by_plan(
 
     def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
         alone_s = best_alone_s(kernels)
-        measured = {key: work.saving_s / work.call.calls for key, work in by_key.items() if work.searched}
+        measured = {key: saved_now_s(work, alone_s) for key, work in by_key.items() if work.searched}
         hoped = {
             key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
             for key, work in by_key.items()
@@ -470,7 +492,7 @@ def needed_by_plans(
             if (row := judged.get(work.id)) is not None:
                 saved_s[work.call.region.id] = saving_s(row) if beats_its_parts(row) else 0.0
             elif work.by_kind:
-                saved_s[work.call.region.id] = work.saving_s / work.call.calls
+                saved_s[work.call.region.id] = saved_now_s(work, alone_s)
         savings = _in_place(proposed.proposals, saved_s, alone_s)
         plans = deployed_plans(proposed.proposals, alone_s, savings, memory_bytes=memory_bytes)
         return frozenset(region.id for plan in plans for region in plan.regions)

@@ -39,6 +39,7 @@ from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import (
     Joining,
     best_so_far,
+    freshener,
     needed_by_plans,
     savings_in_context,
     search_regions,
@@ -192,7 +193,8 @@ def optimize(
             nonlocal proposed
             proposed = some
             if early is not None:
-                early.know(some.estimates, needed=needed_by_plans(some, memory_bytes=memory_bytes))
+                needed, freshen = needed_by_plans(some, memory_bytes=memory_bytes), freshener(some, device)
+                early.know(some.estimates, needed=needed, freshen=freshen)
 
         try:
             if store is not None:  # before the device's child has run anything but its canary
@@ -264,7 +266,13 @@ def optimize(
                 about = format_seconds(estimates.judging_s())
                 many = how_many(work.call.region for work in due)
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
-            needed = needed_by_plans(proposed, memory_bytes=memory_bytes) if proposed is not None else None
+            needed = None
+            if proposed is not None:
+                needed, freshen = needed_by_plans(proposed, memory_bytes=memory_bytes), freshener(proposed, device)
+                wanted = needed(judged)
+                for work in proposed.timed:
+                    if work.call.region.id in wanted and work.id not in judged:
+                        freshen(work)
             device.service.fresh_child()  # its memory is the other one's now
             judging = Judging(
                 candidates,

@@ -301,7 +301,8 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     def work(key: Key, **changed: Any) -> Any:
         region = proposals.candidates[key].region
         call = SimpleNamespace(region=region, calls=proposals.calls[key])
-        usual = {"call": call, "id": region.id, "others": {"tile": object()}, "searched": [], "saving_s": 0.0}
+        usual = {"call": call, "id": region.id, "others": {"tile": object()}, "searched": []}
+        usual |= {"saving_s": 0.0, "found": [], "best_s": 0.0}
         return SimpleNamespace(**(usual | changed))
 
     kernels = kernels_of(proposals, alone_s)
@@ -312,7 +313,7 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     works[0].searched.append({Schedule("tile", "{}"): None})  # measured, and slower than its parts
     assert weights({**unmeasured, large[0]: 1e-9}) == {large[0]: 0.0, small[0]: 1.0}
     assert weights({large[0]: 1e-3}) == pytest.approx({large[0]: 1.0}), "nothing else is hoped for"
-    works[0].saving_s = works[0].call.calls * expected[large]
+    works[0].saving_s, works[0].found = works[0].call.calls * expected[large], ["a program"]
     assert weights({**unmeasured, large[0]: 1e-3}) == pytest.approx({large[0]: 1.0, small[0]: 0.0})
     assert weights({large[0]: 0.0}) == {large[0]: 0.0}
     # where kernels are searched beside them, those whose calls the plan has count where a region is refused
@@ -504,7 +505,7 @@ def test_what_goes_wrong_while_regions_get_ready_is_raised_in_the_search(monkeyp
 
 def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Path) -> None:
     """Where there is no program for a region its search varies its parts: no plan has any of it, all kernels stay."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=44, folder=tmp_path / "out", regions=True)
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=30, folder=tmp_path / "out", regions=True)
     with begun(settings) as run:
         estimates, shown = run.estimates(run.measured(meanwhile=run.guide.read)), list[region_search.Proposed]()
         looks = proposing.Proposing(run.captured.workload, run.device, run.log, usable=lambda region: True)
@@ -521,7 +522,8 @@ def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Pat
         for work in proposed.works:
             assert best_parts(work.call.region, best) in work.known, "measured as one program"
             assert work.call.region.id in run.journal.regions()
-        assert any(work.tried for work in run.works) and any(work.tried > 1 for work in proposed.timed)
+        assert any(work.tried > 1 for work in proposed.timed), "they have more to gain than a kernel each"
+        assert any(work.id in kernels.expected for work in run.works), "which are searched too"
         proposed = replace(proposed, candidates=replace(kernels, works=proposed.estimates.works))
         results = run.judge(proposed.estimates, proposed.candidates).run()
         assert len(results.rows) == len(run.works) + len(proposed.works)
@@ -604,7 +606,7 @@ def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_
         return SimpleNamespace(**(usual | changed))
 
     kernels = [work(), work(others={}), work(searched=[{start: None}]), work(before_s=1e-6), work(baseline_s=None)]
-    late = region_search._not_come_to(kernels, least_s=1e-5)
+    late = region_search.not_come_to(kernels, least_s=1e-5)
     assert late == kernels[:1]
     waits, answers = Future[Observation](), Future[Observation]()
     answers.set_result(seen := Observation(start, Status.OK, 1e-5, "binary"))
@@ -657,7 +659,9 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
 ) -> None:
     monkeypatch.setattr(proposing, "propose", lambda workload: proposals)
     kernels: Any = [
-        SimpleNamespace(call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id], others={})
+        SimpleNamespace(
+            call=SimpleNamespace(region=call.region), best_s=alone_s[call.region.id], others={}, searched=[]
+        )
         for call in proposals.workload.calls
     ]
     asked, compiled = list[str](), threading.Semaphore(0)
