@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,8 +25,10 @@ from kcg.predictor.stacked import Stacked
 from kcg.training.network import GraphSet, Net
 from kcg.types import Region
 from tests.calls import calls_of
+from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.rules import ROOT
 
 TARGET = KNOWN_TARGETS["sm_90"]
 CLOSE = 1e-5
@@ -95,6 +98,15 @@ def test_the_shipped_networks_answer_together_as_alone(
     region = make()
     made = graphs_of(region, count)
     assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
+
+
+def test_without_pytorch_the_shipped_networks_guide_and_say_what_they_said_with_it(shipped: Checkpoint) -> None:
+    """Never the roofline in their place. What PyTorch said is recorded: `tests/predictor/golden.py`."""
+    done = python("-m", "tests.predictor.without_torch", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["guides"], found["name"]) == ("LearnedPredictor", shipped.about.name) and found["different"] > 5
+    assert found["error"] < CLOSE and found["chances"] == pytest.approx(1.0)
 
 
 def test_graphs_of_several_kernels_are_kept_apart(shipped: Checkpoint) -> None:
