@@ -156,7 +156,7 @@ class Stacked:
                     axes[:, places, : block.sizes["axes"]] = _alone(block, nodes["axes"]).swapaxes(1, 2)
                 first += block.n
             hidden = self._last(np.concatenate([whole, pooled], -1))
-            time, rank, sigma, failure = np.moveaxis(self._heads(hidden), -1, 0)
+            time, rank, sigma, failure = self._heads(hidden).transpose(2, 0, 1)
             if self._skip is not None:
                 time = time + self._skip(self._scaled("schedule", made.schedule))[..., 0]
         log_sigma = np.clip(sigma, LEAST_LOG_SIGMA, MOST_LOG_SIGMA)
@@ -169,7 +169,8 @@ class Stacked:
     def _scaled(self, name: str, x: Array) -> Array:
         found: Array = x - self._mean[name]
         found *= self._rate[name]
-        return np.clip(found, -MOST_SCALED, MOST_SCALED, out=found)
+        np.minimum(found, MOST_SCALED, out=found)
+        return np.maximum(found, -MOST_SCALED, out=found)
 
     def _most_scratch(self, blocks: Sequence[_Blocks]) -> int:
         """Numbers that the messages of a block take."""
@@ -228,7 +229,7 @@ class Stacked:
         messages += source
         relu(shift)
         shift *= gate
-        return [messages.sum(axis), messages.max(axis)]
+        return [np.add.reduce(messages, axis), np.maximum.reduce(messages, axis)]
 
     def _updated(self, i: int, name: str, state: Array, received: list[Array]) -> Array:
         first, second = self._updates[i, name]
@@ -241,9 +242,10 @@ class Stacked:
 
 def _normed(x: Array) -> Array:
     """Over the last axis, in place."""
-    x -= x.mean(-1, keepdims=True)
-    variance = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
-    x *= 1 / np.sqrt(variance + np.float32(LEAST_VARIANCE))
+    x -= np.add.reduce(x, -1, keepdims=True) * np.float32(1 / x.shape[-1])
+    variance = np.einsum("...i,...i->...", x, x)[..., None] * np.float32(1 / x.shape[-1])
+    variance += np.float32(LEAST_VARIANCE)
+    x /= np.sqrt(variance, out=variance)
     return x
 
 
@@ -258,7 +260,7 @@ def _pooled(block: _Blocks, nodes: dict[str, Array]) -> Array:
     found = []
     for name, state in nodes.items():
         if (there := block.there[name]) is None:
-            found += [state.sum(1), state.max(1)]
+            found += [np.add.reduce(state, 1), np.maximum.reduce(state, 1)]
         else:
             mask = there[..., None]
             most = np.where(mask, state, np.float32(-np.inf)).max(1)

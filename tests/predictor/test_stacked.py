@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
@@ -21,7 +22,7 @@ from kcg.predictor.choice import shipped_path
 from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel_features, target_features
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.network import NetSettings, Network, shapes
-from kcg.predictor.stacked import Stacked
+from kcg.predictor.stacked import Stacked, one_thread
 from kcg.training.network import GraphSet, Net
 from kcg.types import Region
 from tests.calls import calls_of
@@ -212,3 +213,15 @@ def test_one_schedule_is_judged_with_less_than_half_the_calls_of_one_network_aft
 
     judge_by(together)  # once, and what is imported then is imported
     assert 2 * calls_of(lambda: judge_by(together)) < calls_of(lambda: judge_by(each))
+
+
+def test_blas_has_one_thread_while_anything_predicts_and_as_many_as_before_after() -> None:
+    def threads() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        with one_thread:
+            with one_thread:  # as from another thread
+                pass
+            assert 1 in threads()
+        assert threads() == {2}
