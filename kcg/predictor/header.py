@@ -53,7 +53,8 @@ def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[A
             return header, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"there is no {noun} {path}") from error
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        # the last two where a tensor is of a type that NumPy has not, such as bfloat16
         raise DataError(f"{path} cannot be read ({error}): train or download it again") from error
 
 

@@ -110,6 +110,8 @@ def checked(tensors: Mapping[str, Array], expected: Shapes) -> dict[str, Array]:
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise ValueError(f"{name} of shape {tensors[name].shape}, not {shape}")
+        if tensors[name].dtype.kind != "f":
+            raise ValueError(f"{name} of {tensors[name].dtype}")
         with np.errstate(over="ignore"):  # what 32 bits cannot hold is not finite
             found[name] = tensors[name].astype(np.float32)
         if not np.isfinite(found[name]).all():

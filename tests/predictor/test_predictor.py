@@ -295,6 +295,11 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save_file(weights, tmp_path / "nan", header)
     with pytest.raises(DataError, match="weights that are not numbers"):
         read(tmp_path / "nan")
+    for dtype, wrong in ((torch.bfloat16, "cannot be read"), (torch.complex64, "of complex64")):
+        weights["net0.heads.weight"] = torch.zeros(4, SETTINGS.net.hidden, dtype=dtype)
+        save_file(weights, tmp_path / "type", header)
+        with pytest.raises(DataError, match=wrong):
+            read(tmp_path / "type")
     about = json.loads(header["kcg"])
     for huge in ({"hidden": 40_000}, {"hidden": 1000}, {"layers": 10**6}):
         nets = [{**about["nets"][0], **huge}]
