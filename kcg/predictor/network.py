@@ -53,7 +53,7 @@ class NetSettings:
     messages: bool = True  # False: a multilayer perceptron on pooled nodes
     schedule: bool = True  # the numbers of the whole schedule, roofline terms among them
     kernel: bool = True  # the numbers of the kernel itself
-    compare: bool = False  # attention between the candidates of one kernel
+    compare: bool = False  # attention between the candidates of one kernel: an experiment, which guides no search
 
 
 @dataclass(frozen=True, eq=False)
