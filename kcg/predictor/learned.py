@@ -52,7 +52,7 @@ class LearnedPredictor:
         self._known_operations = frozenset(checkpoint.about.operations)
         self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
         self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
-        # what is loaded by now stays: walking through the objects of tinygrad, and then of torch, took a tenth of a search
+        # what is loaded by now stays: walking through its objects, those of torch too then, took a tenth of a search
         gc.freeze()
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
