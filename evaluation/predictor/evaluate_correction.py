@@ -29,9 +29,9 @@ from kcg.errors import UnknownName
 from kcg.kernel.opts.traits import traits_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.ensemble import Ensemble, averaged, evaluation_pool
+from kcg.predictor.ensemble import Ensemble, averaged
 from kcg.predictor.features import Array
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, evaluation_pool, load
 from kcg.search.replay import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 

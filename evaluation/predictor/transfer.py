@@ -30,9 +30,8 @@ from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.ensemble import pool_rows
 from kcg.predictor.metrics import Floors, floors_of
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, load, pool_rows
 from kcg.training.fit import Fit, FitSettings, judge, rows_of_kernels
 from kcg.training.network import Net, predicted
 from kcg.training.predictor import devices_of

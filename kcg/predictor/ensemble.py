@@ -6,13 +6,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kcg.predictor.features import Array, Graphs
 from kcg.predictor.network import Network
 from kcg.predictor.stacked import Answers, Stacked
-from kcg.predictor.training_data import POOL, TrainingData
+
+if TYPE_CHECKING:
+    from kcg.predictor.training_data import TrainingData
 
 PREDICT_ROWS = 2048  # that networks are asked about at once
 
@@ -45,17 +48,6 @@ class Ensemble:
 
 def _each(answers: Sequence[Answers], name: str) -> Array:
     return np.concatenate([getattr(one, name) for one in answers]).astype(np.float64)
-
-
-def evaluation_pool(data: TrainingData) -> Array:
-    """(n,) bool: the rows on which rankings are judged."""
-    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
-    return np.isin(data.sampler, wanted)
-
-
-def pool_rows(data: TrainingData, split: str, part: str) -> Array:
-    """(m,) the rows of a part of a split on which rankings are judged."""
-    return np.flatnonzero(data.part(split, part) & evaluation_pool(data))
 
 
 def outputs_by(nets: Sequence[Network], data: TrainingData, index: Array) -> Outputs:

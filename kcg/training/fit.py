@@ -23,11 +23,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
-from kcg.predictor.ensemble import pool_rows
 from kcg.predictor.features import Array
 from kcg.predictor.metrics import COVERAGE, Floors, auc, calibration, log_error, score_of, scores, summary
 from kcg.predictor.network import NetSettings
-from kcg.predictor.training_data import TrainingData
+from kcg.predictor.training_data import TrainingData, pool_rows
 from kcg.training.loss import Truth, Weights, loss_of
 from kcg.training.network import GraphSet, Net, Output, predicted
 

@@ -23,7 +23,6 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice, header
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
-from kcg.predictor.ensemble import evaluation_pool
 from kcg.predictor.features import operations_of
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.interface import Predictor
@@ -31,7 +30,7 @@ from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.network import NetSettings
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, evaluation_pool, load
 from kcg.rl.observation import Observer
 from kcg.training.fit import STATE, Fit, FitSettings
 from kcg.training.loss import Truth, Weights, loss_of
