@@ -31,6 +31,7 @@ CORE = (
     "pyarrow",
     "pebble",
     "scipy",
+    "threadpoolctl",
     "typer",
     "rich",
     "jinja2",

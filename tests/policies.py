@@ -9,10 +9,11 @@ from kcg.predictor import choice
 from kcg.predictor.network import NetSettings
 from kcg.predictor.roofline import Roofline
 from kcg.rl.observation import Observer
-from kcg.rl.policy import PolicyAbout, PolicyNet
+from kcg.rl.policy import PolicyAbout
 from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.problem import Predict, Trials
 from kcg.search.replay import oracle_predict
+from kcg.training.policy_network import PolicyNet
 from tests.replay_table import synthetic_table
 
 SHIPPED = choice.SHIPPED / "cuda.safetensors"

@@ -128,12 +128,16 @@ def test_what_runs_a_script_loads_nothing_before_it() -> None:
     assert loaded_by("-c", "import kcg.workloads.script, kcg.judge.script_run") & HEAVY == set()
 
 
-def test_what_predicts_does_not_load_torch_geometric() -> None:
-    """Which takes two seconds: an optimisation begins without it, and training loads it with the first messages."""
-    early = [(s.module, f"{item.module}.{item.name}") for s in LIBRARY for item in s.imports if not item.lazy]
-    by_name = {module for module, name in early if name.startswith("torch_geometric")}
-    assert by_name == {"kcg.predictor.messages", "kcg.predictor.pyg"}
-    assert [module for module, name in early if name.startswith(tuple(by_name))] == []
+def test_only_training_and_the_graphs_of_a_dataset_need_pytorch() -> None:
+    """Which takes seconds and gigabytes. torch-geometric takes two seconds more: training loads it with the first
+    messages."""
+    every = [(s.module, f"{item.module}.{item.name}", item.lazy) for s in LIBRARY for item in s.imports]
+    torch = {module for module, name, _ in every if name.startswith("torch")}
+    assert {module for module in torch if not module.startswith("kcg.training.")} == {"kcg.predictor.pyg"}
+    early = [(module, name) for module, name, lazy in every if not lazy]
+    geometric = {module for module, name in early if name.startswith("torch_geometric")}
+    assert geometric == {"kcg.training.messages", "kcg.predictor.pyg"}
+    assert [module for module, name in early if name.startswith(tuple(geometric))] == []
 
 
 def test_the_drawn_error_tree_is_the_real_one() -> None:

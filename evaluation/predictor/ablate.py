@@ -36,12 +36,12 @@ from kcg.cli import parse_budget, record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName
 from kcg.measure.device_info import usable_cores
-from kcg.predictor.ensemble import predicted
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
 from kcg.predictor.tracking import Tracker
 from kcg.predictor.training_data import TrainingData, load
 from kcg.training.fit import STATE, Fit, judge, validation_rows
+from kcg.training.network import predicted
 from kcg.training.predictor import (
     TrainingSettings,
     dataset_of,

@@ -16,8 +16,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 import typer
 
 from evaluation.laps import laps
@@ -27,9 +25,8 @@ from kcg.dataset.reading import read_export
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
-from kcg.predictor.features import encode, graphs, kernel_features, target_features
+from kcg.predictor.features import encode, graphs, kernel_features
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.network import GraphSet
 from kcg.types import Region, Schedule, Target
 
 
@@ -80,20 +77,15 @@ def profile(
     lap("arrays")
     made = graphs(encoded, target)
     lap("graphs")
-    kernel_x, target_x = kernel_features(region), target_features(target)
+    kernel_x = kernel_features(region)
     lap = laps(spent)  # what was asked once a kernel is no part of a candidate
-    zeros = np.zeros(len(made), np.int64)
-    batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(len(made)))
-    with torch.inference_mode():
-        for net in predictor.checkpoint.nets:
-            net(batch)
+    predictor.estimate(made, kernel_x, target)
     lap("networks")
     return {name: 1e6 * seconds / len(drawn) for name, seconds in spent.items()}
 
 
 def speed_of(checkpoint: Path, dataset: Path, family: str, count: int) -> dict[str, Any]:
     """The figures of one checkpoint on every kernel of a family."""
-    torch.set_num_threads(1)
     export = read_export(dataset)
     (target, *_) = export.targets().values()
     regions = {call.region.id: call.region for w in export.workloads() if w.name == family for call in w.calls}

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from evaluation.documents import write_into
@@ -61,7 +60,6 @@ def evaluate(
     """All figures of one dataset. `others` is the folder of the checkpoints of the other splits; `tables` are the
     dataset's replay tables."""
     began = time.monotonic()
-    torch.manual_seed(0)
     export, data = read_export(dataset), load(dataset, log=log)
     floors, spaces = floors_of(export), Spaces(export)
     checkpoint = read(shipped)

@@ -12,12 +12,11 @@ evaluation/results/eval_correction.json.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
 from evaluation.documents import write_into
@@ -30,29 +29,22 @@ from kcg.errors import UnknownName
 from kcg.kernel.opts.traits import traits_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.ensemble import averaged, evaluation_pool, outputs_by
+from kcg.predictor.ensemble import Ensemble, averaged
 from kcg.predictor.features import Array
-from kcg.predictor.network import Batch, GraphSet, Net
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, evaluation_pool, load
 from kcg.search.replay import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
 LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half; draws for an interval
 
 
-def embedded(nets: Iterable[Net], batch: Batch) -> Array:
-    """(n, sum of hidden) float64: the last hidden states of all networks, side by side."""
-    with torch.inference_mode():
-        return np.concatenate([net.embed_graphs(batch).double().cpu().numpy() for net in nets], 1)
-
-
 def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: list[Array]) -> Iterator[Pool]:
     """Some rows of each kernel, with what the checkpoint says of them."""
+    asked = Ensemble(checkpoint.nets)
     for rows in groups:
-        outputs = averaged(outputs_by(checkpoint.nets, data, rows), checkpoint.about.spread_scale)
         some = data.take(rows)
-        graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target)
-        embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
+        said, hidden = asked(some.graphs, some.kernel_x[some.kernel], some.target_x[some.target[some.kernel]])
+        outputs, embedding = averaged(said, checkpoint.about.spread_scale), hidden.astype(np.float64)
         opts = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
         inputs = (outputs["rank"], np.exp(outputs["log_sigma"]), embedding, data.log_s[rows])
         yield Pool(*inputs, steps_of(opts), np.array([traits_of(schedule) for schedule in opts], np.int64))
@@ -101,7 +93,6 @@ def main(
     """Replay every pool, then write the results."""
     if part not in PARTS:
         raise UnknownName("part", part, list(PARTS))
-    torch.set_num_threads(1)
     export, predictor, data = read_export(dataset), read(checkpoint), load(dataset)
     bodies = np.array(export.table(PROTOCOL, ["schedule_body"])["schedule_body"].to_pylist(), object)[data.row]
     entry: dict[str, Any] = {"command": command("evaluate_correction"), "checkpoint": predictor.about.name}

@@ -23,11 +23,11 @@ from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
-from kcg.predictor.ensemble import Outputs, averaged, outputs_by, pool_rows
+from kcg.predictor.ensemble import Outputs, averaged, outputs_by
 from kcg.predictor.features import Array
 from kcg.predictor.metrics import Floors, KernelScores, auc, calibration, expected_best, kernel_scores, scores, summary
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.training_data import TrainingData
+from kcg.predictor.training_data import TrainingData, pool_rows
 from kcg.types import CacheState, Region, Schedule, ScheduleKind, Status, Target
 
 SHIPPED_ROW = "ensemble"

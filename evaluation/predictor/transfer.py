@@ -30,11 +30,10 @@ from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.ensemble import pool_rows, predicted
 from kcg.predictor.metrics import Floors, floors_of
-from kcg.predictor.network import Net
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, load, pool_rows
 from kcg.training.fit import Fit, FitSettings, judge, rows_of_kernels
+from kcg.training.network import Net, predicted
 from kcg.training.predictor import devices_of
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
@@ -67,20 +66,19 @@ def transfer(
     floors, index = floors_of(export), pool_rows(data, "workload", TEST)
     if not len(index):
         raise DataError(f"{dataset} has no test part under the split by workload")
+    nets = [Net.of(net) for net in checkpoint.nets]
     made: dict[str, Any] = {"from": checkpoint.about.name, "to": dataset.name, "steps": steps, "shares": {}}
     for share in shares:
         kernels = len(_rows(data, share)) if share else 0
         row: dict[str, Any] = {"kernels": kernels, "rows": int(sum(map(len, _rows(data, share)))) if share else 0}
-        for how, starts in ((TUNED, checkpoint.nets), (FRESH, ())):
+        for how, starts in ((TUNED, nets), (FRESH, [])):
             if not share and how == FRESH:
                 continue
             each = []
             for seed in range(seeds):
                 start = starts[seed % len(starts)] if starts else None
                 folder = work / f"{how.replace(' ', '-')}-{share:g}-{seed}"
-                fit = _fit(
-                    data, start or checkpoint.nets[0], share, seed, steps, start is not None, folder, floors, device
-                )
+                fit = _fit(data, start or nets[0], share, seed, steps, start is not None, folder, floors, device)
                 net = fit.run() if share else fit.averaged
                 each.append(judge(data, predicted(net, fit.graphs, index), index, floors))
             row[how] = {name: [values[name] for values in each] for name in FIGURES}

@@ -162,4 +162,4 @@ def read_trees(path: Path) -> Trees:
     check_header(path, header)
     if TREES not in tensors:
         raise DataError(f"{path} holds no trees")
-    return Trees.unpacked(tensors[TREES].numpy().tobytes())
+    return Trees.unpacked(tensors[TREES].tobytes())

@@ -26,6 +26,7 @@ from kcg.predictor.header import read_tensors, save_tensors
 from kcg.predictor.metrics import floors_of
 from kcg.predictor.training_data import load
 from kcg.provenance import provenance
+from kcg.training.network import Net
 from kcg.training.predictor import calibrated
 
 READS_TREES = "kcg.predictor.checkpoint"  # whose line about them is what this is for
@@ -50,7 +51,8 @@ def main(
         "they were; errors and figures fitted anew on the validation part "
         f"(code {made_by['revision']}{', with changes that were not committed' if made_by['dirty'] else ''})"
     )
-    about = calibrated(replace(old.about, since=since), old.nets, load(dataset), floors_of(read_export(dataset)))
+    nets = [Net.of(net) for net in old.nets]
+    about = calibrated(replace(old.about, since=since), nets, load(dataset), floors_of(read_export(dataset)))
     save(Checkpoint(about, old.nets), checkpoint)
     changes = {"spread_scale": (old.about.spread_scale, about.spread_scale)} | {
         name: (old.about.metrics.get(name), value) for name, value in about.metrics.items()

@@ -81,7 +81,7 @@ def main(
     from evaluation.search.regret import Board, entry, headline
     from evaluation.search.replays import compare, guides_of, policy_of
     from evaluation.search.shared_budget import allocated
-    from kcg.measure.device_info import usable_cores  # seconds from here on: torch
+    from kcg.measure.device_info import usable_cores
     from kcg.search.replay import FILE, kernels_of
 
     extra, together = dict[str, object](), None

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from evaluation.laps import laps
 from kcg.dataset.reading import Export, read_export
 from kcg.kernel.opts.space import KernelSpace
@@ -86,7 +84,6 @@ def drawn(export: Export, kernels: int, rng: random.Random) -> dict[str, list[Re
 
 def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, seed: int) -> dict[str, Any]:
     """The figures of kernels drawn at random, with one network of a checkpoint and with all that it has."""
-    torch.set_num_threads(1)
     export, whole = read_export(dataset), read(checkpoint)
     (target, *_) = export.targets().values()
     families = drawn(export, kernels, random.Random(seed))

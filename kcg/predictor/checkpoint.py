@@ -13,17 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kcg.errors import DataError
-from kcg.predictor.features import FEATURES_VERSION
+from kcg.predictor.features import FEATURES_VERSION, Array
 from kcg.predictor.header import FORMAT, as_stored, check_header, read_tensors, save_tensors
-from kcg.predictor.network import Net, NetSettings
+from kcg.predictor.network import NetSettings, Network, checked, shapes
 
 log = logging.getLogger(__name__)
 
-MOST_HIDDEN, MOST_LAYERS = 1024, 16
 TREES, TREE_SHARE = "trees", "tree_share"  # of files of before: the tensor, and what `about` says of it
 
 
@@ -49,14 +45,14 @@ class Checkpoint:
     """Networks that are averaged, one at least."""
 
     about: About
-    nets: tuple[Net, ...]
+    nets: tuple[Network, ...]
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
     """Write a checkpoint, whole or not at all, its weights rounded. Raises DataError where it is too large."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Array] = {}
     for i, net in enumerate(checkpoint.nets):
-        tensors |= as_stored(net.state_dict(), f"net{i}.")
+        tensors |= as_stored(net.numbers, f"net{i}.")
     header = {
         "format": FORMAT,
         "features_version": FEATURES_VERSION,
@@ -74,7 +70,7 @@ def read(path: Path) -> Checkpoint:
     try:
         nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
         found = Checkpoint(_about(dict(header["about"])), nets)
-    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
     if not nets:
         held = "gradient-boosted trees alone, which this kcg has no use for" if TREES in tensors else "no network"
@@ -108,15 +104,6 @@ def check_about(about: Any, *words: object) -> None:
         raise ValueError(f"code that is {about.dirty!r}")
 
 
-def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:
-    if not (1 <= settings.hidden <= MOST_HIDDEN and 0 <= settings.layers <= MOST_LAYERS):
-        raise ValueError(f"a network of {settings.layers} layers of {settings.hidden}")
-    with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
-        net = Net(settings)
-    held = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    if not all(bool(value.isfinite().all()) for value in held.values()):
-        raise ValueError("weights that are not numbers")
-    if held.keys() != net.state_dict().keys():
-        raise ValueError("the weights of another kind of network")
-    net.load_state_dict(held, assign=True)
-    return net.eval()
+def _net(settings: NetSettings, tensors: dict[str, Array], prefix: str) -> Network:
+    held = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+    return Network(settings, checked(held, shapes(settings)))

@@ -44,7 +44,7 @@ def is_trained_on(path: Path, target: Target) -> bool:
 
 @functools.cache
 def _trained_on(path: Path) -> tuple[dict[str, Any], ...]:
-    """The targets of a checkpoint, off its header alone: no torch is imported."""
+    """The targets of a checkpoint, off its header alone."""
     try:
         return tuple(read_tensors(path, "checkpoint", header_only=True)[0]["about"]["targets"])
     except (DataError, KeyError, TypeError) as error:
@@ -82,7 +82,7 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
         from kcg.predictor.roofline import Roofline
 
         return Roofline()
-    from kcg.predictor.checkpoint import read  # seconds: it imports torch
+    from kcg.predictor.checkpoint import read
     from kcg.predictor.learned import LearnedPredictor
 
     return LearnedPredictor(read(path))
@@ -100,7 +100,7 @@ def kept_predictor(choice: str, target: Target) -> Predictor:
 
 
 def deferred(choice: str, target: Target) -> Predictor:
-    """As `kept_predictor`, but a checkpoint is read when it is first asked: with torch that takes seconds, and who has
+    """As `kept_predictor`, but a checkpoint is read when it is first asked: that takes tenths of a second, and who has
     others search may never ask. Raises DataError where it cannot be used, then at last."""
     path = _path_of(choice, target)
     return kept_predictor(choice, target) if path is None else _Unread(choice, target, path)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from kcg.predictor.features import Array
-from kcg.predictor.network import GraphSet, Net, Output
-from kcg.predictor.training_data import POOL, TrainingData
+from kcg.predictor.features import Array, Graphs
+from kcg.predictor.network import Network
+from kcg.predictor.stacked import Answers, Stacked
 
-PREDICT_ROWS = 2048  # that a network is asked about at once
+if TYPE_CHECKING:
+    from kcg.predictor.training_data import TrainingData
+
+PREDICT_ROWS = 2048  # that networks are asked about at once
 
 
 @dataclass(frozen=True)
@@ -25,40 +29,39 @@ class Outputs:
     failure: Array  # (members, n) logits
 
 
-def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
-    """What a network says of some rows: `log_s`, `rank`, `log_sigma`, `failure` (a logit), each (m,) float64.
+class Ensemble:
+    """Networks, one at least, asked together. Those of one shape that stand together are stacked; what changes in them
+    later is not seen."""
 
-    With attention between candidates, those of one kernel that stand together are compared with one another.
-    """
-    net.eval()
-    found: dict[str, list[Array]] = {name: [] for name in Output.__dataclass_fields__}
-    with torch.inference_mode():
-        for first in range(0, len(index), PREDICT_ROWS):
-            output = net(graphs.batch(torch.from_numpy(index[first : first + PREDICT_ROWS])))
-            for name, values in found.items():
-                values.append(getattr(output, name).double().cpu().numpy())
-    return {name: np.concatenate(values) if values else np.zeros(0) for name, values in found.items()}
+    def __init__(self, nets: Sequence[Network]) -> None:
+        """Raises DataError where networks compare the candidates of a kernel, which only training can ask."""
+        alike = itertools.groupby(nets, key=lambda net: net.settings)
+        self._stacks = [Stacked(list(same)) for _, same in alike]
 
-
-def evaluation_pool(data: TrainingData) -> Array:
-    """(n,) bool: the rows on which rankings are judged."""
-    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
-    return np.isin(data.sampler, wanted)
+    def __call__(self, made: Graphs, kernel_x: Array, target_x: Array) -> tuple[Outputs, Array]:
+        """What every network says of n graphs, beside which `kernel_x` and `target_x` (n, …) stand; and (n, sum of
+        hidden) float32, their last hidden states."""
+        answers = [stacked(made, kernel_x, target_x) for stacked in self._stacks]
+        hidden = np.concatenate([state for one in answers for state in one.hidden], 1)
+        return Outputs(*(_each(answers, name) for name in ("rank", "log_sigma", "failure"))), hidden
 
 
-def pool_rows(data: TrainingData, split: str, part: str) -> Array:
-    """(m,) the rows of a part of a split on which rankings are judged."""
-    return np.flatnonzero(data.part(split, part) & evaluation_pool(data))
+def _each(answers: Sequence[Answers], name: str) -> Array:
+    return np.concatenate([getattr(one, name) for one in answers]).astype(np.float64)
 
 
-def outputs_by(nets: Sequence[Net], data: TrainingData, index: Array, *, device: str = "cpu") -> Outputs:
-    """Ask every network, of which there is one at least, about some rows (n,) of a dataset. They are moved to the
-    device."""
-    some = data.take(index)
-    graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target, device)
-    each = [predicted(net.to(torch.device(device)), graphs, np.arange(len(index))) for net in nets]
-    rank, log_sigma, failure = (np.stack([one[name] for one in each]) for name in ("rank", "log_sigma", "failure"))
-    return Outputs(rank, log_sigma, failure)
+def outputs_by(nets: Sequence[Network], data: TrainingData, index: Array) -> Outputs:
+    """Ask every network, of which there is one at least, about some rows (n,) of a dataset. Raises DataError as
+    `Ensemble` does."""
+    asked, some = Ensemble(nets), data.take(index)
+    kernel_x, target_x = some.kernel_x[some.kernel], some.target_x[some.target[some.kernel]]
+    made = Outputs(*(np.zeros((len(nets), len(some))) for _ in fields(Outputs)))
+    for first in range(0, len(some), PREDICT_ROWS):
+        rows = np.arange(first, min(first + PREDICT_ROWS, len(some)))
+        part, _ = asked(some.graphs.take(rows), kernel_x[rows], target_x[rows])
+        for name in Outputs.__dataclass_fields__:
+            getattr(made, name)[:, rows] = getattr(part, name)
+    return made
 
 
 def averaged(outputs: Outputs, scale: float = 1.0) -> dict[str, Array]:

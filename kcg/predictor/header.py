@@ -1,29 +1,27 @@
-"""The file of a checkpoint, without torch: its tensors, and by its header alone whether this kcg can use it."""
+"""The file of a checkpoint: its arrays, and by its header alone whether this kcg can use it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from kcg.errors import DataError
 from kcg.files import whole
-from kcg.predictor.features import FEATURES_VERSION
+from kcg.predictor.features import FEATURES_VERSION, Array
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-# ---- Named tensors and JSON in one file: safetensors, the JSON in its header under `kcg`. Nothing of it is executed.
+# ---- Named arrays and JSON in one file: safetensors, the JSON in its header under `kcg`. Nothing of it is executed.
 
 KEY = "kcg"
 MOST_BYTES = 5_000_000
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, Any]) -> None:
-    """Write tensors and what is told of them, whole or not at all. Raises DataError beyond `MOST_BYTES`."""
-    from safetensors.torch import save
+def save_tensors(path: Path, tensors: Mapping[str, Array], header: dict[str, Any]) -> None:
+    """Write arrays and what is told of them, whole or not at all. Raises DataError beyond `MOST_BYTES`."""
+    from safetensors.numpy import save
 
     data = save(dict(tensors), {KEY: json.dumps(header, sort_keys=True)})
     if len(data) > MOST_BYTES:
@@ -32,39 +30,35 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, An
         temporary.write_bytes(data)
 
 
-def as_stored(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+def as_stored(numbers: Mapping[str, Array], prefix: str = "") -> dict[str, Array]:
     """A network's numbers, rounded to 16 bits: ten bits of mantissa change a predicted runtime by less than 0.1 %.
 
     The scales of features stay as they are: they reach beyond what 16 bits can hold.
     """
-    import torch
-
-    return {
-        f"{prefix}{name}": value.detach()
-        .cpu()
-        .to(torch.float32 if name.endswith(("_mean", "_scale")) else torch.float16, copy=True)
-        for name, value in state.items()
-    }
+    with np.errstate(over="ignore"):  # what 16 bits cannot hold is not finite, and refused when it is read
+        return {
+            f"{prefix}{name}": value.astype(np.float32 if name.endswith(("_mean", "_scale")) else np.float16)
+            for name, value in numbers.items()
+        }
 
 
-def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[Any, dict[str, Tensor]]:
-    """What the file of a `noun` tells, None where it tells nothing, and its tensors.
-
-    By `header_only` there are no tensors, and torch is not imported. Raises DataError where it cannot be read.
-    """
+def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[Any, dict[str, Array]]:
+    """What the file of a `noun` tells, None where it tells nothing, and its arrays; none by `header_only`. Raises
+    DataError where it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy" if header_only else "pt") as file:
+        with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
             return header, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"there is no {noun} {path}") from error
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        # the last two where a tensor is of a type that NumPy has not, such as bfloat16
         raise DataError(f"{path} cannot be read ({error}): train or download it again") from error
 
 
-# ---- Whether a file is a checkpoint of a predictor that this kcg can use, by its header alone: no torch is imported.
+# ---- Whether a file is a checkpoint of a predictor that this kcg can use, by its header alone.
 
 FORMAT = "kcg-predictor-1"
 

@@ -1,18 +1,17 @@
-"""The network: message passing between the axes of a loop nest and its loads, stores and operations.
+"""A network as numbers: its settings, and the arrays that these imply.
 
-Axes send to loads, stores and groups of operations along edges that carry strides, and back. What is known of the
-kernel, the schedule as a whole and the target stands at every node. Four numbers come out of each graph: log-runtime, a
-correction of it that only ranks the schedules of one kernel, the spread to expect, and the logit of failure.
+The network passes messages between the axes of a loop nest and its loads, stores and groups of operations. Who predicts
+(`kcg.predictor.stacked`) and who reads a file take it as here, by NumPy alone; who trains makes it of PyTorch
+(`kcg.training.network`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+import numpy as np
 
 from kcg.predictor.features import (
     ACCESS_EDGES,
@@ -24,209 +23,7 @@ from kcg.predictor.features import (
     SCHEDULE_FEATURES,
     TARGET_FEATURES,
     Array,
-    Graphs,
 )
-
-# ---- Graphs as tensors on any device, and batches of them with the indices of their edges.
-
-
-@dataclass(frozen=True)
-class Batch:
-    """n graphs for the network. Edges go from axes to accesses or groups; each kind of node counts on its own."""
-
-    schedule: Tensor  # (n, schedule features)
-    kernel_x: Tensor  # (n, kernel features)
-    target_x: Tensor  # (n, target features)
-    kernel: Tensor  # (n,) which candidates belong together
-    axes: Tensor
-    accesses: Tensor
-    groups: Tensor
-    access_edges: Tensor
-    group_edges: Tensor
-    access_index: Tensor  # (2, edges) axis and access of each edge
-    group_index: Tensor  # (2, edges) axis and group of each edge
-    graph_of_axis: Tensor
-    graph_of_access: Tensor
-    graph_of_group: Tensor
-
-    def __len__(self) -> int:
-        return len(self.schedule)
-
-
-class GraphSet:
-    """Graphs of loop nests that stay on one device; `batch` gathers any of them there."""
-
-    def __init__(
-        self,
-        graphs: Graphs,
-        kernel: Array,
-        kernel_x: Array,
-        target_x: Array,
-        target: Array,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        """`kernel` (n,) is a place in `kernel_x`; `target`, for each kernel, one in `target_x`."""
-        # graph i has `counts[name][i]` rows of `arrays[name]`, one graph after another
-        arrays, counts = {f.name: getattr(graphs, f.name) for f in fields(Graphs)}, graphs.counts()
-        self._fields = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        self._counts = {name: torch.from_numpy(counts[name]).to(device) for name in arrays}
-        self._starts = {name: torch.cumsum(count, 0) - count for name, count in self._counts.items()}
-        self._kernel = torch.from_numpy(kernel).long().to(device)
-        self._kernel_x = torch.from_numpy(kernel_x).to(device)
-        self._target_x = torch.from_numpy(target_x).to(device)
-        self._target = torch.from_numpy(target).long().to(device)
-        self.device = torch.device(device)
-
-    def __len__(self) -> int:
-        return len(self._kernel)
-
-    def batch(self, index: Tensor) -> Batch:
-        """The graphs at `index` (m,), in that order."""
-        index = index.to(self.device)
-        n_axes, n_accesses, n_groups = (self._counts[name][index] for name in ("axes", "accesses", "groups"))
-        return Batch(
-            **{
-                name: self._gathered(name, index)
-                for name in ("axes", "accesses", "groups", "access_edges", "group_edges")
-            },
-            **self._known(index),
-            access_index=all_edges(n_axes, n_accesses),
-            group_index=all_edges(n_axes, n_groups),
-            graph_of_axis=owners(n_axes),
-            graph_of_access=owners(n_accesses),
-            graph_of_group=owners(n_groups),
-        )
-
-    def _gathered(self, name: str, index: Tensor) -> Tensor:
-        counts = self._counts[name][index]
-        ends = torch.cumsum(counts, 0)
-        shift = torch.repeat_interleave(self._starts[name][index] - (ends - counts), counts)
-        return self._fields[name][torch.arange(len(shift), device=self.device) + shift]
-
-    def _known(self, index: Tensor) -> dict[str, Tensor]:
-        kernel = self._kernel[index]
-        return {
-            "schedule": self._fields["schedule"][index],
-            "kernel_x": self._kernel_x[kernel],
-            "target_x": self._target_x[self._target[kernel]],
-            "kernel": kernel,
-        }
-
-
-def owners(counts: Tensor) -> Tensor:
-    """Which graph each node belongs to."""
-    return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-
-
-def all_edges(n_axes: Tensor, n_others: Tensor) -> Tensor:
-    """(2, edges): every axis of a graph with every other node of it, the others of one axis together."""
-    counts = n_axes * n_others
-    graph = owners(counts)
-    inside = torch.arange(len(graph), device=counts.device) - (torch.cumsum(counts, 0) - counts)[graph]
-    width = n_others[graph].clamp(min=1)
-    axis = (torch.cumsum(n_axes, 0) - n_axes)[graph] + inside // width
-    other = (torch.cumsum(n_others, 0) - n_others)[graph] + inside % width
-    return torch.stack([axis, other])
-
-
-# ---- What training minimises: the order within a kernel, the log-runtime and its spread, and who fails.
-
-LISTWISE_SCALE = 3.0  # sharpness of the target distribution of the listwise loss, in log-runtime
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How much each part counts. A part of weight 0 is not computed."""
-
-    pairs: float = 1.0
-    listwise: float = 0.5
-    level: float = 0.5
-    time: float = 0.6
-    spread: float = 0.1
-    failure: float = 0.1
-
-
-@dataclass(frozen=True)
-class Truth:
-    """(k, s) what was measured of s schedules of each of k kernels, padded."""
-
-    log_s: Tensor  # 0 where there is no time
-    timed: Tensor  # bool: a time
-    there: Tensor  # bool: not padding
-    run: Tensor  # which run measured it
-    floor: Tensor  # (k, s, s) pairs closer than that are noise
-
-
-def loss_of(output: Output, truth: Truth, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and its parts. `output` holds (k, s). Kernels with one schedule, or none with a time, add nothing."""
-    parts: dict[str, Tensor] = {}
-    if weights.pairs:
-        parts["pairs"] = pair_loss(output.rank, truth)
-    if weights.listwise:
-        parts["listwise"] = listwise_loss(output.rank, truth)
-    if weights.level:
-        parts["level"] = level_loss(output.rank, truth)
-    if weights.time:
-        parts["time"] = _mean(
-            functional.huber_loss(output.log_s, truth.log_s, reduction="none", delta=0.5), truth.timed
-        )
-    if weights.spread:  # of the ranked prediction, whose error is not to be made smaller by it
-        error = (output.rank - truth.log_s).detach()
-        likelihood = output.log_sigma + 0.5 * (error * torch.exp(-output.log_sigma)) ** 2
-        parts["spread"] = _mean(likelihood.clamp(max=50.0), truth.timed)
-    if weights.failure:
-        failed = (~truth.timed).float()
-        found = functional.binary_cross_entropy_with_logits(output.failure, failed, reduction="none")
-        parts["failure"] = _mean(found, truth.there)
-    total = torch.stack([getattr(weights, name) * value for name, value in parts.items()]).sum()
-    return total, parts
-
-
-def pair_loss(rank: Tensor, truth: Truth) -> Tensor:
-    """Logistic loss over pairs above the noise floor (RankNet, Burges et al. 2005), weighted by how far the two are
-    apart as shares of the kernel's best speed (after LambdaRank, Burges 2010), so that the good end counts most."""
-    apart = truth.log_s[:, :, None] - truth.log_s[:, None]
-    judged = truth.timed[:, :, None] & truth.timed[:, None] & (apart > truth.floor)
-    best = truth.log_s.masked_fill(~truth.timed, torch.inf).amin(1, keepdim=True)
-    share = torch.where(truth.timed, torch.exp((best - truth.log_s).clamp(max=0.0)), torch.zeros_like(truth.log_s))
-    weight = (0.2 + (share[:, :, None] - share[:, None]).abs()) * judged
-    margin = rank[:, :, None] - rank[:, None]  # should be positive: i is the slower one
-    lost = functional.softplus(-4.0 * margin) * weight
-    return _mean_over_kernels(lost.sum((1, 2)), weight.sum((1, 2)))
-
-
-def listwise_loss(rank: Tensor, truth: Truth) -> Tensor:
-    """Cross entropy between the distributions that times and predictions make of a kernel's schedules (ListNet, Cao et
-    al. 2007)."""
-
-    def distribution(values: Tensor) -> Tensor:
-        return torch.log_softmax((-LISTWISE_SCALE * values).masked_fill(~truth.timed, -1e4), 1)
-
-    lost = -(torch.exp(distribution(truth.log_s)) * distribution(rank)).masked_fill(~truth.timed, 0.0).sum(1)
-    return _mean_over_kernels(lost, (truth.timed.sum(1) > 1).float())
-
-
-def level_loss(rank: Tensor, truth: Truth) -> Tensor:
-    """What only ranks says nothing of a kernel's level, and would drift: the mean over a kernel's schedules is held."""
-    error = _row_means(rank - truth.log_s, truth.timed)
-    return _mean_over_kernels(
-        functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.5), truth.timed.any(1).float()
-    )
-
-
-def _row_means(values: Tensor, there: Tensor) -> Tensor:
-    return (values * there).sum(1) / there.sum(1).clamp(min=1)
-
-
-def _mean(values: Tensor, there: Tensor) -> Tensor:
-    """The mean over kernels of the mean over what is there, so that every kernel counts alike."""
-    return _mean_over_kernels((values * there).sum(1), there.sum(1).float())
-
-
-def _mean_over_kernels(sums: Tensor, weights: Tensor) -> Tensor:
-    counted = weights > 0
-    return (sums / weights.clamp(min=1e-6))[counted].sum() / counted.sum().clamp(min=1)
-
 
 SIZES = {
     "axes": len(AXIS_FEATURES), "accesses": len(ACCESS_FEATURES), "groups": len(GROUP_FEATURES),
@@ -234,8 +31,16 @@ SIZES = {
     "kernel_x": len(KERNEL_FEATURES), "target_x": len(TARGET_FEATURES),
 }  # fmt: skip
 NODES = ("axes", "accesses", "groups")  # of nodes
-RANK = 1  # its place among the heads
+OTHERS: Final = {"accesses": "access_edges", "groups": "group_edges"}
+"""What axes have edges to, and the features of these edges."""
 LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
+MOST_SCALED = 8.0
+"""Features, less their mean and by their spread, are cut there: what was never seen stays near what was."""
+MOST_HIDDEN, MOST_LAYERS = 1024, 16
+ATTENTION_HEADS = 4
+
+Shapes = dict[str, tuple[int, ...]]
+"""Of arrays, by name."""
 
 
 @dataclass(frozen=True)
@@ -248,189 +53,67 @@ class NetSettings:
     messages: bool = True  # False: a multilayer perceptron on pooled nodes
     schedule: bool = True  # the numbers of the whole schedule, roofline terms among them
     kernel: bool = True  # the numbers of the kernel itself
-    compare: bool = False  # attention between the candidates of one kernel
+    compare: bool = False  # attention between the candidates of one kernel: an experiment, which guides no search
 
 
-@dataclass(frozen=True)
-class Output:
-    """(n,) each. `log_s` is the natural logarithm of the runtime in seconds, `rank` the same corrected for ranking."""
+@dataclass(frozen=True, eq=False)
+class Network:
+    """One network: `numbers` are float32, named and shaped as `shapes(settings)` says."""
 
-    log_s: Tensor
-    rank: Tensor
-    log_sigma: Tensor
-    failure: Tensor  # logit
-
-    def at(self, index: Tensor) -> Output:
-        """Some of the rows."""
-        return Output(self.log_s[index], self.rank[index], self.log_sigma[index], self.failure[index])
+    settings: NetSettings
+    numbers: Mapping[str, Array]
 
 
-class Relation(nn.Module):
-    """Messages along the edges between two kinds of nodes: sum and maximum of what a source says along its edge."""
-
-    def __init__(self, hidden: int, edge_size: int) -> None:
-        super().__init__()
-        self.source, self.edge = nn.Linear(hidden, hidden), nn.Linear(edge_size, 2 * hidden)
-
-    def forward(self, source: Tensor, target: Tensor, index: Tensor, edges: Tensor) -> Tensor:
-        """(targets, 2 * hidden): what reaches each target. `index` is (2, edges), source and target of each."""
-        from kcg.predictor.messages import messages  # seconds: it imports torch-geometric
-
-        found: Tensor = messages()(self.source(source), target, index, self.edge(edges))
-        return found
+def linear(name: str, inputs: int, outputs: int) -> Shapes:
+    """The arrays of a linear layer."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
-class Update(nn.Module):
-    """A node's new state from its old one and what reached it."""
-
-    def __init__(self, hidden: int, received: int, dropout: float) -> None:
-        super().__init__()
-        self.change = nn.Sequential(
-            nn.LayerNorm(hidden + received),
-            nn.Linear(hidden + received, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
-        )
-
-    def forward(self, state: Tensor, received: Tensor) -> Tensor:
-        changed: Tensor = self.change(torch.cat([state, received], -1))
-        return state + changed
-
-
-class Layer(nn.Module):
-    """One round: loads, stores and groups hear from the axes, then the axes from them."""
-
-    def __init__(self, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.to_accesses, self.to_groups = (
-            Relation(hidden, SIZES["access_edges"]),
-            Relation(hidden, SIZES["group_edges"]),
-        )
-        self.from_accesses = Relation(hidden, SIZES["access_edges"])
-        self.from_groups = Relation(hidden, SIZES["group_edges"])
-        self.accesses, self.groups = Update(hidden, 2 * hidden, dropout), Update(hidden, 2 * hidden, dropout)
-        self.axes = Update(hidden, 4 * hidden, dropout)
-
-    def forward(self, axes: Tensor, accesses: Tensor, groups: Tensor, batch: Batch, edges: dict[str, Tensor]) -> Any:
-        access_index, group_index = batch.access_index, batch.group_index
-        accesses = self.accesses(accesses, self.to_accesses(axes, accesses, access_index, edges["access_edges"]))
-        groups = self.groups(groups, self.to_groups(axes, groups, group_index, edges["group_edges"]))
-        heard = torch.cat(
-            [
-                self.from_accesses(accesses, axes, access_index.flip(0), edges["access_edges"]),
-                self.from_groups(groups, axes, group_index.flip(0), edges["group_edges"]),
-            ],
-            -1,
-        )
-        return self.axes(axes, heard), accesses, groups
+def shapes(settings: NetSettings) -> Shapes:
+    """The arrays of a network. Raises ValueError where no network is of these settings."""
+    hidden, layers = settings.hidden, settings.layers
+    if not (1 <= hidden <= MOST_HIDDEN and 0 <= layers <= MOST_LAYERS):
+        raise ValueError(f"a network of {layers} layers of {hidden}")
+    found: Shapes = {f"{name}_{what}": (size,) for name, size in SIZES.items() for what in ("mean", "scale")}
+    known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
+    found |= {"log_s_mean": (), **linear("whole.0", known, 2 * hidden), **linear("whole.2", 2 * hidden, hidden)}
+    for name in NODES:
+        found |= linear(f"embed.{name}", SIZES[name], hidden)
+    for i in range(layers if settings.messages else 0):
+        for other, edges in OTHERS.items():
+            for way in ("to", "from"):
+                relation = f"layers.{i}.{way}_{other}"
+                found |= linear(f"{relation}.source", hidden, hidden)
+                found |= linear(f"{relation}.edge", SIZES[edges], 2 * hidden)
+        for name in NODES:  # axes hear from both kinds of others, the others from axes alone: sum and maximum each
+            received = (1 + 2 * (len(OTHERS) if name == "axes" else 1)) * hidden
+            change = f"layers.{i}.{name}.change"
+            found |= {f"{change}.0.weight": (received,), f"{change}.0.bias": (received,)}
+            found |= {**linear(f"{change}.1", received, hidden), **linear(f"{change}.4", hidden, hidden)}
+    pooled = (1 + 2 * len(NODES)) * hidden
+    found |= {"read.0.weight": (pooled,), "read.0.bias": (pooled,)}
+    found |= {**linear("read.1", pooled, 2 * hidden), **linear("read.4", 2 * hidden, hidden)}
+    if settings.compare:
+        if hidden % ATTENTION_HEADS:
+            raise ValueError(f"{ATTENTION_HEADS} heads of attention over {hidden}")
+        found |= {"compare.in_proj_weight": (3 * hidden, hidden), "compare.in_proj_bias": (3 * hidden,)}
+        found |= linear("compare.out_proj", hidden, hidden)
+    return found | linear("heads", hidden, 4) | linear("skip", SIZES["schedule"], 1)
 
 
-class Net(nn.Module):
-    """See the module. `fit_scale` must have seen the training data, or a checkpoint been loaded."""
-
-    log_s_mean: Tensor
-
-    def __init__(self, settings: NetSettings | None = None) -> None:
-        super().__init__()
-        self.settings = settings = settings or NetSettings()
-        hidden = settings.hidden
-        for name, size in SIZES.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
-        self.register_buffer("log_s_mean", torch.zeros(()))
-        known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
-        self.whole = nn.Sequential(nn.Linear(known, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden))
-        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in NODES})
-        layers = settings.layers if settings.messages else 0
-        self.layers = nn.ModuleList(Layer(hidden, settings.dropout) for _ in range(layers))
-        pooled = (1 + 2 * len(NODES)) * hidden
-        self.read = nn.Sequential(
-            nn.LayerNorm(pooled),
-            nn.Linear(pooled, 2 * hidden),
-            nn.ReLU(),
-            nn.Dropout(settings.dropout),
-            nn.Linear(2 * hidden, hidden),
-            nn.ReLU(),
-        )
-        self.compare = nn.MultiheadAttention(hidden, 4, batch_first=True) if settings.compare else None
-        self.heads = nn.Linear(hidden, 4)
-        self.skip = nn.Linear(SIZES["schedule"], 1)
-
-    def rank_by_time(self) -> None:
-        """Without a loss that ranks, nothing teaches the correction: it is nothing, and gets no gradient."""
-        with torch.no_grad():
-            self.heads.weight[RANK].zero_()
-            self.heads.bias[RANK].zero_()
-
-    def fit_scale(self, batch: Batch, log_s: Tensor) -> None:
-        """Take mean and spread of every feature from some training graphs, and the mean of their log-runtimes."""
-        for name in SIZES:
-            values = getattr(batch, name)
-            getattr(self, f"{name}_mean").copy_(values.mean(0))
-            spread = values.std(0, unbiased=False)
-            getattr(self, f"{name}_scale").copy_(torch.where(spread > 1e-3, spread, torch.ones_like(spread)))
-        self.log_s_mean.copy_(log_s.mean())
-
-    def _scaled(self, batch: Batch, name: str) -> Tensor:
-        values: Tensor = (getattr(batch, name) - getattr(self, f"{name}_mean")) / getattr(self, f"{name}_scale")
-        return values.clamp(-8.0, 8.0)  # what was never seen stays near what was
-
-    def forward(self, batch: Batch) -> Output:
-        """Predict every graph of a batch."""
-        return self.answer(batch, self.embed_graphs(batch))
-
-    def embed_graphs(self, batch: Batch) -> Tensor:
-        """(n, hidden): the last hidden state of every graph, of which each answer is a linear function but for `skip`.
-
-        `kcg.predictor.correction` learns in it. `answer` takes it, so that both cost one pass.
-        """
-        return self.embed_nodes(batch)[0]
-
-    def embed_nodes(self, batch: Batch) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """What `embed_graphs` gives, and beside it the last states of each kind of nodes, with the graph that each node
-        belongs to."""
-        from kcg.predictor.messages import pooled  # seconds: it imports torch-geometric
-
-        known = [self._scaled(batch, "target_x")]
-        if self.settings.schedule:
-            known.append(self._scaled(batch, "schedule"))
-        if self.settings.kernel:
-            known.append(self._scaled(batch, "kernel_x"))
-        whole = self.whole(torch.cat(known, -1))
-        nodes = self._node_states(batch, whole)
-        pools = [pool for values, owner in nodes for pool in pooled(values, owner, len(batch))]
-        state: Tensor = self.read(torch.cat([whole, *pools], -1))
-        if self.compare is not None:
-            state = state + self._compared(state, batch.kernel)
-        return state, nodes
-
-    def _node_states(self, batch: Batch, whole: Tensor) -> list[tuple[Tensor, Tensor]]:
-        owners = {"axes": batch.graph_of_axis, "accesses": batch.graph_of_access, "groups": batch.graph_of_group}
-        nodes = [self.embed[name](self._scaled(batch, name)) + whole[owner] for name, owner in owners.items()]
-        edges = {name: self._scaled(batch, name) for name in ("access_edges", "group_edges")}
-        for layer in self.layers:
-            nodes = layer(*nodes, batch, edges)
-        return list(zip(nodes, owners.values(), strict=True))
-
-    def answer(self, batch: Batch, state: Tensor) -> Output:
-        """What the network says of the graphs of a batch, from what `embed_graphs` made of them."""
-        time, rank, sigma, failure = self.heads(state).unbind(-1)
-        if self.settings.schedule:
-            time = time + self.skip(self._scaled(batch, "schedule")).squeeze(-1)
-        log_s = time + self.log_s_mean
-        return Output(log_s, log_s + rank, sigma.clamp(LEAST_LOG_SIGMA, MOST_LOG_SIGMA), failure)
-
-    def _compared(self, state: Tensor, kernel: Tensor) -> Tensor:
-        """What each candidate takes from the others of its kernel."""
-        assert self.compare is not None
-        _, place, counts = torch.unique(kernel, return_inverse=True, return_counts=True)
-        order = torch.argsort(place, stable=True)
-        inside = torch.arange(len(kernel), device=kernel.device) - (torch.cumsum(counts, 0) - counts)[place[order]]
-        padded = state.new_zeros((len(counts), int(counts.max()), state.shape[1]))
-        padded[place[order], inside] = state[order]
-        empty = torch.arange(padded.shape[1], device=kernel.device)[None] >= counts[:, None]
-        compared, _ = self.compare(padded, padded, padded, key_padding_mask=empty, need_weights=False)
-        found = torch.zeros_like(state)
-        found[order] = compared[place[order], inside]
-        return found
+def checked(tensors: Mapping[str, Array], expected: Shapes) -> dict[str, Array]:
+    """Arrays of a file as float32, in the order of `expected`. Raises ValueError where they are not those, or not
+    numbers."""
+    if tensors.keys() != expected.keys():
+        raise ValueError("the weights of another kind of network")
+    found = {}
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} of shape {tensors[name].shape}, not {shape}")
+        if tensors[name].dtype.kind != "f":
+            raise ValueError(f"{name} of {tensors[name].dtype}")
+        with np.errstate(over="ignore"):  # what 32 bits cannot hold is not finite
+            found[name] = tensors[name].astype(np.float32)
+        if not np.isfinite(found[name]).all():
+            raise ValueError("weights that are not numbers")
+    return found

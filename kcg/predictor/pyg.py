@@ -7,7 +7,6 @@ import torch
 from torch_geometric.data import Dataset, HeteroData
 
 from kcg.predictor.features import Array
-from kcg.predictor.network import all_edges
 from kcg.predictor.training_data import TrainingData
 
 NODES = {"axis": "axes", "access": "accesses", "group": "groups"}
@@ -43,8 +42,8 @@ class ScheduleGraphs(Dataset):  # type: ignore[misc]
             made[node].x = self._part(name, row)
         for edge, name in EDGES.items():
             made[edge].edge_attr = self._part(name, row)
-            ends = (torch.tensor([len(made[node].x)]) for node in (edge[0], edge[2]))
-            made[edge].edge_index = all_edges(*ends)
+            axes, others = (torch.arange(len(made[node].x)) for node in (edge[0], edge[2]))
+            made[edge].edge_index = torch.cartesian_prod(axes, others).T.contiguous()
         made.schedule = torch.from_numpy(data.graphs.schedule[row : row + 1])
         made.kernel = torch.from_numpy(data.kernel_x[kernel : kernel + 1])
         target = int(data.target[kernel])

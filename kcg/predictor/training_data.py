@@ -201,6 +201,17 @@ class TrainingData:
         return replace(self, graphs=self.graphs.take(index), **rows)
 
 
+def evaluation_pool(data: TrainingData) -> Array:
+    """(n,) bool: the rows on which rankings are judged."""
+    wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
+    return np.isin(data.sampler, wanted)
+
+
+def pool_rows(data: TrainingData, split: str, part: str) -> Array:
+    """(m,) the rows of a part of a split on which rankings are judged."""
+    return np.flatnonzero(data.part(split, part) & evaluation_pool(data))
+
+
 def load(
     folder: Path | str,
     *,

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from kcg.errors import DataError
 from kcg.kernel.loop_nest import ACTION_FEATURES, AXES_OF_ACTION
-from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, check_about
-from kcg.predictor.features import FEATURES_VERSION, side_by_side
+from kcg.predictor.checkpoint import check_about
+from kcg.predictor.features import FEATURES_VERSION, Array, side_by_side
 from kcg.predictor.header import as_stored, read_tensors, save_tensors
-from kcg.predictor.learned import one_thread
-from kcg.predictor.network import Batch, GraphSet, Net, NetSettings, owners
+from kcg.predictor.network import NetSettings, Network, Shapes, checked, linear
+from kcg.predictor.network import shapes as network_shapes
+from kcg.predictor.stacked import Linear, Stacked, one_thread, relu
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Reading, Task
 from kcg.rl.observation import Observer, ScheduleObservation
 from kcg.search.beam import Drafts
@@ -34,6 +33,7 @@ from kcg.types import Action, Schedule
 
 FORMAT = "kcg-policy-1"
 FEATURE_SCALE = 0.25  # most features are logarithms up to 10
+TRUNK = "trunk."  # what the names of its arrays begin with
 SHIPPED = Path(__file__).parent / "policies"
 
 
@@ -50,76 +50,39 @@ Propose = Callable[[Sequence[Schedule]], list[Proposal]]
 """What a policy would do at some schedules of one kernel."""
 
 
-@dataclass(frozen=True)
-class PolicyBatch:
-    """n schedules, and r rows of actions: those of the first schedule, then of the next."""
-
-    graphs: Batch
-    rows: Tensor  # (r, len(ACTION_FEATURES))
-    axes: Tensor  # (r, AXES_OF_ACTION) places among `graphs.axes`, -1 for none
-    owner: Tensor  # (r,) which schedule
-
-    def __len__(self) -> int:
-        return len(self.graphs)
+def shapes(trunk: NetSettings) -> Shapes:
+    """The arrays of a policy's network. Raises ValueError where no network is of these settings."""
+    hidden = trunk.hidden
+    inputs = (1 + AXES_OF_ACTION) * hidden + len(ACTION_FEATURES)
+    score = linear("score.0", inputs, 2 * hidden) | linear("score.2", 2 * hidden, hidden) | linear("score.4", hidden, 1)
+    value = linear("value.0", hidden, hidden) | linear("value.2", hidden, 1)
+    return {**{TRUNK + name: shape for name, shape in network_shapes(trunk).items()}, **score, **value}
 
 
-def batch_of(observations: Sequence[ScheduleObservation]) -> PolicyBatch:
-    """Observations as one batch."""
-    made, kernel_x, target_x = side_by_side(observations)
-    every = np.arange(len(observations))
-    whole = GraphSet(made, every, kernel_x, target_x, every).batch(torch.arange(len(observations)))
-    rows = torch.from_numpy(np.concatenate([one.rows.features for one in observations]))
-    axes = torch.from_numpy(np.concatenate([one.rows.axes for one in observations]))
-    owner = owners(torch.tensor([len(one.rows) for one in observations]))
-    return PolicyBatch(whole, rows, placed(axes, owner, torch.from_numpy(made.n_axes)), owner)
+@dataclass(frozen=True, eq=False)
+class PolicyNumbers:
+    """The network of a policy: `numbers` are float32, named and shaped as `shapes(trunk)` says."""
 
+    trunk: NetSettings
+    numbers: Mapping[str, Array]
 
-def placed(axes: Tensor, owner: Tensor, n_axes: Tensor) -> Tensor:
-    """Places of axes within each graph as places among the axes of all; -1 stays."""
-    first = torch.cumsum(n_axes, 0) - n_axes
-    return torch.where(axes >= 0, axes + first[owner][:, None], axes)
-
-
-class PolicyNet(nn.Module):
-    """See the module. `settings` are those of the trunk."""
-
-    def __init__(self, settings: NetSettings | None = None, trunk: Net | None = None) -> None:
-        super().__init__()
-        self.trunk = trunk if trunk is not None else Net(settings)
-        hidden = self.trunk.settings.hidden
-        inputs = (1 + AXES_OF_ACTION) * hidden + len(ACTION_FEATURES)
-        self.score = nn.Sequential(
-            nn.Linear(inputs, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        )
-        self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        last = self.score[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)  # a new policy takes every legal step as often
-        nn.init.zeros_(last.bias)
-
-    def forward(self, batch: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """Logits (r,) of the rows and values (n,) of the schedules."""
-        state, nodes = self.trunk.embed_nodes(batch.graphs)
-        axes = nodes[0][0]
-        known = torch.cat([axes, axes.new_zeros(1, axes.shape[1])])  # place -1 is that of no axis
-        looked_up = known[batch.axes].flatten(1)
-        seen = torch.cat([state[batch.owner], looked_up, batch.rows * FEATURE_SCALE], -1)
-        return self.score(seen).squeeze(-1), self.value(state).squeeze(-1)
-
-
-def log_softmax(logits: Tensor, owner: Tensor, count: int) -> Tensor:
-    """Log-probabilities of rows within each of `count` schedules."""
-    top = logits.new_full((count,), -torch.inf).scatter_reduce(0, owner, logits.detach(), "amax")
-    shifted = logits - top[owner]
-    total = logits.new_zeros(count).scatter_add(0, owner, shifted.exp())
-    return shifted - total.log()[owner]
+    def trunk_network(self) -> Network:
+        """The part that is the predictor's."""
+        held = {name.removeprefix(TRUNK): v for name, v in self.numbers.items() if name.startswith(TRUNK)}
+        return Network(self.trunk, held)
 
 
 class Policy:
     """A trained policy, asked about schedules of one kernel: `of(observer)` is what a search takes."""
 
-    def __init__(self, net: PolicyNet, about: PolicyAbout) -> None:
-        self.net, self.about = net.eval(), about
+    def __init__(self, network: PolicyNumbers, about: PolicyAbout) -> None:
+        """Raises DataError where its trunk compares candidates, which only training can ask."""
+        self.network, self.about = network, about
+        self._trunk = Stacked([network.trunk_network()])
+        self._score, self._value = (
+            [_linear(network.numbers, f"{name}.{place}") for place in places]
+            for name, places in (("score", (0, 2, 4)), ("value", (0, 2)))
+        )
 
     def of(self, observer: Observer) -> Propose:
         """Proposals for the schedules of one kernel, whose actions are those of the observer."""
@@ -133,16 +96,48 @@ class Policy:
         """One proposal for each observation, in order."""
         if not observations:
             return []
-        batch = batch_of(observations)
-        with one_thread(), torch.inference_mode():
-            logits, values = self.net(batch)
-            chances = log_softmax(torch.nan_to_num(logits), batch.owner, len(observations)).exp().tolist()
+        counts = np.array([len(one.rows) for one in observations])
+        with one_thread, np.errstate(all="ignore"):  # weights may be anything
+            logits, values = self.judged(observations)
+            chances = softmax(np.nan_to_num(logits), counts).tolist()
         found, first = [], 0
-        for observation, value in zip(observations, torch.nan_to_num(values).tolist(), strict=True):
+        for observation, value in zip(observations, np.nan_to_num(values).tolist(), strict=True):
             *steps, stop = chances[first : first + len(observation.rows)]
             found.append(Proposal(stop, tuple(steps), value))
             first += len(observation.rows)
         return found
+
+    def judged(self, observations: Sequence[ScheduleObservation]) -> tuple[Array, Array]:
+        """Logits (r,) of the rows of n schedules, one at least, one schedule after another; and (n,) their values."""
+        made, kernel_x, target_x = side_by_side(observations)
+        n, hidden = len(observations), self.network.trunk.hidden
+        axes = np.zeros((1, n, int(made.n_axes.max()) + 1, hidden), np.float32)  # the last is that of no axis: place -1
+        (state,) = self._trunk.with_axes(made, kernel_x, target_x, axes[:, :, :-1]).hidden
+        owner = np.repeat(np.arange(n), [len(one.rows) for one in observations])
+        places = np.concatenate([one.rows.axes for one in observations])
+        rows = np.concatenate([one.rows.features for one in observations])
+        looked_up = axes[0][owner[:, None], places].reshape(len(owner), -1)
+        seen = np.concatenate([state[owner], looked_up, rows * np.float32(FEATURE_SCALE)], 1)
+        return _through(self._score, seen), _through(self._value, state)
+
+
+def _linear(numbers: Mapping[str, Array], name: str) -> Linear:
+    return Linear(np.ascontiguousarray(numbers[f"{name}.weight"].T), numbers[f"{name}.bias"])
+
+
+def _through(layers: Sequence[Linear], x: Array) -> Array:
+    """(m,) of (m, in): the last layer has one output."""
+    for layer in layers[:-1]:
+        x = relu(layer(x))
+    return layers[-1](x)[:, 0]
+
+
+def softmax(logits: Array, counts: Array) -> Array:
+    """Probabilities of rows within each schedule: `counts` are of the rows of each, one at least."""
+    first = np.cumsum(counts) - counts
+    raised = np.exp(logits - np.repeat(np.maximum.reduceat(logits, first), counts))
+    found: Array = raised / np.repeat(np.add.reduceat(raised, first), counts)
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,9 +161,9 @@ def save_policy(policy: Policy, path: Path) -> None:
         "features_version": FEATURES_VERSION,
         "action_features": list(ACTION_FEATURES),
         "about": asdict(policy.about),
-        "trunk": asdict(policy.net.trunk.settings),
+        "trunk": asdict(policy.network.trunk),
     }
-    save_tensors(path, as_stored(policy.net.state_dict()), header)
+    save_tensors(path, as_stored(policy.network.numbers), header)
 
 
 def read_policy(path: Path) -> Policy:
@@ -183,18 +178,14 @@ def read_policy(path: Path) -> Policy:
         )
     try:
         settings = NetSettings(**header["trunk"])
-        if not (1 <= settings.hidden <= MOST_HIDDEN and 0 <= settings.layers <= MOST_LAYERS):
-            raise ValueError(f"a network of {settings.layers} layers of {settings.hidden}")
-        with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
-            net = PolicyNet(settings)
-        net.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+        network = PolicyNumbers(settings, checked(tensors, shapes(settings)))
         about = header["about"]
         about["targets"] = tuple(about["targets"])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
-        policy = Policy(net, PolicyAbout(**about))
+        policy = Policy(network, PolicyAbout(**about))
         check_about(policy.about, *policy.about.targets)
         return policy
-    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:  # the last by torch's attention
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
 
 

@@ -24,7 +24,7 @@ CARD, CHECKSUMS = "README.md", "checksums.json"
 
 
 def _facts(policy: Policy, size: int) -> Facts:
-    trunk = policy.net.trunk.settings
+    trunk = policy.network.trunk
     return facts(
         policy.about,
         size,

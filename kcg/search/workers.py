@@ -5,8 +5,8 @@ would mostly wait. A `Thinker` is a child that runs strategies on one core; each
 (`Problem.ask`) and what a batch showed (`Problem.measure`), and what answers stands in the parent. To whoever runs the
 searches, `SearchWorkers.strategy` is a strategy like any other. Where a child dies its searches go on in the parent.
 
-What all of them need is loaded once on Linux: the first child loads torch and reads the networks, and the others are
-forked from it. None opens a device, and one that dies takes only its own searches with it, but for the first.
+What all of them need is loaded once on Linux: the first child reads the networks, and the others are forked from it.
+None opens a device, and one that dies takes only its own searches with it, but for the first.
 """
 
 from __future__ import annotations

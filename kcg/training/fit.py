@@ -23,11 +23,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
-from kcg.predictor.ensemble import pool_rows, predicted
 from kcg.predictor.features import Array
 from kcg.predictor.metrics import COVERAGE, Floors, auc, calibration, log_error, score_of, scores, summary
-from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
-from kcg.predictor.training_data import TrainingData
+from kcg.predictor.network import NetSettings
+from kcg.predictor.training_data import TrainingData, pool_rows
+from kcg.training.loss import Truth, Weights, loss_of
+from kcg.training.network import GraphSet, Net, Output, predicted
 
 STATE = "state.safetensors"
 LEAST_ROWS = 20  # from which a scale of spreads is taken

@@ -33,27 +33,18 @@ from kcg.files import read_limited, write_whole
 from kcg.kernel.kinds import space_of
 from kcg.predictor.checkpoint import read
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.network import GraphSet, owners
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.training_data import keep, kept
 from kcg.provenance import provenance
 from kcg.rl.env import STARTS, Task, learned, recorded
 from kcg.rl.observation import Observer
-from kcg.rl.policy import (
-    Policy,
-    PolicyAbout,
-    PolicyBatch,
-    PolicyNet,
-    likeliest_ends,
-    log_softmax,
-    placed,
-    read_policy,
-    save_policy,
-)
+from kcg.rl.policy import Policy, PolicyAbout, PolicyNumbers, likeliest_ends, read_policy, save_policy
 from kcg.search.beam import draft
 from kcg.search.problem import Ledger, Problem, Trials
 from kcg.search.replay import RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
+from kcg.training.network import GraphSet, Net, owners
+from kcg.training.policy_network import PolicyBatch, PolicyNet, log_softmax, placed
 from kcg.training.ppo import PpoSettings, divided, environments
 from kcg.training.ppo import train as train_ppo
 from kcg.training.predictor import workers as processes
@@ -220,7 +211,6 @@ class TrainingKernel:
 
 @functools.lru_cache(maxsize=2)
 def _predictor(path: Path, members: int | None) -> LearnedPredictor:
-    torch.set_num_threads(1)
     checkpoint = read(path)
     return LearnedPredictor(checkpoint if members is None else replace(checkpoint, nets=checkpoint.nets[:members]))
 
@@ -396,8 +386,7 @@ def train_policy(
     with Tracker(out, Tracking(wandb, out.name, config), name=out.name, key="") as tracker:
         path = out / POLICY
         if not path.exists():
-            net = read_policy(start).net if start is not None else PolicyNet(trunk=read(predictor).nets[0])
-            save_policy(Policy(net, about), path)
+            save_policy(Policy(_begun(start, predictor), about), path)
             state.done.clear()  # of a policy that is not there any more
         if from_mcts and not state.done.get("self_play", 0):
             examples = [
@@ -417,9 +406,9 @@ def train_policy(
             def heard(epoch: int, loss: float, found: ExampleScores | None) -> None:
                 tracker.log({"epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
-            net = read_policy(path).net
+            net = PolicyNet.of(read_policy(path).network)
             learn(net, examples[1], examples[0], settings.learning, device=device, report=heard)
-            save_policy(Policy(net.cpu(), about), path)
+            save_policy(Policy(net.network(), about), path)
             if all(_games_of(kernel, out / SELF_PLAY).exists() for kernel in (*others, *ours)):
                 state.write(self_play=1)
             tracker.log({"stage": "learned", **against_search(others, path, workers=workers)})
@@ -434,10 +423,17 @@ def train_policy(
             tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
             run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
         found = against_search(others, path, workers=workers)
-        save_policy(Policy(read_policy(path).net, replace(about, metrics=found)), path)
+        save_policy(Policy(read_policy(path).network, replace(about, metrics=found)), path)
         tracker.log({"stage": "done", **found})
         tracker.artifact(path, out.name)
     return found
+
+
+def _begun(start: Path | None, predictor: Path) -> PolicyNumbers:
+    """What a training begins with."""
+    if start is not None:
+        return read_policy(start).network
+    return PolicyNet(trunk=Net.of(read(predictor).nets[0])).network()
 
 
 _LEAST: Final = {
@@ -495,11 +491,11 @@ def _ppo(
     done = state.done.get(counted, 0)
     if done >= settings.steps:
         return
-    net = read_policy(path).net
+    net = PolicyNet.of(read_policy(path).network)
     envs = environments(makers, settings, here=len(makers) == 1)
 
     def kept_on(steps: int) -> bool:
-        save_policy(Policy(net, about), path)
+        save_policy(Policy(net.network(), about), path)
         state.write(**{counted: steps})
         return time.monotonic() < deadline
 
@@ -515,7 +511,7 @@ def _ppo(
         )
     finally:
         envs.close()
-    save_policy(Policy(net.cpu(), about), path)
+    save_policy(Policy(net.network(), about), path)
 
 
 def _tasks(kernels: Sequence[TrainingKernel]) -> list[Task]:

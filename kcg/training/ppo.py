@@ -25,9 +25,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from torch import Tensor, nn
 
 from kcg.predictor.features import Array
-from kcg.predictor.network import Batch, all_edges, owners
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Task
-from kcg.rl.policy import PolicyBatch, PolicyNet, placed
+from kcg.training.network import Batch, all_edges, owners
+from kcg.training.policy_network import PolicyBatch, PolicyNet, placed
 
 log = logging.getLogger(__name__)
 

@@ -29,16 +29,17 @@ from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import read_limited, write_whole
 from kcg.measure.device_info import usable_cores
-from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS, About, Checkpoint, save
-from kcg.predictor.ensemble import averaged, outputs_by
+from kcg.predictor.checkpoint import About, Checkpoint, save
+from kcg.predictor.ensemble import averaged
 from kcg.predictor.features import FEATURES_VERSION, operations_of
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.metrics import Floors, floors_of
-from kcg.predictor.network import Net
+from kcg.predictor.network import MOST_HIDDEN, MOST_LAYERS, shapes
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
 from kcg.training.fit import Fit, FitSettings, judge, spread_scale, validation_rows
+from kcg.training.network import Net, outputs_of
 
 # ---- The settings of a whole training as one dataclass, and their names on a command line and in a file.
 
@@ -289,7 +290,7 @@ def train(
         nets = _nets(members, rows, devices)
         about = calibrated(about, nets, rows, floors, device=devices[0])
         path = out / CHECKPOINT
-        save(Checkpoint(about, tuple(net.cpu() for net in nets)), path)
+        save(Checkpoint(about, tuple(net.network() for net in nets)), path)
         tracker.log(
             {"stage": "predictor", "spread_scale": about.spread_scale, **about.metrics, "bytes": path.stat().st_size}
         )
@@ -303,7 +304,7 @@ def calibrated(about: About, nets: Sequence[Net], data: TrainingData, floors: Fl
     index = validation_rows(data, about.split)
     if not len(index):
         return replace(about, spread_scale=1.0, metrics={})
-    outputs = outputs_by(nets, data, index, device=device)
+    outputs = outputs_of(nets, data, index, device=device)
     scale = spread_scale(averaged(outputs), data.log_s[index])
     metrics = judge(data, averaged(outputs, scale), index, floors)
     return replace(about, spread_scale=scale, metrics={k: v for k, v in metrics.items() if math.isfinite(v)})
@@ -350,7 +351,7 @@ def _about(export: Export, data: TrainingData, settings: TrainingSettings, name:
 
 def _check_size(settings: TrainingSettings) -> None:
     """Say before the networks are trained what would be too large after. Raises UsageError."""
-    each = 2 * sum(values.numel() for values in Net(settings.fit.net).state_dict().values())
+    each = 2 * sum(math.prod(shape) for shape in shapes(settings.fit.net).values())
     if settings.members * each > MOST_BYTES:
         raise UsageError(
             f"{settings.members} networks of {each / 1e6:.1f} MB are more than the {MOST_BYTES / 1e6:g} MB of a "

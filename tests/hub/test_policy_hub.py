@@ -27,7 +27,9 @@ REPO = "owner/policy"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "local").mkdir()
-    save_policy(Policy(opinionated(), replace(ABOUT, name="tiny-policy")), tmp_path / "local" / "mine.safetensors")
+    save_policy(
+        Policy(opinionated().network(), replace(ABOUT, name="tiny-policy")), tmp_path / "local" / "mine.safetensors"
+    )
     return tmp_path / "local" / "mine.safetensors"
 
 
@@ -58,7 +60,7 @@ def test_what_is_no_policy_never_takes_its_place(
     cut, other = file.read_bytes()[:-100], file.with_name("other.safetensors")
     save_file({}, other, {"kcg": json.dumps({"format": "kcg-policy-1", "features_version": 10**6})})
     nameless = file.with_name("nameless.safetensors")
-    save_policy(Policy(opinionated(), replace(ABOUT, name=5)), nameless)  # type: ignore[arg-type]
+    save_policy(Policy(opinionated().network(), replace(ABOUT, name=5)), nameless)  # type: ignore[arg-type]
     for content, message in (
         (cut, r"policy\.safetensors cannot be read"),
         (other.read_bytes(), "sees other features"),

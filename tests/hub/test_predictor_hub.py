@@ -18,9 +18,10 @@ from kcg.hub.client import Limits
 from kcg.predictor import header
 from kcg.predictor.__main__ import main
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
-from kcg.predictor.network import Net, NetSettings
+from kcg.predictor.network import NetSettings
 from kcg.predictor.publish import PREDICTOR as KIND
 from kcg.rl.publish import CARD, CHECKPOINTS, CHECKSUMS
+from kcg.training.network import Net
 from tests.hub.checks import is_untouched
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 from tests.rules import HEAVY, loaded_by
@@ -43,7 +44,7 @@ ABOUT = About(
 @pytest.fixture(scope="module")
 def trained() -> Checkpoint:
     torch.manual_seed(0)
-    return Checkpoint(ABOUT, (Net(NetSettings(hidden=8, layers=1)),))
+    return Checkpoint(ABOUT, (Net(NetSettings(hidden=8, layers=1)).network(),))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from kcg.handover.export import export
 from kcg.kernel.analysis import contractions
 from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import KINDS, Entry, describe
+from kcg.predictor.choice import SHIPPED
 from kcg.report.page import render_report
 from kcg.report.result import read_result
 from kcg.report.timeline import timeline_beside
@@ -68,8 +69,9 @@ def test_a_run_on_a_cpu_loads_no_tile_module(optimised: tuple[Path, list[str]]) 
 
 
 def test_nor_does_one_that_looks_for_regions_and_for_products_that_are_reduced_at_once(tmp_path: Path) -> None:
-    script = SCRIPT.with_name("reduced_product.py")
-    limits = ("--regions", "--measurements", "0", "--budget", "3000s", "--quiet", "--report", tmp_path)
+    """It is guided by a checkpoint, and no process of it loads PyTorch."""
+    script, guide = SCRIPT.with_name("reduced_product.py"), ("--predictor", SHIPPED / "cpu.safetensors")
+    limits = (*guide, "--regions", "--measurements", "0", "--budget", "3000s", "--quiet", "--report", tmp_path)
     done = python("-m", "kcg.optimize", script, "--device", DEV, *limits, cwd=ROOT, **IMPORTS)
     assert (tmp_path / "RESULT.json").exists(), done.stderr
     result, loaded = read_result(tmp_path / "RESULT.json"), loaded_by(done.stderr)
@@ -77,6 +79,7 @@ def test_nor_does_one_that_looks_for_regions_and_for_products_that_are_reduced_a
     asts = [ast_of(kernel) for row in result.regions for kernel in row.region.kernels]
     assert any(product.inside for ast in asts for product in contractions(ast))
     assert loaded.count("kcg") > 1 and not [name for name in loaded if name.startswith("kcg.kernel.tile")]
+    assert "kcg.predictor.stacked" in loaded and "torch" not in loaded
 
 
 def test_a_further_kind_is_searched_and_judged_like_all_others(row: RegionResult) -> None:

@@ -12,7 +12,8 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.correction import MOST, Correction
 from kcg.predictor.features import Array, encode, graphs, kernel_features, target_features
-from kcg.predictor.network import GraphSet, Net, NetSettings
+from kcg.predictor.network import NetSettings
+from kcg.training.network import GraphSet, Net
 from kcg.types import Region
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS

@@ -31,8 +31,9 @@ from kcg.predictor.features import (
     kernel_features,
     target_features,
 )
-from kcg.predictor.network import Batch, GraphSet, Net, NetSettings
+from kcg.predictor.network import NetSettings
 from kcg.predictor.training_data import TrainingData, load
+from kcg.training.network import Batch, GraphSet, Net
 from kcg.types import Region, Schedule, Status
 from tests.kernels import empty, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS

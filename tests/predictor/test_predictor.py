@@ -23,17 +23,18 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice, header
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
-from kcg.predictor.ensemble import evaluation_pool, predicted
 from kcg.predictor.features import operations_of
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.interface import Predictor
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
-from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
+from kcg.predictor.network import NetSettings
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, evaluation_pool, load
 from kcg.rl.observation import Observer
 from kcg.training.fit import STATE, Fit, FitSettings
+from kcg.training.loss import Truth, Weights, loss_of
+from kcg.training.network import GraphSet, Net, Output, predicted
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -72,7 +73,7 @@ def trained(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Fit
 
 @pytest.fixture(scope="module")
 def predictor(data: TrainingData, trained: Fit) -> LearnedPredictor:
-    return LearnedPredictor(Checkpoint(about_of(data), (trained.averaged,)))
+    return LearnedPredictor(Checkpoint(about_of(data), (trained.averaged.network(),)))
 
 
 def about_of(data: TrainingData) -> About:
@@ -201,7 +202,7 @@ def test_what_is_no_time_never_leaves(predictor: LearnedPredictor, says: float) 
     net = Net(NetSettings(hidden=8, layers=1)).eval()
     with torch.no_grad():
         net.heads.bias.fill_(says)
-    broken = LearnedPredictor(replace(predictor.checkpoint, nets=(net,)))
+    broken = LearnedPredictor(replace(predictor.checkpoint, nets=(net.network(),)))
     (found,) = broken.predict(space_of(empty(8, 8).sum(1)), [RAW])
     assert found == IMPOSSIBLE and 0 < found.runtime_s < math.inf
 
@@ -247,7 +248,7 @@ def test_the_right_order_costs_less() -> None:
 
 def test_a_checkpoint_predicts_what_the_model_did(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
     about = replace(about_of(data), spread_scale=1.5, metrics={"pairwise": 0.9}, since="trained, then looked at")
-    made = Checkpoint(about, (trained.averaged, trained.averaged))
+    made = Checkpoint(about, (trained.averaged.network(),) * 2)
     save(made, tmp_path / "p.safetensors")
     found = read(tmp_path / "p.safetensors")
     assert found.about == about
@@ -264,7 +265,7 @@ def test_a_checkpoint_of_other_features_is_refused_with_the_way_out(
     data: TrainingData, trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "p.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,)), path)
+    save(Checkpoint(about_of(data), (trained.averaged.network(),)), path)
     monkeypatch.setattr(header, "FEATURES_VERSION", 99)
     with pytest.raises(DataError, match="features of version 1, this kcg has version 99: train again"):
         read(path)
@@ -280,7 +281,7 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     with pytest.raises(DataError, match="is no checkpoint of a predictor"):
         read(tmp_path / "foreign")
     path = tmp_path / "p.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,)), path)
+    save(Checkpoint(about_of(data), (trained.averaged.network(),)), path)
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
         header = file.metadata()
@@ -293,6 +294,11 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save_file(weights, tmp_path / "nan", header)
     with pytest.raises(DataError, match="weights that are not numbers"):
         read(tmp_path / "nan")
+    for dtype, wrong in ((torch.bfloat16, "cannot be read"), (torch.complex64, "of complex64")):
+        weights["net0.heads.weight"] = torch.zeros(4, SETTINGS.net.hidden, dtype=dtype)
+        save_file(weights, tmp_path / "type", header)
+        with pytest.raises(DataError, match=wrong):
+            read(tmp_path / "type")
     about = json.loads(header["kcg"])
     for huge in ({"hidden": 40_000}, {"hidden": 1000}, {"layers": 10**6}):
         nets = [{**about["nets"][0], **huge}]
@@ -324,7 +330,7 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     ],
 )
 def test_what_a_checkpoint_says_of_itself_is_checked_when_it_is_read(about: Any, tmp_path: Path) -> None:
-    net = Net(NetSettings(hidden=4, layers=0))
+    net = Net(NetSettings(hidden=4, layers=0)).network()
     save(Checkpoint(About("tiny", ({"fingerprint": "f"},), (), "workload", ("ADD",)), (net,)), path := tmp_path / "p")
     with safe_open(path, "pt") as file:
         given = json.loads(file.metadata()["kcg"])
@@ -341,7 +347,7 @@ def test_what_a_checkpoint_says_of_itself_is_checked_when_it_is_read(about: Any,
 def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_path: Path) -> None:
     net = Net(NetSettings(hidden=256, layers=3))
     with pytest.raises(DataError, match="fewer or smaller networks"):
-        save(Checkpoint(about_of(data), (net,) * 2), tmp_path / "large")
+        save(Checkpoint(about_of(data), (net.network(),) * 2), tmp_path / "large")
     assert not list(tmp_path.iterdir())
 
 
@@ -363,7 +369,7 @@ def test_trees_of_a_checkpoint_of_before_are_left_out_and_that_is_reported(
     data: TrainingData, trained: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     new = tmp_path / "new.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,)), new)
+    save(Checkpoint(about_of(data), (trained.averaged.network(),)), new)
     old = of_before(new, tmp_path / "old.safetensors", settings={"trees.rounds": 600})
     with caplog.at_level("WARNING"):
         found = read(old)
@@ -382,7 +388,7 @@ def test_trees_of_a_checkpoint_of_before_are_left_out_and_that_is_reported(
 def test_the_weights_of_another_kind_of_network_are_refused(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
     """Such as that over scheduled ASTs, which kcg had once."""
     path = tmp_path / "p.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,)), path)
+    save(Checkpoint(about_of(data), (trained.averaged.network(),)), path)
     with safe_open(path, "pt") as file:
         header = file.metadata()
     tensors = load_file(path)
@@ -463,7 +469,7 @@ def test_a_choice_of_predictor_that_is_none_is_refused_in_one_line(tmp_path: Pat
 
 def test_making_a_network_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch-geometric writes a module for each kind of message to the folder for temporary files."""
-    from kcg.predictor.messages import Messages  # seconds: it imports torch-geometric
+    from kcg.training.messages import Messages  # seconds: it imports torch-geometric
 
     module = Messages().propagate.__module__
     monkeypatch.delitem(sys.modules, module)  # as in a process that has made none yet

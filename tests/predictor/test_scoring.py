@@ -18,10 +18,11 @@ from kcg.errors import DataError, ExitCode, UsageError
 from kcg.predictor.__main__ import main
 from kcg.predictor.checkpoint import read
 from kcg.predictor.choice import SHIPPED
-from kcg.predictor.ensemble import averaged, outputs_by, pool_rows
+from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.metrics import floors_of
 from kcg.predictor.scoring import IDENTITY, METRICS, Pool, match, pool_of, read_predictions
 from kcg.predictor.training_data import load as load_rows
+from kcg.predictor.training_data import pool_rows
 from kcg.training.fit import judge
 from tests.commands import Ended, ended
 from tests.small_dataset import small_dataset

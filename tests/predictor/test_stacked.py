@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,20 +10,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.predictor import learned as stacked_module
+from kcg.predictor import stacked as stacked_module
 from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.choice import shipped_path
 from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel_features, target_features
-from kcg.predictor.learned import Answers, LearnedPredictor, Stacked
-from kcg.predictor.network import GraphSet, Net, NetSettings
+from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.network import NetSettings, Network, shapes
+from kcg.predictor.stacked import Stacked, one_thread
+from kcg.training.network import GraphSet, Net
 from kcg.types import Region
 from tests.calls import calls_of
+from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.rules import ROOT
 
 TARGET = KNOWN_TARGETS["sm_90"]
 CLOSE = 1e-5
@@ -56,13 +63,13 @@ def graphs_of(region: Region, count: int, seed: int = 0) -> Graphs:
     return graphs(encode(space.loop_nests(drawn)), TARGET)
 
 
-def alone(nets: Sequence[Net], made: Graphs, kernel_x: Array, target_x: Array) -> list[dict[str, Array]]:
+def alone(nets: Sequence[Network], made: Graphs, kernel_x: Array, target_x: Array) -> list[dict[str, Array]]:
     """What each network says by itself."""
     n = len(made)
     with torch.inference_mode():
         batch = GraphSet(made, np.arange(n), kernel_x, target_x, np.arange(n)).batch(torch.arange(n))
         found = []
-        for net in nets:
+        for net in map(Net.of, nets):
             state = net.embed_graphs(batch)
             output = net.answer(batch, state)
             outputs = {name: getattr(output, name).numpy() for name in ("rank", "log_sigma", "failure")}
@@ -70,18 +77,15 @@ def alone(nets: Sequence[Net], made: Graphs, kernel_x: Array, target_x: Array) -
     return found
 
 
-def largest_difference(nets: Sequence[Net], made: Graphs, regions: Sequence[Region]) -> float:
+def largest_difference(nets: Sequence[Network], made: Graphs, regions: Sequence[Region]) -> float:
     kernel_x = np.stack([kernel_features(region) for region in regions])
     target_x = np.stack([target_features(TARGET)] * len(regions))
-    together = Stacked.of(nets)
-    assert together is not None
-    with torch.inference_mode():
-        outputs: Answers = together(made, kernel_x, target_x)
+    outputs = Stacked(nets)(made, kernel_x, target_x)
     worst = 0.0
     for i, one in enumerate(alone(nets, made, kernel_x, target_x)):
         for name, values in one.items():
-            other = getattr(outputs, name)[i].numpy()
-            assert other.shape == values.shape
+            other = getattr(outputs, name)[i]
+            assert other.shape == values.shape and other.dtype == np.float32
             assert np.isfinite(other).all()
             worst = max(worst, float(np.abs(other - values).max()))
     return worst
@@ -95,6 +99,15 @@ def test_the_shipped_networks_answer_together_as_alone(
     region = make()
     made = graphs_of(region, count)
     assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
+
+
+def test_without_pytorch_the_shipped_networks_guide_and_say_what_they_said_with_it(shipped: Checkpoint) -> None:
+    """Never the roofline in their place. What PyTorch said is recorded: `tests/predictor/golden.py`."""
+    done = python("-m", "tests.predictor.without_torch", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["guides"], found["name"]) == ("LearnedPredictor", shipped.about.name) and found["different"] > 5
+    assert found["error"] < CLOSE and found["chances"] == pytest.approx(1.0)
 
 
 def test_graphs_of_several_kernels_are_kept_apart(shipped: Checkpoint) -> None:
@@ -141,19 +154,35 @@ def test_every_shape_of_network_can_be_stacked(settings: NetSettings) -> None:
             value.copy_(torch.rand_like(value) + 0.5 if name.endswith("_scale") else 0.3 * torch.randn_like(value))
     region = matmul()
     made = graphs_of(region, 10)
-    assert largest_difference(nets, made, [region] * len(made)) < CLOSE * 10  # states reach 100 with such weights
+    numbers = [net.network() for net in nets]
+    assert largest_difference(numbers, made, [region] * len(made)) < CLOSE * 10  # states reach 100 with such weights
 
 
-def test_what_cannot_be_stacked_is_reported() -> None:
-    small, large = Net(NetSettings(hidden=8)), Net(NetSettings(hidden=16))
-    assert Stacked.of([]) is None
-    assert Stacked.of([small, large]) is None
-    assert Stacked.of([Net(NetSettings(hidden=8, compare=True))]) is None
+@pytest.mark.parametrize(
+    "settings",
+    [
+        NetSettings(),
+        NetSettings(hidden=24, layers=3),
+        NetSettings(hidden=8, messages=False),
+        NetSettings(hidden=8, schedule=False),
+        NetSettings(hidden=8, kernel=False, layers=0),
+        NetSettings(hidden=8, compare=True),
+    ],
+)
+def test_the_shapes_of_a_file_are_those_of_the_network_that_is_trained(settings: NetSettings) -> None:
+    assert shapes(settings) == {name: tuple(value.shape) for name, value in Net(settings).state_dict().items()}
+
+
+def test_networks_that_compare_candidates_guide_no_search(shipped: Checkpoint) -> None:
+    """They are experiments of training: what they say of a candidate depends on those asked beside it."""
+    net = Net(NetSettings(hidden=8, compare=True)).network()
+    with pytest.raises(DataError, match=r"net\.compare") as caught:
+        LearnedPredictor(replace(shipped, nets=(net,)))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_predictor_of_networks_of_several_shapes_says_the_mean_of_what_each_says(shipped: Checkpoint) -> None:
-    """Such are asked one after another; the same networks stacked say the same."""
-    other = Net(NetSettings(hidden=8)).eval()
+    other = Net(NetSettings(hidden=8)).network()
     space = KernelSpace(matmul(), TARGET)
     schedules = [action.schedule for action in space.actions(space.start())]
     mixed = LearnedPredictor(replace(shipped, nets=(shipped.nets[0], other))).embed(space, schedules)
@@ -172,16 +201,27 @@ def test_a_predictor_of_networks_of_several_shapes_says_the_mean_of_what_each_sa
 def test_one_schedule_is_judged_with_less_than_half_the_calls_of_one_network_after_another(
     shipped: Checkpoint,
 ) -> None:
-    """Of one schedule it is they that take the time: it is about ten times as fast where nothing else runs."""
+    """Of one schedule it is they that take the time."""
     region = matmul()
     made = graphs_of(region, 1)
     kernel_x, target_x = kernel_features(region)[None], target_features(TARGET)[None]
-    together = Stacked.of(shipped.nets)
-    assert together is not None
+    together, each = [Stacked(shipped.nets)], [Stacked([net]) for net in shipped.nets]
 
-    def judged() -> None:
-        with torch.inference_mode():
-            together(made, kernel_x, target_x)
+    def judge_by(stacks: Sequence[Stacked]) -> None:
+        for stacked in stacks:
+            stacked(made, kernel_x, target_x)
 
-    judged()  # once, and what is imported then is imported
-    assert 2 * calls_of(judged) < calls_of(lambda: alone(shipped.nets, made, kernel_x, target_x))
+    judge_by(together)  # once, and what is imported then is imported
+    assert 2 * calls_of(lambda: judge_by(together)) < calls_of(lambda: judge_by(each))
+
+
+def test_blas_has_one_thread_while_anything_predicts_and_as_many_as_before_after() -> None:
+    def threads() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        with one_thread:
+            with one_thread:  # as from another thread
+                pass
+            assert 1 in threads()
+        assert threads() == {2}

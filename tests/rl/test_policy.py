@@ -25,7 +25,9 @@ from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.network import NetSettings
 from kcg.rl import policy as policy_module
 from kcg.rl.observation import ScheduleObservation
-from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
+from kcg.rl.policy import Policy, Proposal, read_policy, save_policy
+from kcg.training.network import Net
+from kcg.training.policy_network import PolicyNet, batch_of
 from tests.env_tasks import observer_of
 from tests.policies import ABOUT, SHIPPED, SMALL, opinionated
 
@@ -55,9 +57,9 @@ def values(proposal: Proposal) -> list[float]:
 
 @pytest.mark.slow
 def test_a_new_policy_takes_every_legal_step_as_often() -> None:
-    for net in (PolicyNet(SMALL), PolicyNet(trunk=read(SHIPPED).nets[0])):
+    for net in (PolicyNet(SMALL), PolicyNet(trunk=Net.of(read(SHIPPED).nets[0]))):
         for observation, proposal in zip(
-            every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True
+            every_observation(), Policy(net.network(), ABOUT).propose(every_observation()), strict=True
         ):
             assert len(proposal.steps) == len(observation.steps)
             assert [*proposal.steps, proposal.stop] == pytest.approx(
@@ -65,12 +67,12 @@ def test_a_new_policy_takes_every_legal_step_as_often() -> None:
             )
     for name in ("matmul", "no step"):
         observer = observer_of(name)
-        shares = values(Policy(net, ABOUT).of(observer)([RAW])[0])[:-1]
+        shares = values(Policy(net.network(), ABOUT).of(observer)([RAW])[0])[:-1]
         assert shares == pytest.approx([1 / len(observer.observe(RAW).rows)] * len(shares))
 
 
 def test_probabilities_sum_to_one_and_are_the_same_in_any_batch() -> None:
-    policy = Policy(opinionated(), ABOUT)
+    policy = Policy(opinionated().network(), ABOUT)
     together_ = policy.propose(every_observation())
     assert max(max(p.steps, default=0) for p in together_) > 0.5, "it has opinions"
     for observation, proposal in zip(every_observation(), together_, strict=True):
@@ -88,7 +90,7 @@ def permuted(observation: ScheduleObservation, order: Sequence[int]) -> Schedule
 
 
 def test_permuted_actions_have_permuted_probabilities() -> None:
-    policy, rng = Policy(opinionated(), ABOUT), random.Random(0)
+    policy, rng = Policy(opinionated().network(), ABOUT), random.Random(0)
     for observation in every_observation():
         order = rng.sample(range(len(observation.steps)), len(observation.steps))
         before, after = policy.propose([observation])[0], policy.propose([permuted(observation, order)])[0]
@@ -97,7 +99,7 @@ def test_permuted_actions_have_permuted_probabilities() -> None:
 
 
 def test_actions_that_are_the_same_are_as_likely_wherever_they_stand() -> None:
-    (observation, *_), policy = observations_of("matmul"), Policy(opinionated(), ABOUT)
+    (observation, *_), policy = observations_of("matmul"), Policy(opinionated().network(), ABOUT)
     order = [*range(len(observation.steps)), 3, 0, 3]
     steps = policy.propose([permuted(observation, order)])[0].steps
     assert steps[-3:] == pytest.approx([steps[3], steps[0], steps[3]], rel=1e-4)
@@ -106,7 +108,7 @@ def test_actions_that_are_the_same_are_as_likely_wherever_they_stand() -> None:
 def test_an_action_is_scored_by_its_axes_too() -> None:
     (observation, *_), net = observations_of("matmul"), opinionated()
     blind = replace(observation, rows=replace(observation.rows, axes=np.full_like(observation.rows.axes, -1)))
-    seen, unseen = (Policy(net, ABOUT).propose([v])[0].steps for v in (observation, blind))
+    seen, unseen = (Policy(net.network(), ABOUT).propose([v])[0].steps for v in (observation, blind))
     assert np.abs(np.subtract(seen, unseen)).max() > 1e-3
 
 
@@ -117,7 +119,9 @@ def test_weights_that_are_not_numbers_never_give_proposals_that_are_not(broken: 
     with torch.no_grad():
         for parameter in getattr(net, where).parameters():
             parameter.fill_(broken)
-    for observation, proposal in zip(every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True):
+    for observation, proposal in zip(
+        every_observation(), Policy(net.network(), ABOUT).propose(every_observation()), strict=True
+    ):
         assert all(math.isfinite(x) for x in values(proposal)) and len(proposal.steps) == len(observation.steps)
         assert sum(proposal.steps) + proposal.stop == pytest.approx(1.0, abs=1e-5)
 
@@ -129,37 +133,40 @@ def test_a_policy_reads_back_as_it_was_but_for_rounding(tmp_path: Path) -> None:
     net = opinionated(settings=NetSettings(hidden=24, layers=2, dropout=0.0))
     net.trunk.fit_scale(batch_of(every_observation()).graphs, torch.zeros(1))
     path = tmp_path / "new" / "policy.safetensors"
-    save_policy(Policy(net, ABOUT), path)
+    save_policy(Policy(net.network(), ABOUT), path)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     found = read_policy(path)
-    assert found.about == ABOUT and found.net.trunk.settings == net.trunk.settings and not found.net.training
-    for (name, one), other in zip(net.state_dict().items(), found.net.state_dict().values(), strict=True):
+    assert found.about == ABOUT and found.network.trunk == net.trunk.settings
+    again = PolicyNet.of(found.network)
+    assert not again.training and all(p.requires_grad for p in again.parameters()), "what was read can be trained on"
+    for (name, one), other in zip(net.state_dict().items(), again.state_dict().values(), strict=True):
         exact = name.endswith(("_mean", "_scale"))
         assert torch.equal(one, other) if exact else torch.equal(one.half().float(), other), name
-    for observation, was in zip(every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True):
+    for observation, was in zip(
+        every_observation(), Policy(net.network(), ABOUT).propose(every_observation()), strict=True
+    ):
         assert values(found.propose([observation])[0]) == pytest.approx(values(was), abs=2e-2)
-    again = tmp_path / "again.safetensors"
-    save_policy(found, again)
-    assert again.read_bytes() == path.read_bytes()
-    assert all(p.requires_grad for p in found.net.parameters()), "what was read can be trained on"
+    save_policy(found, tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
 def test_a_policy_warm_started_from_the_predictor_has_its_network() -> None:
     source = read(SHIPPED).nets[0]
-    net = PolicyNet(trunk=source)
-    assert net.trunk is source and sum(p.numel() for p in net.parameters()) * 2 < MOST_BYTES
+    network = PolicyNet(trunk=Net.of(source)).network()
+    assert all(np.array_equal(network.numbers[f"trunk.{name}"], values) for name, values in source.numbers.items())
+    assert sum(values.size for values in network.numbers.values()) * 2 < MOST_BYTES
 
 
 def test_a_policy_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors_module, "MOST_BYTES", 1000)
     with pytest.raises(DataError, match=r"would have \d+ bytes, more than 1000"):
-        save_policy(Policy(PolicyNet(SMALL), ABOUT), tmp_path / "policy.safetensors")
+        save_policy(Policy(PolicyNet(SMALL).network(), ABOUT), tmp_path / "policy.safetensors")
     assert not list(tmp_path.iterdir())
 
 
 def written(path: Path, **changes: Any) -> Path:
     """A policy's file with something changed in its header, or in its tensors."""
-    save_policy(Policy(PolicyNet(SMALL), ABOUT), path)
+    save_policy(Policy(PolicyNet(SMALL).network(), ABOUT), path)
     tensors = load_file(path)
     report = {
         "format": policy_module.FORMAT,

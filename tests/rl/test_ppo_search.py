@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from kcg.errors import ExitCode
-from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, policy_search, shipped_policy
+from kcg.rl.policy import Policy, RolloutSettings, _Acting, policy_search, shipped_policy
 from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
+from kcg.training.policy_network import PolicyNet
 from kcg.types import Prediction, Schedule, Status
 from tests.env_tasks import observer_of, recorded_observer, recorded_table
 from tests.optimize_run import optimized
@@ -52,7 +53,7 @@ def test_the_shipped_policy_finds_with_few_measurements_what_a_new_one_does_not(
         return sum(ends) / len(ends)
 
     torch.manual_seed(0)
-    assert mean_log(shipped()) < 0.5 * mean_log(Policy(PolicyNet(SMALL), ABOUT))
+    assert mean_log(shipped()) < 0.5 * mean_log(Policy(PolicyNet(SMALL).network(), ABOUT))
 
 
 def test_the_predictor_chooses_among_what_the_policy_passes() -> None:
@@ -108,7 +109,7 @@ def test_an_exhausted_space_ends_the_search(name: str) -> None:
         return futures
 
     problem = Problem(observer.space, roofline(observer), measure, Ledger(), random.Random(0))
-    found = list(policy_search(Policy(opinionated(), ABOUT), observer)(problem))
+    found = list(policy_search(Policy(opinionated().network(), ABOUT), observer)(problem))
     assert [o.schedule for o in found] == measured and len(set(measured)) == len(measured) == len(steps) + 1
 
 

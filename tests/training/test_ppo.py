@@ -17,7 +17,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from kcg.kernel.opts.schedule import RAW
 from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, KernelScheduleEnv, Reading, observation_space, padded
 from kcg.rl.observation import ScheduleObservation
-from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
+from kcg.rl.policy import Policy, likeliest_ends
+from kcg.training.policy_network import PolicyNet, batch_of
 from kcg.training.ppo import (
     BELOW,
     PpoSettings,
@@ -110,14 +111,14 @@ def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
         report = policy.get_distribution(stacked, masks).distribution.probs
         raw = policy.extract_features(stacked)
     assert (raw[:, :-1][~torch.from_numpy(masks)] == BELOW).all()
-    for row, mask, proposal in zip(report, masks, Policy(net, ABOUT).propose(observations), strict=True):
+    for row, mask, proposal in zip(report, masks, Policy(net.network(), ABOUT).propose(observations), strict=True):
         assert row[mask].tolist() == pytest.approx([*proposal.steps, proposal.stop], abs=1e-5)
         assert row[~mask].sum() == pytest.approx(0.0, abs=1e-6)
 
 
 def mean_return(net: PolicyNet, *names: str, episodes: int = 30) -> float:
     """Of episodes sampled from the policy, from raw."""
-    policy, rng = Policy(net, ABOUT), np.random.default_rng(0)
+    policy, rng = Policy(net.network(), ABOUT), np.random.default_rng(0)
     env, paid = KernelScheduleEnv([task(name) for name in names], max_steps=4), []
     env.reset(seed=0)
     for _ in range(episodes):
@@ -145,7 +146,7 @@ def test_ppo_improves_its_return_on_a_real_kernel() -> None:
     assert len(report) == 5 and report[-1]["step"] == 480 and report[-1]["rollout/faults"] == 0.0
     assert np.mean([line["rollout/log_speedup"] for line in report[-2:]]) > report[0]["rollout/log_speedup"] + 0.15
     assert all(math.isfinite(value) for line in report for value in line.values())
-    ends = likeliest_ends(Policy(net, ABOUT), observer_of("matmul"))
+    ends = likeliest_ends(Policy(net.network(), ABOUT), observer_of("matmul"))
     costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
     assert costs[1] < costs[0] - 0.5, "taken greedily, too"
 

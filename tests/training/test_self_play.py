@@ -14,8 +14,8 @@ import torch
 from kcg.kernel.opts.schedule import RAW
 from kcg.predictor.training_data import keep, kept
 from kcg.rl.observation import Observer
-from kcg.rl.policy import PolicyNet, batch_of
 from kcg.training.policy import ExampleSet, LearningSettings, judge, learn, losses
+from kcg.training.policy_network import PolicyNet, batch_of
 from kcg.training.self_play import (
     LEAST_VISITS,
     Examples,

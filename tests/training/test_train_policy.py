@@ -30,11 +30,12 @@ from kcg.kernel.opts.schedule import opts_of
 from kcg.predictor.checkpoint import read, save
 from kcg.provenance import provenance
 from kcg.rl.env import KernelScheduleEnv
-from kcg.rl.policy import Policy, PolicyNet, read_policy, save_policy
+from kcg.rl.policy import Policy, read_policy, save_policy
 from kcg.search import replay
 from kcg.search.replay import NamedTable, RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
 from kcg.training import policy as training
+from kcg.training.network import Net
 from kcg.training.policy import (
     POLICY,
     PROGRESS,
@@ -46,6 +47,7 @@ from kcg.training.policy import (
     self_play,
     train_policy,
 )
+from kcg.training.policy_network import PolicyNet
 from kcg.training.predictor import changed
 from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
@@ -99,9 +101,9 @@ def test_a_training_leaves_a_policy_that_can_be_read(whole: tuple[Path, dict[str
     assert set(figures) == {"policy_log_speedup", "search_log_speedup", "behind_search", "kernels"}
     assert figures["kernels"] == 1 and all(map(math.isfinite, figures.values()))
     assert figures["behind_search"] == pytest.approx(figures["search_log_speedup"] - figures["policy_log_speedup"])
-    begun = PolicyNet(trunk=read(SHIPPED).nets[0]).state_dict()
-    ended = policy.net.state_dict()
-    moved = [name for name, value in ended.items() if not torch.allclose(value, begun[name], atol=2e-3)]
+    begun = PolicyNet(trunk=Net.of(read(SHIPPED).nets[0])).network().numbers
+    ended = policy.network.numbers
+    moved = [name for name, value in ended.items() if not np.allclose(value, begun[name], atol=2e-3)]
     assert any(name.startswith("score") for name in moved), "it learned"
     same = [name for name in begun if name.endswith(("_mean", "_scale"))]
     assert same and not set(same) & set(moved), "the predictor's features keep their scale"
@@ -228,14 +230,14 @@ def test_progress_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> 
 
 
 def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
-    net = PolicyNet(trunk=read(SHIPPED).nets[0])
+    net = PolicyNet(trunk=Net.of(read(SHIPPED).nets[0]))
     nn.init.normal_(net.score[-1].weight)  # type: ignore[arg-type]
-    save_policy(Policy(net, ABOUT), tmp_path / "given.safetensors")
+    save_policy(Policy(net.network(), ABOUT), tmp_path / "given.safetensors")
     settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 8, "ppo.learning_rate": 0.0})
     trained(tmp_path / "out", settings, from_mcts=False, start=tmp_path / "given.safetensors")
     found, given = (read_policy(path) for path in (tmp_path / "out" / POLICY, tmp_path / "given.safetensors"))
-    states = zip(found.net.state_dict().values(), given.net.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in states)
+    states = zip(found.network.numbers.values(), given.network.numbers.values(), strict=True)
+    assert all(np.array_equal(one, other) for one, other in states)
     assert found.about.name == "out"
 
 

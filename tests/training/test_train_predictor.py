@@ -27,13 +27,14 @@ from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
-from kcg.predictor.network import Net, Weights
 from kcg.predictor.tracking import METRICS, Tracker
 from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
 from kcg.training import predictor as training
 from kcg.training import tuning
 from kcg.training.fit import spread_scale, validation_rows
+from kcg.training.loss import Weights
+from kcg.training.network import Net
 from kcg.training.predictor import (
     CHECKPOINT,
     Trained,
@@ -298,7 +299,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
 
 def test_what_is_expected_of_errors_is_fitted_to_the_validation_part(data: TrainingData, whole: Trained) -> None:
     """Networks that are ten times too sure of themselves, or too unsure, end where those that were trained do."""
-    nets = read(whole.path).nets
+    nets = [Net.of(net) for net in read(whole.path).nets]
     about = training.calibrated(whole.about, nets, data, Floors())
     assert about.spread_scale == pytest.approx(whole.about.spread_scale, rel=0.02)
     for change in (-math.log(10), math.log(10)):
@@ -310,7 +311,7 @@ def test_what_is_expected_of_errors_is_fitted_to_the_validation_part(data: Train
                 one.heads.weight[2] *= 0.0
         found = training.calibrated(whole.about, other, data, Floors())
         index = validation_rows(data, "workload")
-        spread = averaged(outputs_by(other, data, index), found.spread_scale)
+        spread = averaged(outputs_by([net.network() for net in other], data, index), found.spread_scale)
         assert spread_scale(spread, data.log_s[index]) == pytest.approx(1.0), "nothing is left to scale"
         assert 0.3 < found.metrics["within_50"] < 0.7 and found.metrics["pairwise"] == about.metrics["pairwise"]
     nothing = training.calibrated(whole.about, nets, data.take(data.part("workload", "test")), Floors())

@@ -18,11 +18,11 @@ from evaluation.predictor.ablate import Ablation, ablate, best_of, table_of
 from evaluation.predictor.trees import TreeSettings
 from evaluation.predictor.variants import VARIANTS
 from kcg.errors import DataError, UnknownName
-from kcg.predictor.ensemble import predicted
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.metrics import Floors
 from kcg.predictor.training_data import load
 from kcg.training.fit import STATE, Fit
+from kcg.training.network import predicted
 from kcg.training.predictor import TrainingSettings, names_of, with_values
 from tests.small_dataset import small_dataset
 from tests.waiting import waited

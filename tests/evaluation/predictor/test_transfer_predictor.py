@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,9 +13,10 @@ from evaluation.predictor.transfer import FRESH, TUNED, table_of, transfer
 from kcg.errors import DataError
 from kcg.predictor.checkpoint import About, Checkpoint
 from kcg.predictor.metrics import Floors
-from kcg.predictor.network import Net, NetSettings
+from kcg.predictor.network import NetSettings
 from kcg.predictor.training_data import TrainingData, load
 from kcg.training.fit import STATE, Fit, FitSettings
+from kcg.training.network import Net
 from tests.small_dataset import small_dataset
 
 SHAPE = NetSettings(hidden=8, layers=1)
@@ -44,7 +46,7 @@ def start(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Check
         for seed in range(2)
     ]
     about = About("other", (), (), "workload", ())
-    return Checkpoint(about, tuple(nets))
+    return Checkpoint(about, tuple(net.network() for net in nets))
 
 
 @pytest.mark.slow
@@ -66,13 +68,13 @@ def test_training_begins_with_the_numbers_that_it_is_given(
     data: TrainingData, start: Checkpoint, tmp_path: Path
 ) -> None:
     settings = FitSettings(epochs=2, net=SHAPE)
-    fit = Fit(data, settings, tmp_path, floors=Floors(), start=start.nets[0])
-    for name, values in start.nets[0].state_dict().items():
-        torch.testing.assert_close(fit.net.state_dict()[name], values)
+    fit = Fit(data, settings, tmp_path, floors=Floors(), start=Net.of(start.nets[0]))
+    for name, values in start.nets[0].numbers.items():
+        np.testing.assert_allclose(fit.net.state_dict()[name].numpy(), values, rtol=1e-6)
     fit.run()
     assert (tmp_path / STATE).exists()
     with pytest.raises(DataError, match="other settings"):
-        Fit(data, settings, tmp_path, floors=Floors(), start=start.nets[1]).run()
+        Fit(data, settings, tmp_path, floors=Floors(), start=Net.of(start.nets[1])).run()
     with pytest.raises(DataError, match="other settings"):
         Fit(data, settings, tmp_path, floors=Floors()).run()
     assert Net(SHAPE).settings == SHAPE

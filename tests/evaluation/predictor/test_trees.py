@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from evaluation.predictor.places import CHECKPOINTS
 from evaluation.predictor.trees import Trees, TreeSettings, grown, read_trees, tree_rows
 from kcg.errors import DataError
-from kcg.predictor.ensemble import pool_rows
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.header import FORMAT
 from kcg.predictor.metrics import Floors, scores, summary
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, load, pool_rows
 from kcg.training.fit import FitSettings
 from tests.small_dataset import small_dataset
 

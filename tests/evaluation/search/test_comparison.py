@@ -34,8 +34,9 @@ from evaluation.search.rollouts import Led
 from kcg.dataset.reading import Export, read_export
 from kcg.errors import DataError, MismatchError, UnknownName, UsageError
 from kcg.predictor.network import NetSettings
-from kcg.rl.policy import Policy, PolicyAbout, PolicyNet, Proposal, save_policy
+from kcg.rl.policy import Policy, PolicyAbout, Proposal, save_policy
 from kcg.search.replay import FILE, RecordedKernel, ReplayTable, kernels_of
+from kcg.training.policy_network import PolicyNet
 from kcg.types import Schedule
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
 from tests.known_targets import KNOWN_TARGETS
@@ -233,7 +234,7 @@ def test_a_policy_of_a_file_proposes_the_steps_of_the_table(tmp_path: Path) -> N
     kernel, path = a_real_kernel(), tmp_path / "policy.safetensors"
     for targets in ((kernel.target.fingerprint,), ("another",)):
         about = PolicyAbout("untrained", targets, (), "workload")
-        save_policy(Policy(PolicyNet(NetSettings(hidden=8, layers=1)), about), path)
+        save_policy(Policy(PolicyNet(NetSettings(hidden=8, layers=1)).network(), about), path)
         led_of = guides_of(CHECKPOINT, path).led_of
         assert led_of is not None
         if targets == ("another",):

@@ -1,5 +1,5 @@
 """The messages of the network, by torch-geometric, which takes two seconds to import: for training, since what predicts
-(`kcg.predictor.learned`) takes the weights alone."""
+(`kcg.predictor.stacked`) takes the weights alone."""
 
 from __future__ import annotations
 
