@@ -160,11 +160,11 @@ class Comparisons:
 
     def ask_for_references(self, works: Sequence[Found], *, most: float = math.inf) -> None:
         """Have those computed that were not asked for, as long as no more than `most` are under way: not on a CPU,
-        where nothing may disturb a sample."""
+        where nothing may disturb a sample. Called from any thread."""
         if self._device.is_cpu:
             return
         for work in works:
-            if sum(not one.done() for one in self._references.values()) >= most:
+            if sum(not one.done() for one in [*self._references.values()]) >= most:
                 return
             for values in work.bindings:
                 if (work.id, values) not in self._references and not self._kept.holds_first(work):

@@ -551,6 +551,13 @@ class Device:
         """Measure tinygrad's own schedule of each region."""
         return self._measure([(work, work.space.baseline(), BASELINE) for work in works], by_first=True)
 
+    def measure_with_baseline(self, work: RegionWork, others: Sequence[Schedule]) -> list[Future[Observation]]:
+        """Measure tinygrad's own schedule of a region and others of it one after the other: on a GPU its inputs are
+        made once."""
+        search, own = self._settings.search, work.space.baseline()
+        wanted = [(work, own, BASELINE), *((work, one, search_of(search, one.kind)) for one in others)]
+        return self._measure(wanted, by_first=True, together=True)
+
     def _measure(
         self,
         wanted: Sequence[tuple[RegionWork, Schedule, str]],
@@ -558,8 +565,9 @@ class Device:
         stop_above_s: float | None = None,
         known_s: float | None = None,
         by_first: bool,
+        together: bool = False,
     ) -> list[Future[Observation]]:
-        """Measure `(region, schedule, sampler)`, at each end."""
+        """Measure `(region, schedule, sampler)`, at each end; `together` what is all of one region."""
         requests = [
             Request(
                 work.call.region,
@@ -576,7 +584,7 @@ class Device:
             for work, schedule, sampler in wanted
             for values, scale in zip(work.bindings, work.scales, strict=True)
         ]
-        together = not self.is_cpu and stop_above_s is not None  # one kernel's: its inputs stay on the device
+        together = not self.is_cpu and (together or stop_above_s is not None)  # its inputs stay on the device
         measured = iter(self.spread.measure(requests, together=together, by_first=by_first))
         return [
             self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends))))

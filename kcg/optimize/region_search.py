@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
-from kcg.errors import DeviceError
 from kcg.judge.in_context import InContext, Interval
 from kcg.kernel.kinds import kind_of, own_kind
-from kcg.measure.pools import ServiceClosed
 from kcg.optimize.ahead import REFUSED
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.judging import as_judged
@@ -54,7 +51,7 @@ from kcg.optimize.region_plans import (
     rows_of,
     saving_in_place_s,
 )
-from kcg.optimize.search import Joined, Weights, search
+from kcg.optimize.search import Weights, search
 from kcg.optimize.stored import Stored, covered
 from kcg.optimize.work import Candidates, RegionResults, RegionWork, total_s
 from kcg.report.result import NOT_JUDGED
@@ -119,39 +116,6 @@ def search_regions(
     what was found of kernels is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
     those of which it has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead`
     judges."""
-    if proposing is None:
-        proposing = Proposing(estimates.captured.workload, device, log, usable=usable)
-    if not estimates.budget.ledger.used_up:
-        kernels = [work for work in found.works if not work.call.region.args]
-        late = not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
-        _measure_starts(late, device, until=estimates.regions_until())
-    proposed = get_ready(
-        found.works, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged
-    )
-    if proposed is None:
-        return None
-    begun(proposed)
-    both, weights = proposed.estimates, weights_of(proposed, device.service.target)
-    searched = search(both, guide, device=device, log=log, works=proposed.timed, weights=weights, ahead=ahead)
-    expected = {**found.expected, **searched.expected}
-    settled = found.settled and searched.settled
-    return replace(proposed, candidates=replace(found, works=both.works, settled=settled, expected=expected))
-
-
-def get_ready(
-    found: Sequence[RegionWork],
-    estimates: Estimates,
-    *,
-    device: Device,
-    log: RunLog,
-    proposing: Proposing,
-    store: Stored | None = None,
-    judged: dict[str, RegionResult] | None = None,
-) -> Proposed | None:
-    """The regions that are to be searched, of which the first programs are compiled and the best schedules of their
-    kernels are timed as one program, by what was `found` of kernels; None where there are none, or no time for them.
-
-    See `search_regions`. Called from any thread."""
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{NONE}: the measurements were used up")
         return None
@@ -159,14 +123,15 @@ def get_ready(
         log.warn(f"{NONE}: the budget has time only to judge what was found of kernels")
         return None
     until = estimates.regions_until()
+    if proposing is None:
+        proposing = Proposing(estimates.captured.workload, device, log, usable=usable)
     everything, proposals = proposing.found(until=until)
-    if not everything.candidates and estimates.settings.regions is None:
-        return None  # nobody asked for any
-    if not proposals.candidates:
-        many = counted(len(everything.candidates), "candidate region")
-        log.warn(f"{NONE}: there is no program for any of {many}")
+    if not is_any(everything, proposals, estimates, log):
         return None
-    kernels = [work for work in found if not work.call.region.args]
+    kernels = [work for work in found.works if not work.call.region.args]
+    if not estimates.budget.ledger.used_up:
+        late = not_come_to(kernels, least_s=estimates.settings.least_saving * (total_s(kernels) or 0.0))
+        _measure_starts(late, device, until=until)
     works = works_of(proposals, kernels, device=device)
     device.first_programs(works)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
@@ -185,105 +150,45 @@ def get_ready(
     timed = [work for work in timed if work in works]
     timed += _timed(more, kernels, estimates, device=device, log=log, until=until) if more else []
     if not timed:
-        log.warn(f"{NONE}: none of {counted(len(works), 'region')} ran as the best schedules of its kernels in time")
+        log.warn(none_ran(len(works)))
         return None
-    before = estimates.measured
-    both = replace(
-        estimates,
-        measured=replace(before, works=[*found, *works], at=time.monotonic(), kernels_at=before.at),
-    )
+    impossible = len(everything.regions) - len(proposals.regions)
+    proposed = Proposed(proposals, works, with_regions(estimates, works), found, timed, impossible)
+    both = proposed.estimates
     if store is not None:
         store.look_for_nothing(timed, estimates.settings, device=device, log=log)
         store.leave_out(timed, both, log=log)
-    impossible = len(everything.regions) - len(proposals.regions)
-    return Proposed(proposals, works, both, Candidates(both.works), timed, impossible)
+    so_far = replace(found, works=both.works)
+    begun(replace(proposed, candidates=so_far))
+    weights = weights_of(proposed, device.service.target)
+    searched = search(both, guide, device=device, log=log, works=timed, weights=weights, ahead=ahead)
+    expected = {**found.expected, **searched.expected}
+    settled = found.settled and searched.settled
+    return replace(proposed, candidates=replace(so_far, settled=settled, expected=expected))
 
 
-BEGUN = 0.25  # of the time, which kernels may take that were not begun to be searched when regions get ready
-POLL_S = 0.2
+def is_any(everything: Proposals, proposals: Proposals, estimates: Estimates, log: RunLog) -> bool:
+    """Whether there are regions to search among all that rules propose; where somebody may wonder why not it is
+    said."""
+    if proposals.candidates:
+        return True
+    if everything.candidates or estimates.settings.regions is not None:  # else nobody asked for any
+        many = counted(len(everything.candidates), "candidate region")
+        log.warn(f"{NONE}: there is no program for any of {many}")
+    return False
 
 
-class Joining:
-    """Regions of several kernels get ready in a thread beside the search of the kernels, and join it.
+def none_ran(count: int) -> str:
+    """What is said where none of so many regions could be timed."""
+    return f"{NONE}: none of {counted(count, 'region')} ran as the best schedules of its kernels in time"
 
-    They do so from when the first programs of the kernels were measured that take most of the time: what a region saves
-    is told by these, and by what is expected of the others. So a region does not wait for the last of many schedules of
-    kernels whose calls it will have, of which the first was nearly the best.
-    """
 
-    def __init__(
-        self,
-        estimates: Estimates,
-        proposing: Proposing,
-        *,
-        device: Device,
-        log: RunLog,
-        begun: Callable[[Proposed], object],
-    ) -> None:
-        """`estimates` are of the kernels, whose search begins. `begun` gets the regions before theirs does."""
-        self._estimates, self._proposing, self._device, self._log = estimates, proposing, device, log
-        self._begins = begun
-        self._proposed: Proposed | None = None
-        self._error: BaseException | None = None
-        self._ended = threading.Event()
-        self._is_taken = False
-        device.close_too(self._ended.set)
-        self._thread = threading.Thread(target=self._work, name="kcg-joining", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether none will join any more."""
-        return self._is_taken or (self.is_ready and self._proposed is None and self._error is None)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether nothing is waited for any more."""
-        return not self._thread.is_alive()
-
-    @property
-    def proposed(self) -> Proposed | None:
-        """Those that joined the search, if any."""
-        return self._proposed if self._is_taken else None
-
-    def turn(self) -> Joined | None:
-        """Those that are ready, once. Raises what went wrong."""
-        if self._is_taken or not self.is_ready:
-            return None
-        if self._error is not None:
-            raise self._error
-        if (found := self._proposed) is None:
-            return None
-        self._is_taken = True
-        self._begins(found)
-        return Joined(found.estimates, found.timed, weights_of(found, self._device.service.target))
-
-    def end(self, timeout_s: float | None) -> None:
-        """The search is over: none joins it any more, which a warning says where they would have."""
-        if not self.is_over:
-            self._log.warn(f"{NONE}: the search was over before they were ready")
-        self._ended.set()
-        self._proposing.end()
-        self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        try:
-            while not self._may_begin():
-                if self._ended.wait(POLL_S):
-                    return
-            works = self._estimates.works
-            self._proposed = get_ready(
-                works, self._estimates, device=self._device, log=self._log, proposing=self._proposing
-            )
-        except BaseException as error:  # it belongs to the run's own thread
-            if not (self._ended.is_set() and isinstance(error, DeviceError | ServiceClosed)):
-                self._error = error
-
-    def _may_begin(self) -> bool:
-        """Whether it can be told what regions save."""
-        kernels = [work for work in self._estimates.works if work.baseline_s and work.others and work.is_missing]
-        waiting = not_come_to(kernels, least_s=0.0)
-        return self._proposing.is_found and sum(w.after_s for w in waiting) <= BEGUN * sum(w.after_s for w in kernels)
+def with_regions(estimates: Estimates, works: Sequence[RegionWork]) -> Estimates:
+    """What the rest of a run takes once regions are timed, too, by estimates of its kernels."""
+    before = estimates.measured
+    everything = [*(work for work in estimates.works if not work.proposed), *works]
+    measured = replace(before, works=everything, at=time.monotonic(), kernels_at=before.first_at)
+    return replace(estimates, measured=measured)
 
 
 def _that_compile(
@@ -298,11 +203,11 @@ def _that_compile(
     anything. With the works that are left, others in the place of those that are not among them, and these others."""
     seen, found, fresh = {work.id for work in works}, list(works), list(works)
     for number in range(ROUNDS):
-        unmade = _unmade(fresh, device, until=until)
-        found = [work for work in found if work.call.region.id not in unmade]
-        if unmade:
-            proposals = among(proposals, functools.partial(_is_made, unmade))
-        if not unmade or number + 1 == ROUNDS:
+        missing = unmade(fresh, device, until=until)
+        found = [work for work in found if work.call.region.id not in missing]
+        if missing:
+            proposals = among(proposals, functools.partial(_is_made, missing))
+        if not missing or number + 1 == ROUNDS:
             break
         others = [work for work in works_of(proposals, kernels, device=device) if work.id not in seen]
         fresh = others[: MOST - len(found)]
@@ -317,7 +222,7 @@ def _is_made(unmade: frozenset[str], region: Region) -> bool:
     return region.id not in unmade
 
 
-def _unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) -> frozenset[str]:
+def unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) -> frozenset[str]:
     """The regions of which the program with which their search begins did not compile, by id; what a store has of one
     was compiled."""
     asked = device.first_programs([work for work in works if work.stored is None])

@@ -28,6 +28,7 @@ from kcg.optimize.console import Progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.incumbent import UNCHECKED, Incumbent
+from kcg.optimize.joining import Joining
 from kcg.optimize.judging import Judging
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
@@ -37,7 +38,6 @@ from kcg.optimize.planning import planned
 from kcg.optimize.proposing import Proposing
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import (
-    Joining,
     best_so_far,
     freshener,
     needed_by_plans,
@@ -234,7 +234,7 @@ def optimize(
                 children.enter_context(preparing)
             joining: Joining | None = None
             if proposing is not None and joins:
-                joining = Joining(estimates, proposing, device=device, log=log, begun=regions_begin)
+                joining = Joining(estimates, proposing, device=device, log=log, ahead=early, begun=regions_begin)
             candidates = search(estimates, guide, device=device, log=log, ahead=early, joins=joining)
             if measured.tail is not None:
                 measured.tail.finish(budget.patience_s(0.0))

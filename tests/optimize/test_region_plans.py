@@ -29,7 +29,7 @@ from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.optimize import proposing, region_search
+from kcg.optimize import joining, proposing, region_search
 from kcg.optimize.ahead import REFUSED
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
@@ -72,7 +72,7 @@ from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun, whole_run
 from tests.plans import run
 from tests.sample_result import sample_result
-from tests.waiting import wait_until
+from tests.waiting import wait_until, waited
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
 H200 = KNOWN_TARGETS["sm_90"]
@@ -439,18 +439,25 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
 
 
 def joining_of(
-    monkeypatch: pytest.MonkeyPatch, ready: Callable[[], Any], works: list[Any]
-) -> tuple[region_search.Joining, list[str], Callable[[], None]]:
+    monkeypatch: pytest.MonkeyPatch, ready: Callable[[joining.Joining], None], works: list[Any]
+) -> tuple[joining.Joining, list[str], Callable[[], None]]:
     """Regions that get `ready` beside the search of kernels, what a run is warned of, and what ends its children."""
     warned, closing = list[str](), list[Callable[[], None]]()
-    monkeypatch.setattr(region_search, "get_ready", lambda *_, **__: ready())
-    monkeypatch.setattr(region_search, "weights_of", lambda proposed, target: lambda expected_s: {})
+    monkeypatch.setattr(joining.Joining, "_get_ready", ready)
+    monkeypatch.setattr(joining, "weights_of", lambda proposed, target: lambda expected_s: {})
     device: Any = SimpleNamespace(close_too=closing.append, service=SimpleNamespace(target=H200))
     looks: Any = SimpleNamespace(is_found=True, end=lambda: None)
     log: Any = SimpleNamespace(warn=warned.append)
     estimates: Any = SimpleNamespace(works=works)
-    joining = region_search.Joining(estimates, looks, device=device, log=log, begun=lambda proposed: None)
-    return joining, warned, lambda: [close() for close in closing] and None
+    made = joining.Joining(estimates, looks, device=device, log=log, ahead=looks, begun=lambda proposed: None)
+    return made, warned, lambda: [close() for close in closing] and None
+
+
+def next_of(joins: joining.Joining) -> Any:
+    """What joins next, once it is ready."""
+    found = list[Any]()
+    waited(lambda: (one := joins.turn()) is not None and not found.append(one))
+    return found[0]
 
 
 def timed_kernel(seconds: float, *, searched: bool) -> Any:
@@ -458,49 +465,63 @@ def timed_kernel(seconds: float, *, searched: bool) -> Any:
     return SimpleNamespace(**common, others={"tile": object()}, searched=[{}] if searched else [])
 
 
-def test_regions_get_ready_once_the_first_program_of_all_kernels_that_matter_was_measured(
+def test_regions_get_ready_once_the_first_programs_of_kernels_that_matter_were_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    proposed: Any = SimpleNamespace(estimates="both", timed=["a region"])
+    """Those of the best expected plan join first, the others later; each joins once."""
+    one, other = SimpleNamespace(), SimpleNamespace()
+    first: Any = SimpleNamespace(estimates="first", timed=[one])
+    both: Any = SimpleNamespace(estimates="both", timed=[one, other])
+    go_on = threading.Event()
+
+    def ready(self: joining.Joining) -> None:
+        self._ready.append(first)
+        go_on.wait()
+        self._ready.append(both)
+
     works = [timed_kernel(1.0, searched=True), timed_kernel(0.5, searched=False), timed_kernel(0.01, searched=False)]
-    joining, warned, _ = joining_of(monkeypatch, lambda: proposed, works)
-    assert joining.turn() is None and not joining.is_over
+    joins, warned, _ = joining_of(monkeypatch, ready, works)
+    assert joins.turn() is None and not joins.is_over and joins.proposed is None
     works[1].searched.append({})
-    wait_until(lambda: joining.is_ready)
-    joined = joining.turn()
-    assert joined is not None and (joined.estimates, joined.works) == ("both", ["a region"])
-    assert joining.turn() is None and joining.is_over and joining.proposed is proposed, "they join once"
-    joining.end(None)
+    joined = next_of(joins)
+    assert (joined.estimates, joined.works) == ("first", [one])
+    assert joins.turn() is None and not joins.is_over
+    go_on.set()
+    joined = next_of(joins)
+    assert (joined.estimates, joined.works) == ("both", [other])
+    waited(lambda: joins.is_over)
+    assert joins.proposed is both and joins.turn() is None
+    joins.end(None)
     assert not warned
 
 
 def test_a_search_that_ends_before_regions_are_ready_goes_without_them_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    joining, warned, _ = joining_of(monkeypatch, lambda: None, [timed_kernel(1.0, searched=False)])
-    joining.end(None)
-    assert joining.proposed is None and joining.is_ready
+    joins, warned, _ = joining_of(monkeypatch, lambda self: None, [timed_kernel(1.0, searched=False)])
+    joins.end(None)
+    assert joins.proposed is None and joins.is_over
     assert warned == ["no region of several kernels was searched: the search was over before they were ready"]
 
 
 def test_what_goes_wrong_while_regions_get_ready_is_raised_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless that is that the run's children were ended."""
+    hold = threading.Event()
 
-    def broken() -> None:
+    def broken(self: joining.Joining) -> None:
+        hold.wait()
         raise DeviceError("it is gone")
 
     kernel = timed_kernel(1.0, searched=True)
-    joining, _, _ = joining_of(monkeypatch, broken, [kernel])
-    wait_until(lambda: joining.is_ready)
-    assert not joining.is_over
-    with pytest.raises(DeviceError, match="it is gone"):
-        joining.turn()
-    hold = threading.Event()
-    joining, _, close = joining_of(monkeypatch, lambda: hold.wait() and broken(), [kernel])
+    joins, _, close = joining_of(monkeypatch, broken, [kernel])
     close()
     hold.set()
-    wait_until(lambda: joining.is_over)
-    assert joining.turn() is None
+    waited(lambda: joins.is_over)
+    assert joins.turn() is None
+    joins, _, _ = joining_of(monkeypatch, broken, [kernel])
+    with pytest.raises(DeviceError, match="it is gone"):
+        next_of(joins)
+    assert not joins.is_over
 
 
 def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Path) -> None:
@@ -510,13 +531,14 @@ def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Pat
         estimates, shown = run.estimates(run.measured(meanwhile=run.guide.read)), list[region_search.Proposed]()
         looks = proposing.Proposing(run.captured.workload, run.device, run.log, usable=lambda region: True)
         looks.begin()
-        joining = region_search.Joining(estimates, looks, device=run.device, log=run.log, begun=shown.append)
-        wait_until(lambda: joining.is_ready)
+        early: Any = SimpleNamespace(prepare=lambda works: None)
+        joins = joining.Joining(estimates, looks, device=run.device, log=run.log, ahead=early, begun=shown.append)
+        waited(lambda: joins.has_all)
         best = region_search.best_schedules(run.works)
-        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log, joins=joining)
-        joining.end(None)
+        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log, joins=joins)
+        joins.end(None)
         (proposed,) = shown
-        assert joining.proposed is proposed and joining.is_over
+        assert joins.proposed is proposed and joins.is_over
         assert proposed.works and all(work.proposed for work in proposed.works)
         assert kernels.works == [*run.works, *proposed.timed]
         for work in proposed.works:
