@@ -400,7 +400,11 @@ def test_what_failed_under_stress_is_wrong_for_a_run_that_goes_on(
             "not judged: stress was ended before its 1000 launches: TimeoutError: no result within 5 s",
             marks=pytest.mark.slow,
         ),
-        ("memory", "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy"),
+        pytest.param(
+            "memory",
+            "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy",
+            marks=pytest.mark.slow,
+        ),
         ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
     ],
 )
