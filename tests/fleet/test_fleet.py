@@ -309,7 +309,7 @@ def campaign(local: LocalFleet, kernels: Path, tmp_path_factory: pytest.TempPath
     return out
 
 
-TABLE = ("--tables", 1, "--table-schedules", 8)
+TABLE = ("--schedules-per-kernel", 3, "--tables", 1, "--table-schedules", 5)
 
 
 def generated(kernels: Path, out: Path, *more: object) -> Ended:
