@@ -285,7 +285,9 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     assert read_result(tmp_path / "r.json") == old
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_compared_with_it(result: Result) -> None:
+    """By default the script is, in its run."""
     from tinygrad import Tensor
 
     def model(x: Tensor, y: Tensor) -> Tensor:
