@@ -266,7 +266,7 @@ def test_operations_of_a_call_are_those_at_its_values(opened: Begun, work: Regio
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_measures_neither_end_again(opened: Begun, results: RegionResults) -> None:
-    """By default: neither does one of kernels without variables (test_optimize), and comparisons are kept for each end."""
+    """By default one of kernels without variables does not either (test_optimize), and what was compared is kept."""
     held = {w.id: set(w.known) for w in opened.works}
     assert results
     opened.device.__exit__(None, None, None)
