@@ -610,7 +610,7 @@ def test_no_seconds_of_stress_are_reserved_for_what_runs_none(
 
 def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that could have tile programs; elsewhere there is nothing to get."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=1, folder=tmp_path / "out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path / "out", script_args=("16",))
     monkeypatch.setattr(targets, "triton_version", lambda: "")
     with begun(settings) as run:
         run.device.notice_missing_kinds()
