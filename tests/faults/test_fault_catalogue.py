@@ -17,7 +17,7 @@ from tests.faults.catalogue.programs import PROGRAMS
 
 KEPT = {
     *("affine", "axpy", "byte_compare", "copysign", "half_sum_of_exp", "large", "long_sum", "mask", "pad", "rms"),
-    *("sum_of_exp", "take_along", "two_outputs", "doubles", "few_any"),
+    *("sum_of_exp", "take_along", "two_outputs", "doubles"),
 }
 """With every kind of fault, in every type and form of a kernel. The others are slow;
 `python -m evaluation.measure.fault_catalogue` judges all."""

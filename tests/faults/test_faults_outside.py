@@ -114,6 +114,7 @@ def test_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
     assert wait_until(lambda: not alive(family)), alive(family)
 
 
+@pytest.mark.slow
 def test_killed_parent_of_a_stopped_fork_server_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.busy_service", "busy"],

@@ -51,9 +51,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize(
     "mode",
     [
-        "busy",
         "native",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("busy afresh", "native afresh", "beam")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("busy", "busy afresh", "native afresh", "beam")),
     ],
 )
 def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
@@ -77,7 +76,8 @@ def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
     assert wait_until(lambda: not alive(children)), "a guardian sees the end of its child a moment later"
 
 
-@pytest.mark.parametrize("mode", ["starting", pytest.param("starting afresh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["starting", "starting afresh"])
 def test_interrupt_while_children_start_prints_nothing(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     _, printed = process.communicate(timeout=PATIENCE_S)

@@ -33,7 +33,7 @@ from kcg.errors import DeviceError, ExitCode, UsageError
 from kcg.fleet import security, tasks, trust
 from kcg.fleet.__main__ import main as fleet_command
 from kcg.fleet.local import LocalFleet
-from kcg.fleet.service import Fleet, FleetService
+from kcg.fleet.service import MOST_TASKS_UNABLE, Fleet, FleetService
 from kcg.fleet.settings import quiet
 from kcg.fleet.status import read_status
 from kcg.kernel.kinds import baseline_of
@@ -43,9 +43,9 @@ from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
 from tests.dataset.test_journal import forged
-from tests.fleet import slow_hosts
+from tests.fleet import asked, slow_hosts
 from tests.fleet.regions import region_of
-from tests.fleet.slow_hosts import slow_host
+from tests.fleet.slow_hosts import FULL, slow_host
 from tests.rules import ROOT
 from tests.trusted import TRUSTED
 from tests.waiting import PATIENCE_S, waited
@@ -181,17 +181,46 @@ def test_what_comes_back_twice_counts_once(echoing: FleetService, monkeypatch: p
     assert future.result() is first and works[0].hosts_lost == 0
 
 
-def test_a_host_of_another_version_is_refused_by_its_name(trusted: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own check says what it has."""
+@pytest.mark.parametrize(
+    "fault",
+    [
+        slow_hosts.cannot_measure,
+        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
+        pytest.param(slow_hosts.cannot_draw, marks=pytest.mark.slow),
+    ],
+)
+def test_what_one_host_cannot_do_another_does(local: LocalFleet, fault: Callable[[], None]) -> None:
+    """Whoever could not do several tasks that others did is not used any more, and is named."""
+    lines: list[str] = []
+    with slow_host(local.address, CPU, fault), Fleet(local.address, measure=tasks.echo, log=lines.append) as fleet:
+        (service,) = fleet.services(3, alive=local.check)
+        hosts = {host.address for host in service.hosts}
+        for size in range(10, 90, 8):
+            sizes = range(size, size + 8)
+            if fault is slow_hosts.cannot_draw:
+                assert all(asked.drawn(service, *sizes))
+            else:
+                assert asked.measured(service, *sizes) == [Status.OK] * 8
+            if service.devices == 2:
+                break
+        assert service.device_error is None and len(hosts) == 3
+        (sick,) = hosts - {host.address for host in service.hosts}
+    first, last = lines
+    assert "could not do a task" in first and sick in first and FULL in first
+    assert f"others did {MOST_TASKS_UNABLE} tasks that it could not" in last and sick in last and FULL in last
+
+
+def test_a_host_of_another_version_is_refused_by_its_name(local: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own check says what each has."""
     here = trust.versions()
     monkeypatch.setattr(trust, "versions", lambda: replace(here, tinygrad="0.0.1"))
     lines: list[str] = []
-    with Fleet(trusted.address, log=lines.append) as fleet, pytest.raises(UsageError) as refused:
+    with Fleet(local.address, log=lines.append) as fleet, pytest.raises(UsageError) as refused:
         fleet.services()
     difference = f"has tinygrad {here.tinygrad}, the driver 0.0.1: install the same"
-    assert str(refused.value).startswith(f"no host of {trusted.address} can be used: worker tcp://127.0.0.1:")
+    assert str(refused.value).startswith(f"no host of {local.address} can be used: worker tcp://127.0.0.1:")
     assert difference in str(refused.value) and "\n" not in str(refused.value)
-    assert [line.endswith(difference) for line in lines] == [True]
+    assert [line.endswith(difference) for line in lines] == [True] * 2
 
 
 def test_a_scheduler_that_is_not_there_is_one_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +309,7 @@ def campaign(local: LocalFleet, kernels: Path, tmp_path_factory: pytest.TempPath
     return out
 
 
-TABLE = ("--tables", 1, "--table-schedules", 8)
+TABLE = ("--schedules-per-kernel", 3, "--tables", 1, "--table-schedules", 5)
 
 
 def generated(kernels: Path, out: Path, *more: object) -> Ended:
@@ -354,11 +383,11 @@ def test_binaries_are_timed_again_on_the_hosts(local: LocalFleet, alone: Path, t
 
 
 def test_what_is_timed_again_by_who_drifts_is_doubtful(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = shutil.copy(alone, tmp_path / "j.sqlite")
+    out = shutil.copy(campaign, tmp_path / "j.sqlite")
     monkeypatch.setattr(MeasureService, "settle", lambda service: service.on_doubt(service.run_id, 0.0, "it drifts"))
-    done = retime(out, share=1.0, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
+    done = retime(out, share=0.2, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
     with Journal.open(out) as journal:
         assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
 
@@ -560,9 +589,11 @@ def test_nothing_is_left_behind_in_the_loop_of_a_driver_that_leaves(
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_left_ends_what_was_asked_of_it(
     joined: Callable[..., FleetService], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """As `who_leaves_ends_all` has it by default, and nothing is logged of it."""
     service = joined()
     futures = service.measure(requests_of(service, 50, 2), together=True)
     service._fleet.close()

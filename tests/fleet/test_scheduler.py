@@ -26,7 +26,8 @@ def _has_ipv6() -> bool:
         return False
 
 
-IPV6 = pytest.param(signal.SIGINT, "[::1]", marks=pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here"))
+NEEDS_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
+IPV6 = pytest.param(signal.SIGINT, "[::1]", marks=[NEEDS_IPV6, pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.1"), IPV6])
@@ -66,7 +67,7 @@ def test_it_listens_to_other_machines_with_tls_only(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
-@pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
+@NEEDS_IPV6
 def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
     """Dask is given such an address, and names one of this machine's: nothing is said of it but where to join."""
     make(tmp_path / "keys", days=2)

@@ -12,25 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from kcg.campaign.sampling import DrawJob, draw, draw_timed
-from kcg.campaign.settings import DEFAULT_MIX
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.fleet import tasks
 from kcg.fleet.local import LocalFleet
-from kcg.fleet.service import MOST_HOSTS_LOST, MOST_TASKS_UNABLE, Fleet, FleetService
+from kcg.fleet.service import MOST_HOSTS_LOST, Fleet
 from kcg.fleet.status import read_status
-from kcg.kernel.kinds import baseline_of
-from kcg.measure.service import Request
 from kcg.types import Status, Workload, WorkloadCall
 from tests.commands import Ended, ended
 from tests.conftest import CPU
-from tests.fleet import slow_hosts
+from tests.fleet import asked, slow_hosts
 from tests.fleet.regions import region_of
 from tests.fleet.slow_hosts import FULL, slow_host
 from tests.trusted import TRUSTED
-from tests.waiting import PATIENCE_S, waited
+from tests.waiting import waited
 
 pytestmark = pytest.mark.usefixtures("neighbours")
 
@@ -52,50 +48,6 @@ def scheduler() -> Iterator[str]:
         yield fleet.address
 
 
-def measured(service: FleetService, *sizes: int) -> list[Status]:
-    """Asked at once: one host alone does not get all of them."""
-    regions = [region_of(size) for size in sizes]
-    requests = [Request(region, baseline_of(region, service.target), in_search=True) for region in regions]
-    return [future.result(PATIENCE_S).status for future in service.measure(requests)]
-
-
-def drawn(service: FleetService, *sizes: int) -> list[int]:
-    mix = tuple(DEFAULT_MIX.items())
-    jobs = [DrawJob(region_of(size), service.target, (), 3, mix, "0", predictor="roofline") for size in sizes]
-    futures = [service.beside(draw_timed, draw, job, timeout_s=1.0) for job in jobs]
-    return [len(future.result(PATIENCE_S).batch) for future in futures]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        slow_hosts.cannot_measure,
-        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
-        pytest.param(slow_hosts.cannot_draw, marks=pytest.mark.slow),
-    ],
-)
-def test_what_one_host_cannot_do_another_does(sound: LocalFleet, fault: Callable[[], None]) -> None:
-    """Whoever could not do several tasks that others did is not used any more, and is named."""
-    lines: list[str] = []
-    with slow_host(sound.address, CPU, fault), Fleet(sound.address, measure=tasks.echo, log=lines.append) as fleet:
-        (service,) = fleet.services(2, alive=sound.check)
-        hosts = {host.address for host in service.hosts}
-        for size in range(10, 90, 8):
-            sizes = range(size, size + 8)
-            if fault is slow_hosts.cannot_draw:
-                assert all(drawn(service, *sizes))
-            else:
-                assert measured(service, *sizes) == [Status.OK] * 8
-            if service.devices == 1:
-                break
-        assert service.device_error is None and len(hosts) == 2
-        (sick,) = hosts - {host.address for host in service.hosts}
-    first, last = lines
-    assert "could not do a task" in first and sick in first and FULL in first
-    assert f"others did {MOST_TASKS_UNABLE} tasks that it could not" in last and sick in last and FULL in last
-
-
 @pytest.mark.slow
 def test_several_sick_hosts_do_not_end_a_driver_that_has_a_sound_one(sound: LocalFleet) -> None:
     """Nor where all of them are asked before the one that can, which joined last."""
@@ -107,7 +59,7 @@ def test_several_sick_hosts_do_not_end_a_driver_that_has_a_sound_one(sound: Loca
         fleet = hosts.enter_context(Fleet(sound.address, measure=tasks.echo))
         (service,) = fleet.services(4, alive=sound.check)
         service.hosts.sort(key=lambda host: host.address == first)
-        assert measured(service, *range(10, 22)) == [Status.OK] * 12
+        assert asked.measured(service, *range(10, 22)) == [Status.OK] * 12
         assert service.device_error is None
 
 
@@ -116,7 +68,7 @@ def test_where_no_host_can_measure_the_driver_ends_and_names_it(scheduler: str) 
     with slow_host(scheduler, CPU, slow_hosts.cannot_measure), Fleet(scheduler, measure=tasks.echo) as fleet:
         (service,) = fleet.services()
         (host,) = service.hosts
-        assert measured(service, 5) == [Status.WORKER_DIED]
+        assert asked.measured(service, 5) == [Status.WORKER_DIED]
         said = str(service.device_error)
     assert isinstance(service.device_error, DeviceError) and "\n" not in said
     assert said.startswith(f"no host can measure {region_of(5).id[:12]}: worker {host.address}: OSError: ")
@@ -135,8 +87,8 @@ def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -
         one, other = service.hosts
         fleet._loop.call_soon_threadsafe(fleet._gone, other, "is gone")
         with pytest.raises(KcgError, match=f"worker {one.address}: .*{FULL}"):
-            drawn(service, 5)
-        assert measured(service, 5) == [Status.OK] and service.device_error is None
+            asked.drawn(service, 5)
+        assert asked.measured(service, 5) == [Status.OK] and service.device_error is None
 
 
 def test_a_host_that_answers_no_check_is_not_waited_for(scheduler: str) -> None:
@@ -159,7 +111,7 @@ def test_a_kernel_that_kills_hosts_ends_the_driver_which_names_it(scheduler: str
     lines: list[str] = []
     with slow_host(scheduler, CPU, slow_hosts.dies), Fleet(scheduler, measure=tasks.echo, log=lines.append) as fleet:
         (service,) = fleet.services()
-        assert measured(service, 5) == [Status.WORKER_DIED]
+        assert asked.measured(service, 5) == [Status.WORKER_DIED]
         said = str(service.device_error)
     assert said.startswith(f"{MOST_HOSTS_LOST} hosts were lost over the kernel {region_of(5).id[:12]}")
     assert len(lines) == MOST_HOSTS_LOST and all("is gone; 1 batch in hand" in line for line in lines)
@@ -190,17 +142,12 @@ def schedules(out: Path) -> Counter[str]:
     return Counter(region for region, _, trial in rows if not trial)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(slow_hosts.cannot_measure, marks=pytest.mark.slow),
-        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
-        slow_hosts.cannot_draw,
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
 def test_a_campaign_completes_beside_a_sick_host(
     sound: LocalFleet, fault: Callable[[], None], kernels: Path, tmp_path: Path
 ) -> None:
+    """Of the service alone test_fleet has it by default: what one host cannot do another does."""
     with slow_host(sound.address, CPU, fault):
         done = generated(kernels, tmp_path / "j.sqlite", sound.address)
     assert done.returncode == 0 and done.stdout.endswith("complete\n"), done.stderr

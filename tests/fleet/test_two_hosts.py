@@ -89,7 +89,10 @@ def test_certificates_of_another_authority_are_refused(site: Site) -> None:
         assert "its certificate is refused here" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_campaign_completes_though_a_host_is_cut_off(site: Site, tmp_path: Path) -> None:
+    """By default it is in parts: that hosts of other machines join (test_namespaces), that one which was killed loses
+    nothing, and that a campaign of two completes (test_fleet)."""
     source, out, log = (tmp_path / name for name in ("source.sqlite", "out.sqlite", "log"))
     with Journal.open(source) as journal:
         regions = [Region((kernel_of(kernels_of(empty(size, 3) + size)[0]),)) for size in (40, 48)]

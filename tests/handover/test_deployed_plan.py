@@ -337,7 +337,9 @@ def parts_schedule(result: Result, norm: Region) -> Schedule:
     return row.baseline.schedule
 
 
+@pytest.mark.slow
 def test_a_program_that_has_it_is_told_nothing_of_its_kernels(stored: Path, result: Result) -> None:
+    """By default: what is put in where is tested above, and what `kcg run` says of kernels in test_run."""
     done = python("-m", "kcg.run", "--result", stored, SCRIPT, DEV="CPU:X86")
     assert done.returncode == 0, done.stderr
     regions = [row.region for row in result.regions]

@@ -45,6 +45,7 @@ def lines_of(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_one_further_run_is_enough_where_it_leaves_what_was_recorded(right: Result, tmp_path: Path) -> None:  # noqa: F811
     file = tmp_path / "runs.txt"
     script = recorded(tmp_path, SCRIPT, "alive", str(file))
@@ -68,6 +69,7 @@ def test_what_is_wrong_is_proven_as_before(wrong: Result, tmp_path: Path) -> Non
     assert seen.compared == "1 tensor alive at its end"
 
 
+@pytest.mark.slow
 def test_a_script_that_no_seed_repeats_falls_back_and_says_so(right: Result, tmp_path: Path) -> None:  # noqa: F811
     """By `os.urandom`. Its first further run with tinygrad's own schedules is no reference either."""
     (seen,) = recorded(tmp_path, SCRIPT, "random").checks([right], timeout_s=TIMEOUT_S)

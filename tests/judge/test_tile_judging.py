@@ -400,7 +400,11 @@ def test_what_failed_under_stress_is_wrong_for_a_run_that_goes_on(
             "not judged: stress was ended before its 1000 launches: TimeoutError: no result within 5 s",
             marks=pytest.mark.slow,
         ),
-        ("memory", "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy"),
+        pytest.param(
+            "memory",
+            "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy",
+            marks=pytest.mark.slow,
+        ),
         ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
     ],
 )
@@ -606,7 +610,7 @@ def test_no_seconds_of_stress_are_reserved_for_what_runs_none(
 
 def test_a_run_says_why_it_searches_opts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that could have tile programs; elsewhere there is nothing to get."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=1, folder=tmp_path / "out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=tmp_path / "out", script_args=("16",))
     monkeypatch.setattr(targets, "triton_version", lambda: "")
     with begun(settings) as run:
         run.device.notice_missing_kinds()

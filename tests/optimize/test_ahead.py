@@ -210,8 +210,10 @@ def jobs_of_run(folder: Path) -> list[Job]:
         return journal.jobs()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unoptimised")
 def test_on_a_cpu_a_run_has_a_verdict_before_its_search_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the run that is interrupted shows it, of a thread, and when a CPU has a turn is tested above."""
     stored, over = list[Result](), Ahead.over
 
     def at_the_end_of_the_search(beside: Ahead) -> None:

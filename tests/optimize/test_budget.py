@@ -153,7 +153,9 @@ def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_opti
     assert "the reference cannot tell what is right" in page and unjudged.note in page
 
 
+@pytest.mark.slow
 def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> None:
+    """Its exit code is among those above."""
     done = optimized(SCRIPTS / "half_unjudged.py", "--report", tmp_path, "--", "alone")
     assert done.returncode == ExitCode.NOTHING_SEARCHED, done.stderr
     result = read_result(tmp_path / "RESULT.json")

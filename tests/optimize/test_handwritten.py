@@ -27,7 +27,7 @@ from kcg.report.result import from_dict, read_result, to_dict, write_result
 from kcg.report.timeline import timeline_beside
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
-from tests.commands import python
+from tests.commands import Ended, python
 from tests.optimize_run import begun, optimized
 from tests.without_clang import stand_in
 
@@ -41,23 +41,11 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     for _ in range(3):  # a busy machine may hide which one is faster
         folder = tmp_path_factory.mktemp("out")
-        done = run(
-            SCRIPT,
-            "--kernels",
-            KERNELS,
-            "--budget",
-            "3000s",
-            "--measurements",
-            "9",
-            "--report",
-            folder,
-            "--json",
-            "--",
-            "160",
-        )
+        limits = ("--budget", "3000s", "--measurements", "9", "--report", folder, "--json")
+        done = optimized(SCRIPT, "--device", DEV, "--kernels", KERNELS, *limits, "--", "160")
         if done.returncode == ExitCode.OK and "won against" in (folder / "RESULT.json").read_text():
             break
     assert done.returncode == ExitCode.OK, done.stderr
@@ -65,7 +53,7 @@ def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def result(optimised: tuple[subprocess.CompletedProcess[str], Path]) -> Result:
+def result(optimised: tuple[Ended, Path]) -> Result:
     return read_result(optimised[1] / "RESULT.json")
 
 
@@ -89,9 +77,7 @@ def test_the_faster_one_is_chosen_and_verified_by_every_rule(row: RegionResult) 
     assert "written by hand (uop)" in row.chosen.legend and row.chosen.source
 
 
-def test_the_script_ran_again_with_it_and_left_the_same(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], result: Result
-) -> None:
+def test_the_script_ran_again_with_it_and_left_the_same(optimised: tuple[Ended, Path], result: Result) -> None:
     check = result.model_check
     assert check is not None and check.passed, check
     assert check.kernels == sum(row.outcome == "improved" for row in result.regions)
@@ -121,7 +107,7 @@ def test_each_other_one_has_its_reason(row: RegionResult, result: Result) -> Non
 
 
 def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], result: Result, row: RegionResult
+    optimised: tuple[Ended, Path], result: Result, row: RegionResult
 ) -> None:
     done, folder = optimised
     answer = json.loads(done.stdout)
@@ -134,9 +120,7 @@ def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
 
 
 @pytest.mark.slow
-def test_resuming_measures_none_of_them_again(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
-) -> None:
+def test_resuming_measures_none_of_them_again(optimised: tuple[Ended, Path], tmp_path: Path) -> None:
     _, folder = optimised
     folder = shutil.copytree(folder, tmp_path / "again")
 
@@ -168,9 +152,7 @@ def test_resuming_measures_none_of_them_again(
     assert any(r.chosen.name == "apart" for r in read_result(folder / "RESULT.json").regions)
 
 
-def test_without_the_file_a_journal_of_them_is_only_rows(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
-) -> None:
+def test_without_the_file_a_journal_of_them_is_only_rows(optimised: tuple[Ended, Path], tmp_path: Path) -> None:
     shutil.copytree(optimised[1], tmp_path / "again")
     settings = Settings(str(SCRIPT), device=DEV, resume=True, folder=tmp_path / "again", script_args=("160",))
     with begun(settings) as run_again:
@@ -183,7 +165,7 @@ def test_without_the_file_a_journal_of_them_is_only_rows(
 
 
 def test_apply_writes_the_best_opts_and_says_so(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], result: Result, row: RegionResult, tmp_path: Path
+    optimised: tuple[Ended, Path], result: Result, row: RegionResult, tmp_path: Path
 ) -> None:
     facts = (result.target, result.toolchain)
     applied = apply(optimised[1] / "RESULT.json", widths=(2,), cache_db=tmp_path / "cache.db", facts=facts)
@@ -215,9 +197,7 @@ def forward_twice() -> tuple[list[float], list[str]]:
     return out.tolist(), [call.src[0].arg.function_name for call in forward.captured.linear.src]
 
 
-def test_the_kernel_runs_inside_of_a_captured_program(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], row: RegionResult
-) -> None:
+def test_the_kernel_runs_inside_of_a_captured_program(optimised: tuple[Ended, Path], row: RegionResult) -> None:
     with kcg.tuned(optimised[1] / "RESULT.json", kernels=KERNELS):
         tuned, names = forward_twice()
     assert names == ["kernel"], "the entry of a lowered UOp kernel"
@@ -227,7 +207,7 @@ def test_the_kernel_runs_inside_of_a_captured_program(
 
 @pytest.mark.slow
 def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
+    optimised: tuple[Ended, Path], tmp_path: Path
 ) -> None:
     path, module = optimised[1] / "RESULT.json", tmp_path / "tuned_model.py"
     assert "1 as machine code" in str(export(path, module, kernels=[KERNELS]))
@@ -248,16 +228,14 @@ def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
 
 
 def test_without_the_file_the_opts_are_taken_and_a_warning_says_so(
-    optimised: tuple[subprocess.CompletedProcess[str], Path],
+    optimised: tuple[Ended, Path],
 ) -> None:
     path = optimised[1] / "RESULT.json"
     with pytest.warns(UserWarning, match="1 kernel is faster written by hand"), kcg.tuned(path):
         assert forward_twice()[1] != ["kernel"]
 
 
-def test_a_result_never_brings_its_own_code(
-    optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
-) -> None:
+def test_a_result_never_brings_its_own_code(optimised: tuple[Ended, Path], tmp_path: Path) -> None:
     """Another file, or a result whose code was changed: what does not come out of the user's file does not run."""
     path, other = optimised[1] / "RESULT.json", tmp_path / "other.py"
     other.write_text(KERNELS.read_text().replace("_total(x, i, 1) * _total", "_total(x, i, 1) / _total"))
@@ -307,7 +285,9 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     assert read_result(tmp_path / "r.json") == old
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_compared_with_it(result: Result) -> None:
+    """By default the script is, in its run."""
     from tinygrad import Tensor
 
     def model(x: Tensor, y: Tensor) -> Tensor:

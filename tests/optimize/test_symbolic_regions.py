@@ -194,8 +194,11 @@ def with_other_value(program: Program, values: Variables) -> Program:
     return replace(program, launches=tuple(launches))
 
 
+@pytest.mark.slow
 def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path: Path) -> None:
-    """There is no program for it here: that one wins is said of its parts."""
+    """There is no program for it here: that one wins is said of its parts. By default it is shown of regions without
+    variables (test_region_plans), and what is timed and verified at both ends of kernels with them (test_symbolic_run).
+    """
     with begun(settings(tmp_path / "out", measurements=14, regions=True)) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
         kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)

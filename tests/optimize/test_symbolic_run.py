@@ -264,7 +264,9 @@ def test_operations_of_a_call_are_those_at_its_values(opened: Begun, work: Regio
     assert 0 < work.operations < arithmetic(work.space.ast), "not those of the largest value that is possible"
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_measures_neither_end_again(opened: Begun, results: RegionResults) -> None:
+    """By default one of kernels without variables does not either (test_optimize), and what was compared is kept."""
     held = {w.id: set(w.known) for w in opened.works}
     assert results
     opened.device.__exit__(None, None, None)

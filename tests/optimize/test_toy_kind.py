@@ -33,7 +33,7 @@ def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]
     """The folder of a run that knows the kind, and the modules that it and its children loaded, one a line."""
     for _ in range(3):  # a busy machine may hide which one is faster
         folder = tmp_path_factory.mktemp("out")
-        limits = ("--measurements", "12", "--budget", "3000s", "--quiet", "--report", folder)
+        limits = ("--regions", "--measurements", "12", "--budget", "3000s", "--quiet", "--report", folder)
         done = python("-m", "tests.toy_kind.optimizing", SCRIPT, "--device", DEV, *limits, cwd=ROOT, **IMPORTS)
         if '"outcome": "improved"' in (folder / "RESULT.json").read_text():
             break
@@ -62,13 +62,14 @@ def row(result: Result) -> RegionResult:
     return found
 
 
-def test_a_run_on_a_cpu_loads_no_tile_module(optimised: tuple[Path, list[str]]) -> None:
+def test_a_run_on_a_cpu_loads_no_tile_module_and_no_pytorch(optimised: tuple[Path, list[str]]) -> None:
     loaded = optimised[1]
     assert loaded.count("kcg") > 1 and {"kcg.optimize.run", "kcg.measure.child"} <= {*loaded}, "its children's too"
-    assert not [name for name in loaded if name.startswith("kcg.kernel.tile")]
+    assert not [name for name in loaded if name.startswith("kcg.kernel.tile")] and "torch" not in loaded
 
 
-def test_nor_does_one_that_looks_for_regions_and_for_products_that_are_reduced_at_once(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_nor_does_one_that_finds_regions_and_products_that_are_reduced_at_once(tmp_path: Path) -> None:
     """It is guided by a checkpoint, and no process of it loads PyTorch."""
     script, guide = SCRIPT.with_name("reduced_product.py"), ("--predictor", SHIPPED / "cpu.safetensors")
     limits = (*guide, "--regions", "--measurements", "0", "--budget", "3000s", "--quiet", "--report", tmp_path)

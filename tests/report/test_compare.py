@@ -209,6 +209,7 @@ def test_the_command_writes_the_page_beside_b(
         match(a, replace(a, regions=()), names=NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 def test_the_page_fits_and_is_sorted_and_filtered(found: Comparison, tmp_path: Path) -> None:

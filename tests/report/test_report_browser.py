@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from kcg.types import ProgressPoint
 from tests.browser import CHROMIUM, Browser
 from tests.report.test_timeline import some_runs
 from tests.sample_result import sample_plan, sample_result
+from tests.slow import every, some
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
@@ -102,8 +104,7 @@ def test_a_plan_stays_within_the_page(browser: Browser, page_of_a_plan: str, wid
     assert max(browser.js(inner)) <= 0, "nothing of it has to be scrolled"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 760, 900, 901, 1200])
+@pytest.mark.parametrize(("width", "dark"), every(3, itertools.product([390, 760, 900, 901, 1200], [False, True])))
 def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
     browser: Browser, page: str, width: int, dark: bool
 ) -> None:
@@ -146,7 +147,7 @@ def test_colours_follow_the_theme_with_enough_contrast(browser: Browser, page: s
     assert min(contrasts[1:]) >= 4, contrasts
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", some(PICTURES, {"share", "timeline"}))
 def test_a_mark_says_what_it_is_to_a_pointer(browser: Browser, page: str, picture: str) -> None:
     ready(browser, page)
     assert browser.js(TIP) == ""
@@ -160,7 +161,7 @@ def test_a_mark_says_what_it_is_to_a_pointer(browser: Browser, page: str, pictur
     browser.wait(f"{TIP} === ''")
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", some(PICTURES, {"roofline"}))
 def test_a_mark_says_what_it_is_to_a_finger(browser: Browser, page: str, picture: str) -> None:
     ready(browser, page, width=390)
     browser.tap(f"svg.narrow[data-figure={picture}] {PICTURES[picture]}[data-i='0']")
@@ -170,7 +171,7 @@ def test_a_mark_says_what_it_is_to_a_finger(browser: Browser, page: str, picture
     assert left >= 0 and right <= 390
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", some(PICTURES, {"progress", "expected"}))
 def test_a_picture_is_walked_through_by_key(browser: Browser, page: str, picture: str) -> None:
     ready(browser, page)
     shown = tips(browser, picture)

@@ -68,8 +68,11 @@ def test_counts_follow_from_few_blocks() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Model(growing, narrow), Model(wide, from_the_third), Model(wide, narrow, rounds=True)],
-    ids=["other kernels", "another kernel from the third block on", "blocks within blocks"],
+    [
+        pytest.param(Model(growing, narrow), id="other kernels"),
+        pytest.param(Model(wide, from_the_third), id="another kernel from the third block on"),
+        pytest.param(Model(wide, narrow, rounds=True), id="blocks within blocks", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_not_linear_is_captured_whole(model: Model) -> None:
     found = of_repeated(model, 8, 9)
