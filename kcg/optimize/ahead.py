@@ -19,6 +19,7 @@ the search leaves the device idle it has more of these, what saves most a second
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -75,6 +76,7 @@ class Lead:
     judging_s: float
     covered: bool = False  # whether it runs only where a region of the best plans is refused
     again: bool = False  # whether others of its candidates were judged before
+    share: float = 0.0  # of what it gains, that it is worth until a region that has its calls is verified
 
     @property
     def is_ripe(self) -> bool:
@@ -94,10 +96,19 @@ def order_of(leads: Sequence[Lead]) -> list[Lead]:
     what is not ripe."""
 
     def index(lead: Lead) -> float:
-        matters = REFUSED if lead.covered else 1.0
+        matters = REFUSED + (1 - REFUSED) * lead.share if lead.covered else 1.0
         return lead.gain_s * stays(lead.led_s, lead.left_s) * matters / max(lead.judging_s, 1e-3)
 
     return sorted((lead for lead in leads if lead.gain_s > 0 and lead.is_ripe), key=index, reverse=True)
+
+
+def share_until(waits_s: float, elapsed_s: float, left_s: float | None) -> float:
+    """What a verdict is worth that others take the place of after so many seconds, of what it is worth if it stays:
+    what a run has verified counts by the logarithm of when, since nobody knows when it will be ended. All of it where
+    the others would not be there in the time that is left, if that is known."""
+    if left_s is not None and waits_s > left_s:
+        return 1.0
+    return min(math.log1p(waits_s / max(elapsed_s, 1.0)), 1.0)
 
 
 def has_a_turn(lead: Lead, *, searched_s: float, judged_s: float, first: bool) -> bool:
@@ -371,7 +382,7 @@ class Ahead:
         view, now = self._view, time.monotonic()
         of_best, covered = self._of_best(view)
         left_s = self._left_s(view, now)
-        found = list[Lead]()
+        found, waits_s = list[Lead](), 0.0
         for work in view.estimates.works:
             if not self._may(work, of_best):
                 continue
@@ -380,7 +391,10 @@ class Ahead:
                 rest_s = left_s if work.id in view.searched else 0.0
                 led_s, is_covered, again = now - known.since, work.id in covered, work.id in self._tried
                 found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered, again))
-        return found
+                waits_s += known.judging_s if work.proposed else 0.0
+        until = view.estimates.judge_until()
+        share = share_until(waits_s, self._log.elapsed_s, None if until is None else until - now)
+        return [replace(lead, share=share) if lead.covered else lead for lead in found]
 
     def _may(self, work: RegionWork, of_best: Collection[str]) -> bool:
         """Whether a region is judged before the search is over: what is written by hand is compared with the best."""
@@ -403,16 +417,8 @@ class Ahead:
         return known
 
     def _gain_s(self, work: RegionWork) -> float:
-        """What one execution gains by the first candidate of a region over what is verified of it or its kernels."""
-        row = self.rows.get(work.id)
-        if row is not None and row.outcome == "improved":
-            return work.call.calls * (work.seconds_of(row.chosen.schedule) - work.best_s)
-        if not work.proposed:
-            return work.saving_s
-        rows = {row.region.id: row for row in self.rows.values() if not row.region.args}
-        inside = [(rows[kernel], count) for kernel, count in work.taken.items() if kernel in rows]
-        verified_s = sum(count * (row.baseline.cold_s - row.chosen.cold_s) for row, count in inside)
-        return work.call.calls * (work.baseline_s - work.best_s) - verified_s
+        """What one execution gains by the first candidate of a region over what was judged ahead."""
+        return gain_s(work, self.rows)
 
     def _of_best(self, view: _View) -> tuple[Collection[str], Collection[str]]:
         """Which regions the best plans have by what is judged, and the kernels that run only inside of them."""
@@ -437,6 +443,20 @@ class Ahead:
             share = min(max(ledger.measurements / ledger.max_measurements, 0.01), 1.0)
             return spent_s * (1 - share) / share
         return spent_s
+
+
+def gain_s(work: RegionWork, judged: Mapping[str, RegionResult]) -> float:
+    """What one execution gains by the first candidate of a region over what was judged of it or its kernels, by
+    `RegionWork.id`, in seconds."""
+    row = judged.get(work.id)
+    if row is not None and row.outcome == "improved":
+        return work.call.calls * (work.seconds_of(row.chosen.schedule) - work.best_s)
+    if not work.proposed:
+        return work.saving_s
+    rows = {row.region.id: row for row in [*judged.values()] if not row.region.args}
+    inside = [(rows[kernel], count) for kernel, count in work.taken.items() if kernel in rows]
+    verified_s = sum(count * (row.baseline.cold_s - row.chosen.cold_s) for row, count in inside)
+    return work.call.calls * (work.baseline_s - work.best_s) - verified_s
 
 
 STOP_S: Final = 20.0  # how long the end of the thread is waited for, once its children are dead

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
 
 from kcg.cli import counted
@@ -32,7 +32,7 @@ from kcg.optimize.region_search import (
 )
 from kcg.optimize.search import Joined
 from kcg.optimize.work import Candidates
-from kcg.types import Status
+from kcg.types import Schedule, Status
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from kcg.optimize.proposing import Proposing
     from kcg.optimize.region_plans import Proposals
     from kcg.optimize.work import RegionWork
+    from kcg.search.problem import Observation
 
 BEGUN: Final = 0.25  # of the time, which kernels may take that were not begun to be searched when regions get ready
+MOST: Final = 2  # of the others that are timed at once: what is judged meanwhile waits for no more
 FIRSTS: Final = 14  # regions that join first: the best expected plan of Flux has as many
 POLL_S: Final = 0.2
 
@@ -149,7 +151,7 @@ class Joining:
             made = [work for work in some if work.call.region.id not in missing]
             proposals = _without(proposals, missing)
             works, before = [*works, *made], len(timed)
-            timed += self._begun(made, kernels, until=until)
+            timed += self._begun(made, kernels, until=until, most=MOST if timed else len(made))
             if len(timed) == before:
                 continue
             both = with_regions(estimates, works)
@@ -159,15 +161,20 @@ class Joining:
             log.warn(none_ran(len(asked)))
 
     def _begun(
-        self, works: Sequence[RegionWork], kernels: Sequence[RegionWork], *, until: float | None
+        self, works: Sequence[RegionWork], kernels: Sequence[RegionWork], *, until: float | None, most: int
     ) -> list[RegionWork]:
         """Those of some regions that ran as tinygrad schedules their kernels, and as the best known schedules of these;
-        their first programs are timed too."""
-        best, sent = best_schedules(kernels), []
+        their first programs are timed too. No more than `most` of them are with the device at once."""
+        sent: list[tuple[RegionWork, Schedule, list[Future[Observation]]]] = []
         for work in works:
+            if self._ended.is_set():
+                break
+            before = sent[-most][2] if len(sent) >= most else []
+            wait(before, timeout=left_s(until))
             with looking("where programs of a region begin"):
-                others = [best_parts(work.call.region, best), *(space.start() for space in work.others.values())]
-                sent.append((work, others[0], self._device.measure_with_baseline(work, others)))
+                parts = best_parts(work.call.region, best_schedules(kernels))
+                starts = [space.start() for space in work.others.values()]
+                sent.append((work, parts, self._device.measure_with_baseline(work, [parts, *starts])))
         done, _ = wait([future for *_, asked in sent for future in asked], timeout=left_s(until))
         for work, _, asked in sent:
             for future in asked:

@@ -20,7 +20,7 @@ from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.protocol import median_interval
-from kcg.optimize.ahead import better, covered_by, is_piece, left_out, missing_s, order_of_completing
+from kcg.optimize.ahead import better, covered_by, gain_s, is_piece, left_out, missing_s, order_of_completing
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -224,16 +224,29 @@ class Judging:
 
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
         """Of what is due the kernels, and what the best plans have of regions of several kernels; last the kernels that
-        run only where such a region is not put in."""
+        run only where such a region is not put in. Where there is no time for all of these regions, what gains most a
+        second is first."""
         if self._needed is None:
             return list(left)
         wanted = [work for work in left if not work.proposed or work.call.region.id in self._of_best]
-        return sorted(wanted, key=lambda work: work.id in self._covered)
+        if self._fits(wanted):
+            return sorted(wanted, key=lambda work: work.id in self._covered)
+        return sorted(
+            wanted, key=lambda work: -gain_s(work, self._judged) / max(self._estimates.comparing_s(work), 1e-3)
+        )
+
+    def _fits(self, works: Sequence[RegionWork]) -> bool:
+        """Whether there is time to judge those of these that the best plans run."""
+        until = self._until()
+        if until is None:
+            return True
+        due = (work for work in works if work.id not in self._covered and not self._estimates.kept.holds_first(work))
+        return time.monotonic() + sum(map(self._estimates.comparing_s, due)) <= until
 
     def _first(self, works: Sequence[RegionWork]) -> Sequence[RegionWork]:
         """What may be judged next. Where a budget ends, a kernel that regions cover waits until all else is judged,
-        even while the references of that are not there yet."""
-        if self._estimates.budget.limit_s is None:
+        even while the references of that are not there yet, if there is time for that."""
+        if self._estimates.budget.limit_s is None or not self._fits(works):
             return works
         return [work for work in works if work.id not in self._covered] or works
 

@@ -19,7 +19,7 @@ from kcg.judge.paired import FRESH_CHILD_S
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
-from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, stays, turn_of
+from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, share_until, stays, turn_of
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
@@ -77,7 +77,16 @@ def test_a_region_is_judged_again_once_the_new_leader_has_led_for_as_long_as_tha
 
 
 def test_a_kernel_that_a_better_region_has_comes_after_what_does_not_need_a_refusal_to_count() -> None:
-    assert names(lead("covered", 5.0, covered=True), lead("other", 1.0)) == ["other", "covered"]
+    covered, other = lead("covered", 5.0, covered=True), lead("other", 1.0)
+    assert names(covered, other) == ["other", "covered"]
+    assert names(replace(covered, share=1.0), other) == ["covered", "other"], "it is all that there is for long"
+
+
+def test_what_a_region_will_take_the_place_of_is_worth_the_more_the_longer_that_takes() -> None:
+    assert share_until(0.0, 20.0, None) == 0.0
+    assert 0.0 < share_until(5.0, 60.0, None) < share_until(20.0, 60.0, None) < share_until(20.0, 20.0, None) < 1.0
+    assert share_until(200.0, 20.0, None) == 1.0
+    assert share_until(5.0, 60.0, 4.0) == 1.0, "a budget ends before the region could be judged"
 
 
 def test_on_a_cpu_a_search_stops_for_what_is_likely_to_stay_and_for_no_more_than_its_share() -> None:
