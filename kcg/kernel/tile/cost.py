@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.reading.accesses import Access, affine, extent
@@ -18,6 +18,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.contraction import pieces_of, stored_width
+from kcg.kernel.tile.device import Figures, device_of, figures_of
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.generate import halved, may_have_tail, partials_of
 from kcg.kernel.tile.parameters import (
@@ -37,14 +38,12 @@ from kcg.kernel.tile.prior import (
     THREADS,
     attention_clocks,
     axis_of_others,
-    has_tma,
     launched_tiles,
     loaded_along,
     pair_registers,
     reads_beside_rows,
     row_loops,
     row_registers,
-    shared_bytes,
     shared_taken,
     step_clocks,
     stream_bytes,
@@ -82,68 +81,6 @@ MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, a
 BY_ELEMENT = 3  # times the work of rows whose pairs are loaded element by element: 38 instead of 13 instructions
 SPILLED = 32  # registers too few of a thread for which a program takes twice as long
 SECTOR = 32  # bytes that memory moves at least
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
-
-    tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
-    narrow: float  # columns of a product that take half as long as they need not
-    plain_ops: float  # of float32, a multiprocessor
-    special_ops: float  # exponentials and the like, a multiprocessor
-    l2_bytes: float  # from L2 to a multiprocessor
-    block_bytes: float  # the same of blocks that are copied asynchronously, from neighbours' or its own requests
-    apart_bytes: float  # and of those that its neighbours do not ask for
-    partial_bytes: float  # partial sums, written by one launch and read by the next
-    memory_bytes: float  # from memory to all of them
-    flight_s: float  # from a load's issue to its data, where L2 holds it
-    cold_s: float  # and what more it takes from memory
-    loaded_s: float  # from memory while all of its bandwidth is taken
-    product_share: float  # of a step's product during which the load for a later step cannot be issued yet
-    crowding: float  # what programs that share a multiprocessor lose to each other, of their time
-    step_s: float  # of a step of the loop beside its loads and products
-    pointer_share: float  # of the tensor core's time that loads through pointers add
-    opening_s: float  # of a program before its first product, beside the first load
-    fill_s: float  # more of a contraction's, until its blocks come from memory as fast as they are multiplied
-    descriptors_s: float  # of a program that makes its own TMA descriptors
-    store_bytes: float  # a multiprocessor's, of the epilogue
-    held_elements: float  # that a multiprocessor moves one by one, through registers
-    piece_share: float  # of the tensor core's time that a second product in each step adds
-    written_share: float  # of what a reduction takes of L2, that has to be written to memory first
-    spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
-
-
-HOPPER = Figures(
-    tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
-    block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
-    loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
-    pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
-)  # fmt: skip
-"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
-`written_share` is by reductions of 57 to 103 MB, which took 4 to 6 µs longer where nothing was evicted first."""
-
-AMPERE = replace(
-    HOPPER,
-    tensor_ops=2.9e12,
-    plain_ops=1.8e11,
-    special_ops=2.2e10,
-    l2_bytes=6e10,
-    block_bytes=6e10,
-    apart_bytes=6e10,
-    partial_bytes=1.4e12,
-    memory_bytes=1.4e12,
-    store_bytes=6e10,
-)
-"""By published figures alone."""
-
-
-def figures_of(target: Target) -> Figures:
-    """The figures of a target; the bandwidth of its memory where it tells that."""
-    figures = HOPPER if has_tma(target) else AMPERE
-    if target.bandwidth_bytes_s:
-        figures = replace(figures, memory_bytes=0.83 * target.bandwidth_bytes_s)
-    return figures
 
 
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
@@ -359,7 +296,7 @@ def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     registers = min(255, max(registers, int(pair_registers(kernel, p))))
     shared = max(1, shared_taken(kernel, p))
     most = min(
-        (shared_bytes(target) + RESERVED) // (shared + RESERVED),
+        (device_of(target).shared_bytes + RESERVED) // (shared + RESERVED),
         REGISTERS // (registers * threads),
         THREADS // threads,
         PROGRAMS,
@@ -609,7 +546,7 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
     registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
-    together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
+    together = max(1, min((device_of(target).shared_bytes + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
                           REGISTERS // (registers * threads), THREADS // threads, PROGRAMS,
                           -(-programs // max(1, target.cores))))  # fmt: skip
     groups = together * max(1, p.num_warps // 4)

@@ -17,6 +17,7 @@ from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
@@ -45,7 +46,6 @@ from kcg.kernel.tile.prior import (
     arrangements,
     copied_bytes,
     forms,
-    has_tma,
     itemsize_of_rows,
     launched_tiles,
     parameters_of,
@@ -54,7 +54,6 @@ from kcg.kernel.tile.prior import (
     reads_beside_rows,
     registers_for_sums,
     rows_of_threads,
-    shared_bytes,
     shared_taken,
     stream_bytes,
     stream_fits_registers,
@@ -66,7 +65,7 @@ from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import reach_of, stream_tiles, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
-from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages, registers_of
+from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
@@ -195,7 +194,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 
 
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
-    if field in NVIDIAS and not is_nvidia(target):
+    if field in NVIDIAS and not device_of(target).ptx:
         return (NVIDIAS[field],)
     if field in ALONE and kernel.others and kernel.contraction is not None:
         return (LEAST[field],)
@@ -213,7 +212,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "group":
             return GROUPS if parameters.form in CONTRACTIONS else (1,)
         case "loads":
-            return (POINTER, TMA) if parameters.form in (CONTRACTION, STREAM) and has_tma(target) else (POINTER,)
+            described = parameters.form in (CONTRACTION, STREAM) and device_of(target).has_tma
+            return (POINTER, TMA) if described else (POINTER,)
         case "persistent":
             if parameters.form == SPECIALIZED:
                 return (0, 1)
@@ -333,15 +333,15 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         beside = held if reads_beside(kernel, p) else 0
         held = sums_of(kernel, p) // threads
         likely = held + beside + MOST_BESIDE
-        memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
+        memory = device_of(target).shared_bytes // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
-    registers = registers_of(target)
+    device = device_of(target)
     limits = [
-        registers.file // (threads * together) // 8 * 8
+        device.registers // (threads * together) // 8 * 8
         for together in counts
         if together <= memory and together * threads <= THREADS and _programs(kernel, p) > target.cores * (together - 1)
     ]
-    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(registers.most - 1, likely))
+    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(device.registers_of_one - 1, likely))
 
 
 def _programs(kernel: TileKernel, p: TileParameters) -> int:
@@ -368,9 +368,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return _fits_stream(kernel, target, p)
     if p.form == SPECIALIZED:
         many = not p.persistent or _programs(kernel, p) > target.cores
-        return many and stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, target, p)
+        return many and stream_bytes(kernel, p) <= device_of(target).shared_bytes and can_specialize(kernel, target, p)
     if p.form == PIPELINED:
-        fits = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
+        fits = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= device_of(target).shared_bytes
         return fits and _groups(kernel, p) and can_pipeline(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
@@ -382,7 +382,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
             if p.tile[1] < min(own, rows_of_threads(kernel, p.num_warps)):
                 return False
         if p.num_stages > 1 and (
-            p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
+            p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > device_of(target).shared_bytes
         ):
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
@@ -393,7 +393,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.read_early and (sums_of(kernel, p) + rows * columns) // threads > registers_for_sums(target, p.num_warps):
         return False  # half as many registers again for two bytes each, and addresses
-    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
+    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > device_of(target).shared_bytes:
         return False
     if not fits_held(kernel, p):
         return False
@@ -422,9 +422,9 @@ def _rows_fit_registers(kernel: TileKernel, target: Target, p: TileParameters) -
     if p.form != ROWS:
         return True
     assert kernel.rows is not None
-    registers = registers_of(target)
+    device = device_of(target)
     held = math.prod(p.tile) * min(p.reduce_tile, kernel.rows.width)
-    return held < registers.lanes * p.num_warps * registers.of_thread(p.num_warps)
+    return held < device.threads(p.num_warps) * device.registers_of_thread(p.num_warps)
 
 
 def _groups(kernel: TileKernel, p: TileParameters) -> bool:
@@ -459,6 +459,6 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
     if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):
         return False
-    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, p) > shared_bytes(target):
+    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, p) > device_of(target).shared_bytes:
         return False
     return p.loads != TMA or can_stream_by_tma(kernel, p)

@@ -20,6 +20,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
@@ -41,17 +42,9 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, 
 from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
 from kcg.kernel.tile.stream import reach_of, stream_axes, stream_tiles, visited_blocks
-from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages, registers_of
+from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
-
-SHARED_BYTES = {
-    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
-    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
-    "gfx942": 64 << 10,
-}  # fmt: skip
-"""What a program may take (CUDA C++ Programming Guide, table of compute capabilities); tinygrad's own limit is that of
-static shared memory."""
 
 REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 THREADS = 2_048  # of a multiprocessor
@@ -100,21 +93,6 @@ FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for
 SHORT_TERMS, SHORT_TILE = 128, (64, 128)
 """A contraction of so few terms is a stream of bytes where it reads something beside each sum: small tiles, many of
 them at once, each of which has asked for all it reads. (46.8 µs for 53.4 with large ones: 256 × 3,136 of 64.)"""
-
-
-def has_tma(target: Target) -> bool:
-    """Whether a target moves blocks by TMA."""
-    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 90
-
-
-def has_fp8(target: Target) -> bool:
-    """Whether a target multiplies floats of 8 bits."""
-    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 89
-
-
-def shared_bytes(target: Target) -> int:
-    """Shared memory of one program on a target, in bytes."""
-    return SHARED_BYTES.get(target.arch.rstrip("af"), target.shared_bytes)
 
 
 def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
@@ -250,12 +228,12 @@ def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
 
 def registers_for_sums(target: Target, warps: int) -> int:
     """Registers that each thread of a program of so many warps has for sums and for what it holds of rows."""
-    return registers_of(target).of_thread(warps) - LEAST_BESIDE
+    return device_of(target).registers_of_thread(warps) - LEAST_BESIDE
 
 
 def sums_fit(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether the sums of a contraction's tile fit into the registers of its threads."""
-    threads = registers_of(target).lanes * p.num_warps
+    threads = device_of(target).threads(p.num_warps)
     return sums_of(kernel, p) // threads <= registers_for_sums(target, p.num_warps)
 
 
@@ -264,7 +242,7 @@ def stream_fits_registers(kernel: TileKernel, target: Target, p: TileParameters)
     without tensor cores are few enough to be compiled."""
     stream = kernel.stream
     assert stream is not None
-    (height,), step, threads = p.tile, p.reduce_tile, registers_of(target).lanes * p.num_warps
+    (height,), step, threads = p.tile, p.reduce_tile, device_of(target).threads(p.num_warps)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     plain = sum(
         height * step * size // threads
@@ -286,8 +264,9 @@ def _read_beside(kernel: TileKernel, p: TileParameters) -> list[Access]:
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
-    if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
-        raise TileRefusal("data type fp8e4m3", "tile programs have it from sm_89 on")
+    fp8 = dtypes.fp8e4m3
+    if not device_of(target).multiplies(fp8.name) and any(buffer.dtype is fp8 for buffer in kernel.buffers):
+        raise TileRefusal("data type fp8e4m3", "tile programs have it where tensor cores multiply it")
     form = forms(kernel, target)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
@@ -315,7 +294,8 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     made = make(kernel, target, axes)
     if form in ATTENTION:
         return made
-    tail = is_nvidia(target) and any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored)
+    device, stored = device_of(target), kernel.all_stored
+    tail = device.ptx and any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in stored)
     if form == PIPELINED:
         return replace(made, fast_math=not tail)
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
@@ -471,7 +451,7 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
         split = min(power_of_two(target.cores // programs), power_of_two(count // (2 * step)), 256)
         if split > 1:
             made = replace(made, reduce_tile=step, split=split, num_warps=4)
-    return replace(made, evict_first=read_once(kernel, target, made)) if is_nvidia(target) else made
+    return replace(made, evict_first=read_once(kernel, target, made)) if device_of(target).ptx else made
 
 
 def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
@@ -599,7 +579,8 @@ def _held_stream(
     def made() -> TileParameters:
         return TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
 
-    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, made()) > shared_bytes(target):
+    most = device_of(target).shared_bytes
+    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, made()) > most:
         crowded = not stream_fits_registers(kernel, target, made())
         if crowded and warps < MOST_STREAM_WARPS:
             warps *= 2
@@ -647,7 +628,7 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     )
     in_turn = replace(made, persistent=1)
     several = stream_tiles(kernel, rows) > target.cores > 0 and not reach_of(stream).is_bounded
-    return in_turn if several and stream_bytes(kernel, in_turn) <= shared_bytes(target) else made
+    return in_turn if several and stream_bytes(kernel, in_turn) <= device_of(target).shared_bytes else made
 
 
 def _specialized_sizes(kernel: TileKernel) -> list[tuple[int, int]]:
@@ -683,7 +664,7 @@ def step_clocks(kernel: TileKernel, rows: int, step: int) -> float:
 def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
     assert kernel.stream is not None
-    if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
+    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
         return False
     if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
         return False
@@ -707,7 +688,7 @@ def _pipelined_of(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[in
         PIPELINED, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, epilogue_parts=parts_of(tile), num_warps=4,
         group=8 if _count(kernel, axes[0]) > 8 * tile[0] else 1, num_stages=4,
     )  # fmt: skip
-    return made if shared_taken(kernel, made) <= shared_bytes(target) else replace(made, num_stages=3)
+    return made if shared_taken(kernel, made) <= device_of(target).shared_bytes else replace(made, num_stages=3)
 
 
 def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
@@ -722,7 +703,7 @@ def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
     """Whether a contraction may be by specialised warps: a large product of 16 bits, on Hopper, by compilers that make
     such programs right."""
     contraction = kernel.contraction
-    if contraction is None or not target.arch.startswith("sm_90") or not most_specialized_stages():
+    if contraction is None or not device_of(target).has_wgmma or not most_specialized_stages():
         return False
     if contraction.batch or kernel.variables or kernel.reduce_extent < 2 * STEP:
         return False
@@ -831,7 +812,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
     loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
-    stages = max(1, min(4, shared_bytes(target) // (loaded * step * itemsize), -(-count // step)))
+    stages = max(1, min(4, device_of(target).shared_bytes // (loaded * step * itemsize), -(-count // step)))
     warps = 8 if tile[0] * tile[1] * sums >= WIDE_TILE else 4
     helds = [held for one in kernel.launched for held in one.held]
     unit = math.lcm(*(held.unit for held in helds))
@@ -853,12 +834,12 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if not wide and split == 1 and count <= SHORT_TERMS and not kernel.others and reads_beside(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
-    if not wide and has_tma(target) and split == 1 and can_describe(kernel, made):
+    if not wide and device_of(target).has_tma and split == 1 and can_describe(kernel, made):
         made = replace(made, loads=TMA)
         many = programs() >= 2 * target.cores
         if many or kernel.others:
             halves = tile[1] >= 128 and tile[1] // 2 >= unit
             made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
-    while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
+    while made.num_stages > 1 and shared_taken(kernel, made) > device_of(target).shared_bytes:
         made = replace(made, num_stages=made.num_stages - 1)
     return made

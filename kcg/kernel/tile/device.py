@@ -1,0 +1,211 @@
+"""What tile programs are made and judged by of a GPU: one record each. A new device is a new record.
+
+Nothing else in this package asks for an architecture's name, or compares a compute capability.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kcg.types import Target
+
+KIB: Final = 1024
+NVIDIA: Final = re.compile(r"sm_(\d+)[af]?")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
+
+    tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
+    narrow: float  # columns of a product that take half as long as they need not
+    plain_ops: float  # of float32, a multiprocessor
+    special_ops: float  # exponentials and the like, a multiprocessor
+    l2_bytes: float  # from L2 to a multiprocessor
+    block_bytes: float  # the same of blocks that are copied asynchronously, from neighbours' or its own requests
+    apart_bytes: float  # and of those that its neighbours do not ask for
+    partial_bytes: float  # partial sums, written by one launch and read by the next
+    memory_bytes: float  # from memory to all of them
+    flight_s: float  # from a load's issue to its data, where L2 holds it
+    cold_s: float  # and what more it takes from memory
+    loaded_s: float  # from memory while all of its bandwidth is taken
+    product_share: float  # of a step's product during which the load for a later step cannot be issued yet
+    crowding: float  # what programs that share a multiprocessor lose to each other, of their time
+    step_s: float  # of a step of the loop beside its loads and products
+    pointer_share: float  # of the tensor core's time that loads through pointers add
+    opening_s: float  # of a program before its first product, beside the first load
+    fill_s: float  # more of a contraction's, until its blocks come from memory as fast as they are multiplied
+    descriptors_s: float  # of a program that makes its own TMA descriptors
+    store_bytes: float  # a multiprocessor's, of the epilogue
+    held_elements: float  # that a multiprocessor moves one by one, through registers
+    piece_share: float  # of the tensor core's time that a second product in each step adds
+    written_share: float  # of what a reduction takes of L2, that has to be written to memory first
+    spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
+
+
+HOPPER: Final = Figures(
+    tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
+    block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
+    loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
+    pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
+)  # fmt: skip
+"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
+`written_share` is by reductions of 57 to 103 MB, which took 4 to 6 µs longer where nothing was evicted first."""
+
+AMPERE: Final = replace(
+    HOPPER,
+    tensor_ops=2.9e12,
+    plain_ops=1.8e11,
+    special_ops=2.2e10,
+    l2_bytes=6e10,
+    block_bytes=6e10,
+    apart_bytes=6e10,
+    partial_bytes=1.4e12,
+    memory_bytes=1.4e12,
+    store_bytes=6e10,
+)
+"""By published figures alone."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """What one instruction of a tensor core multiplies: rows and columns of the result, terms of each sum."""
+
+    rows: int
+    columns: int
+    terms: int
+    formats: tuple[str, ...]  # of its operands, by tinygrad's names; TF32 of float32 that is rounded
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU architecture. What NVIDIA calls a warp and a multiprocessor, AMD calls a wave and a compute unit."""
+
+    arch: str
+    runtimes: tuple[str, ...]  # tinygrad's devices that run its programs; none: there are no tile programs for it
+    capability: int | str  # as Triton's backend has it
+    tried: bool  # whether tile programs were ever run there: else nothing is searched
+    ptx: bool  # what PTX alone has words for: approximate functions, limits of registers, eviction policies
+    warp: int  # threads
+    registers: int  # of 32 bits, of a multiprocessor
+    registers_of_one: int  # of a thread, at most
+    shared_bytes: int  # of a program, at most
+    has_tma: bool  # whether blocks are moved by descriptors
+    has_wgmma: bool  # whether four warps send a product to the tensor core together and wait for it later
+    tensor_memory: int  # columns of the tensor core's own memory of sums; 0: sums are in registers
+    products: tuple[Product, ...]  # of its tensor cores, the largest of each format
+    figures: Figures
+
+    @property
+    def backend(self) -> str:
+        """Triton's."""
+        return "cuda" if self.ptx else "hip"
+
+    def multiplies(self, format: str) -> bool:
+        """Whether a tensor core takes operands of a format as they are."""
+        return any(format in product.formats for product in self.products)
+
+    def threads(self, warps: int) -> int:
+        """Of a program of so many warps."""
+        return self.warp * warps
+
+    def registers_of_thread(self, warps: int) -> int:
+        """What each thread of a program of so many warps can have."""
+        return min(self.registers_of_one, self.registers // self.threads(warps))
+
+
+HALF, BYTES, FP8, TF32 = ("half", "__bf16"), ("signed char",), ("float8_e4m3", "float8_e5m2"), ("tf32",)
+OF_WARPS = (Product(16, 8, 16, HALF), Product(16, 8, 32, BYTES), Product(16, 8, 8, TF32))
+"""`mma.sync` (PTX ISA, "Warp-level matrix instructions")."""
+OF_GROUPS = (Product(64, 256, 16, HALF), Product(64, 256, 32, (*BYTES, *FP8)), Product(64, 256, 8, TF32))
+"""`wgmma.mma_async` of four warps (PTX ISA, "Asynchronous warpgroup level matrix instructions")."""
+OF_TENSOR_MEMORY = (Product(128, 256, 16, HALF), Product(128, 256, 32, (*BYTES, *FP8)), Product(128, 256, 8, TF32))
+"""`tcgen05.mma` (PTX ISA, "TensorCore 5th generation")."""
+
+SM_80: Final = Device(
+    arch="sm_80", runtimes=("CUDA", "NV"), capability=80, tried=True, ptx=True,
+    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", from sm_80 on
+    warp=32, registers=65_536, registers_of_one=255, shared_bytes=163 * KIB,
+    has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
+)  # fmt: skip
+SM_90: Final = replace(
+    SM_80, arch="sm_90", capability=90, shared_bytes=227 * KIB, has_tma=True, has_wgmma=True,
+    products=OF_GROUPS, figures=HOPPER,
+)  # fmt: skip
+"""`wgmma` is of sm_90a alone, later architectures have no such instruction (PTX ISA, "Asynchronous warpgroup")."""
+SM_89: Final = replace(
+    SM_80, arch="sm_89", capability=89, shared_bytes=99 * KIB, products=(*OF_WARPS, Product(16, 8, 32, FP8))
+)
+SM_100: Final = replace(
+    SM_90, arch="sm_100", capability=100, has_wgmma=False, tensor_memory=512, products=OF_TENSOR_MEMORY
+)
+SM_120: Final = replace(
+    SM_90, arch="sm_120", capability=120, has_wgmma=False, shared_bytes=99 * KIB, products=SM_89.products
+)
+GFX942: Final = Device(
+    arch="gfx942", runtimes=("AMD",), capability="gfx942", tried=False, ptx=False,
+    warp=64, registers=131_072, registers_of_one=512, shared_bytes=64 * KIB,
+    has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
+)  # fmt: skip
+
+DEVICES: Final[dict[str, Device]] = {
+    device.arch: device
+    for device in (
+        SM_80,
+        replace(SM_80, arch="sm_86", capability=86, shared_bytes=99 * KIB),
+        replace(SM_80, arch="sm_87", capability=87),
+        SM_89,
+        SM_90,
+        SM_100,
+        replace(SM_100, arch="sm_103", capability=103),
+        replace(SM_100, arch="sm_110", capability=110),
+        SM_120,
+        replace(SM_120, arch="sm_121", capability=121),
+        GFX942,
+    )
+}
+"""By architecture. Those after `sm_90` are ranked by its figures."""
+
+
+def device_of(target: Target) -> Device:
+    """The record of a target; of an architecture of NVIDIA's that has none that of the one before it, with as much
+    shared memory as tinygrad reports; of any other that of `sm_80`, of which no program runs there."""
+    return DEVICES.get(target.arch) or DEVICES.get(target.arch.rstrip("af")) or _nearest(target)
+
+
+def unsupported(target: Target) -> str:
+    """Why there are no tile programs for a target; empty where there are."""
+    if target.device in device_of(target).runtimes:
+        return ""
+    return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
+
+
+def untried(target: Target) -> str:
+    """Why nothing is searched for a target although its programs compile; empty where they were run."""
+    device = device_of(target)
+    if device.tried or unsupported(target):
+        return ""
+    return f"tile programs compile for {target.arch}, and none was ever run there"
+
+
+def figures_of(target: Target) -> Figures:
+    """The figures of a target; the bandwidth of its memory where it tells that."""
+    figures = device_of(target).figures
+    if target.bandwidth_bytes_s:
+        figures = replace(figures, memory_bytes=0.83 * target.bandwidth_bytes_s)
+    return figures
+
+
+def _nearest(target: Target) -> Device:
+    number = NVIDIA.fullmatch(target.arch)
+    before: list[Device] = []
+    if number is not None:
+        before = [one for one in DEVICES.values() if one.ptx and int(one.capability) <= int(number[1])]
+    if number is not None and before:
+        nearest = max(before, key=lambda one: int(one.capability))
+        return replace(nearest, arch=target.arch, capability=int(number[1]), shared_bytes=target.shared_bytes)
+    return replace(
+        SM_80, arch=target.arch, runtimes=(), ptx=number is not None, shared_bytes=target.shared_bytes
+    )  # fmt: skip
