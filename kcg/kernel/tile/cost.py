@@ -33,9 +33,6 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.prior import (
-    PRODUCTS,
-    REGISTERS,
-    THREADS,
     attention_clocks,
     axis_of_others,
     launched_tiles,
@@ -58,8 +55,6 @@ UNTRIED = 0.005
 cost until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
-RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
-PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 OPENING, HIDDEN = 3, 0.85
 """Blocks of keys that take as long as what a tile of attention takes beside its own, by specialised warps; of this what
@@ -159,7 +154,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         last = -(-left // target.cores)
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * tile.wave(together) + (tile.wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, target, p), target, p)
 
 
 def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_s: float) -> Tile:
@@ -201,9 +196,10 @@ def _pipelined(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
 
 
-def _spilled(registers: float, p: TileParameters) -> float:
+def _spilled(registers: float, target: Target, p: TileParameters) -> float:
     """How many times as long it takes for want of registers."""
-    return 1 + max(0.0, registers - min(p.maxnreg or 255, REGISTERS // (32 * p.num_warps))) / SPILLED
+    most = device_of(target).registers_of_thread(p.num_warps)
+    return 1 + max(0.0, registers - min(p.maxnreg or most, most)) / SPILLED
 
 
 def _apart(p: TileParameters, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
@@ -279,29 +275,26 @@ def _tensor_share(p: TileParameters, itemsize: int, f: Figures) -> float:
 def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
     rows = p.tile[0]
-    groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
-    inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
+    groups = max(1, p.num_warps // f.group_warps)
+    inner = columns if rows >= f.group_rows * groups else max(16, columns * rows // (f.group_rows * groups))
     share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
-    if rows < 64 or p.num_warps < 4:  # not wgmma
-        share *= 0.6 * min(1.0, rows / 64)
-    of_float32 = 0.5 if p.precision == TF32 else 0.25
+    if rows < f.group_rows or p.num_warps < f.group_warps:  # not wgmma
+        share *= 0.6 * min(1.0, rows / f.group_rows)
+    of_float32 = f.tf32_share if p.precision == TF32 else f.float32_share
     return float(share * (2 / itemsize if itemsize <= 2 else of_float32))
 
 
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
-    threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
-    sums, elements = (count // (32 * p.num_warps) for count in (sums_of(kernel, p), math.prod(p.tile)))
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
+    sums, elements = (count // threads for count in (sums_of(kernel, p), math.prod(p.tile)))
     registers = sums + BESIDE_SUMS + (elements // 2 if p.read_early else 0)
-    registers = min(255, max(registers, int(pair_registers(kernel, p))))
-    shared = max(1, shared_taken(kernel, p))
-    most = min(
-        (device_of(target).shared_bytes + RESERVED) // (shared + RESERVED),
-        REGISTERS // (registers * threads),
-        THREADS // threads,
-        PROGRAMS,
-    )
-    most = max(1, most)
+    registers = min(device.registers_of_one, max(registers, int(pair_registers(kernel, target, p))))
+    if p.warp_specialize:
+        threads *= 3
+    shared = max(1, shared_taken(kernel, target, p))
+    most = device.resident(threads=threads, registers=registers, shared_bytes=shared)
     return min(most, p.persistent) if p.persistent else most
 
 
@@ -379,12 +372,13 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
         each = min(1.0, _spans(kernel, access) / max(1, outputs * terms)) * access.buffer.dtype.itemsize
         used += each
         moved += each * _spread(access, kernel, p)
-    threads = 32 * p.num_warps
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
     elements = max(1, per_program // threads)
     whole = sum(_spans(kernel, load) >= outputs * terms for load in kernel.loads)
     # of sums and maxima the compiler took 40 to 79 of 16 and 32 elements, of products of two 59 and 102, 180 of 64
-    registers = min(255, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
-    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    registers = min(device.registers_of_one, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
+    together = device.resident(threads=threads, registers=registers)
     busy = min(programs, target.cores)
     turns = programs / (target.cores * together)
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
@@ -475,11 +469,12 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
         reads[load.buffer.slot] = max(reads.get(load.buffer.slot, 0.0), _bytes(kernel, load))
     writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
     programs = -(-rows.count // height)
-    threads, elements = 32 * p.num_warps, height * width
+    device, elements = device_of(target), height * width
+    threads = device.threads(p.num_warps)
     apart = len(p.axes) > 1
     wanted = row_registers(kernel, max(1.0, elements / threads), apart=apart)
-    registers = int(min(255, p.maxnreg or wanted))
-    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    registers = int(min(device.registers_of_one, p.maxnreg or wanted))
+    together = device.resident(threads=threads, registers=registers)
     slots = target.cores * together
     looped = rows.width > width
     loops = row_loops(kernel) if looped else 1
@@ -499,7 +494,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
     moved += padded * _table_bytes(kernel) / (p.tile[0] if apart else 1)
     moved_s = moved / (f.l2_bytes * min(programs, target.cores))
-    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, target, p)
 
 
 def _table_bytes(kernel: TileKernel) -> float:
@@ -529,27 +524,29 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         for x in (*kernel.loads, kernel.store)
     )
     if p.form == SPECIALIZED:
-        busy_s = _specialized_clocks(kernel, target, p) / (f.tensor_ops / (2 * PRODUCTS))  # as sustained
+        busy_s = _specialized_clocks(kernel, target, p) / (f.tensor_ops / (2 * f.products_a_clock))  # as sustained
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
-    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     programs = stream_tiles(kernel, height) * p.split
     mean, most = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     longest = -(-most // p.split)
     steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
     itemsize = stream.values.dtype.itemsize
-    whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
-    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)
+    groups = max(1, p.num_warps // f.group_warps)
+    whole = height >= f.group_rows * groups and p.num_warps >= f.group_warps
+    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
     between = reach.within(stream.weight).toposort(gate=lambda n: n is not stream.scores.reduce)
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
-    registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
-    together = max(1, min((device_of(target).shared_bytes + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
-                          REGISTERS // (registers * threads), THREADS // threads, PROGRAMS,
-                          -(-programs // max(1, target.cores))))  # fmt: skip
-    groups = together * max(1, p.num_warps // 4)
+    registers = min(device.registers_of_one, height * (step + width) // threads + BESIDE_SUMS)
+    shared = stream_bytes(kernel, target, p)
+    together = device.resident(threads=threads, registers=registers, shared_bytes=shared)
+    together = max(1, min(together, -(-programs // max(1, target.cores))))
+    groups *= together
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
@@ -567,7 +564,7 @@ def _specialized_clocks(kernel: TileKernel, target: Target, p: TileParameters) -
     one has most keys of; else whoever is done has the next tile."""
     stream, (rows,), cores = kernel.stream, p.tile, max(1, target.cores)
     assert stream is not None
-    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, rows, p.reduce_tile)
+    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, target, rows, p.reduce_tile)
     others = math.ceil(tiles / cores) - 1  # tiles behind the first one
     if not p.persistent:
         return attention_clocks(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks

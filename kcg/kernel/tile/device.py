@@ -20,6 +20,10 @@ class Figures:
     """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
 
     tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
+    float32_share: float  # of these, where operands are float32
+    tf32_share: float  # and where they are rounded to tf32
+    group_warps: int  # that it takes to keep a multiprocessor's tensor cores busy
+    group_rows: int  # of a result that so many warps make at once: fewer are padded
     narrow: float  # columns of a product that take half as long as they need not
     plain_ops: float  # of float32, a multiprocessor
     special_ops: float  # exponentials and the like, a multiprocessor
@@ -43,6 +47,10 @@ class Figures:
     piece_share: float  # of the tensor core's time that a second product in each step adds
     written_share: float  # of what a reduction takes of L2, that has to be written to memory first
     spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
+    # of a multiprocessor in a clock, as published: by these specialised warps are judged
+    products_a_clock: int = 0  # multiplications of 16 bits
+    plain_a_clock: int = 0  # of 32 bits
+    special_a_clock: int = 0  # powers of 2
 
 
 HOPPER: Final = Figures(
@@ -50,6 +58,8 @@ HOPPER: Final = Figures(
     block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
     loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
     pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
+    float32_share=0.25, tf32_share=0.5, group_warps=4, group_rows=64,
+    products_a_clock=2_048, plain_a_clock=128, special_a_clock=16,
 )  # fmt: skip
 """Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
 `written_share` is by reductions of 57 to 103 MB, which took 4 to 6 µs longer where nothing was evicted first."""
@@ -67,6 +77,32 @@ AMPERE: Final = replace(
     store_bytes=6e10,
 )
 """By published figures alone."""
+
+CDNA_3: Final = replace(
+    HOPPER,
+    # AMD Instinct MI300X data sheet, dense, of 304 compute units at 2.1 GHz: 1,307.4 TFLOP/s of float16 and bfloat16,
+    # 163.4 of float32 by vectors and by matrix cores (and 653.7 of xf32); 5.3 TB/s of HBM3
+    tensor_ops=4.3e12,
+    float32_share=0.125,
+    plain_ops=5.4e11,
+    memory_bytes=0.83 * 5.3e12,  # the share that an H100 reaches of its own
+    partial_bytes=0.83 * 5.3e12,
+    # CDNA 3 ISA: exponentials at a quarter of the rate of 64 lanes a clock
+    special_ops=3.4e10,
+    # CDNA 3 white paper: 2 KB a clock from an XCD's L2 to its 38 compute units
+    l2_bytes=1.1e11,
+    block_bytes=1.1e11,
+    apart_bytes=1.1e11,
+    store_bytes=1.1e11,
+    # CDNA 3 ISA, MFMA: products of 16 × 16 and of 32 × 32 are as fast, by each of four waves on its own
+    group_warps=4,
+    group_rows=16,
+    narrow=0,
+    products_a_clock=0,
+    plain_a_clock=0,
+    special_a_clock=0,
+)
+"""By published figures; latencies and what programs take beside their work are an H100's. Nothing was ever run."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +127,12 @@ class Device:
     warp: int  # threads
     registers: int  # of 32 bits, of a multiprocessor
     registers_of_one: int  # of a thread, at most
+    threads_of_program: int  # at most
+    threads_at_once: int  # of a multiprocessor
+    programs_at_once: int  # of a multiprocessor
     shared_bytes: int  # of a program, at most
+    reserved_bytes: int  # of shared memory that each program takes beside its own
+    staged_in_registers: int  # of a loop's blocks ahead, those that no shared memory is taken for
     has_tma: bool  # whether blocks are moved by descriptors
     has_wgmma: bool  # whether four warps send a product to the tensor core together and wait for it later
     tensor_memory: int  # columns of the tensor core's own memory of sums; 0: sums are in registers
@@ -111,6 +152,23 @@ class Device:
         """Of a program of so many warps."""
         return self.warp * warps
 
+    def warps(self, threads: int) -> int:
+        """Of a program of so many threads."""
+        return max(1, threads // self.warp)
+
+    def blocks(self, stages: int) -> int:
+        """Blocks of an operand in shared memory, in a loop of so many stages."""
+        return max(1, stages - self.staged_in_registers)
+
+    def resident(self, *, threads: int, registers: int, shared_bytes: int = 0) -> int:
+        """Programs that a multiprocessor runs at once, by the threads and the shared memory that each takes and the
+        registers of each thread."""
+        found = min(self.registers // (registers * threads), self.threads_at_once // threads, self.programs_at_once)
+        if shared_bytes:
+            most = self.shared_bytes + self.reserved_bytes  # all that a multiprocessor has
+            found = min(found, most // (shared_bytes + self.reserved_bytes))
+        return max(1, found)
+
     def registers_of_thread(self, warps: int) -> int:
         """What each thread of a program of so many warps can have."""
         return min(self.registers_of_one, self.registers // self.threads(warps))
@@ -127,7 +185,8 @@ OF_TENSOR_MEMORY = (Product(128, 256, 16, HALF), Product(128, 256, 32, (*BYTES, 
 SM_80: Final = Device(
     arch="sm_80", runtimes=("CUDA", "NV"), capability=80, tried=True, ptx=True,
     # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", from sm_80 on
-    warp=32, registers=65_536, registers_of_one=255, shared_bytes=163 * KIB,
+    warp=32, registers=65_536, registers_of_one=255, threads_of_program=1_024, threads_at_once=2_048,
+    programs_at_once=32, shared_bytes=163 * KIB, reserved_bytes=1 * KIB, staged_in_registers=0,
     has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
 )  # fmt: skip
 SM_90: Final = replace(
@@ -135,27 +194,50 @@ SM_90: Final = replace(
     products=OF_GROUPS, figures=HOPPER,
 )  # fmt: skip
 """`wgmma` is of sm_90a alone, later architectures have no such instruction (PTX ISA, "Asynchronous warpgroup")."""
+SM_86: Final = replace(
+    SM_80, arch="sm_86", capability=86, shared_bytes=99 * KIB, threads_at_once=1_536, programs_at_once=16
+)
 SM_89: Final = replace(
-    SM_80, arch="sm_89", capability=89, shared_bytes=99 * KIB, products=(*OF_WARPS, Product(16, 8, 32, FP8))
+    SM_86, arch="sm_89", capability=89, programs_at_once=24, products=(*OF_WARPS, Product(16, 8, 32, FP8))
 )
 SM_100: Final = replace(
     SM_90, arch="sm_100", capability=100, has_wgmma=False, tensor_memory=512, products=OF_TENSOR_MEMORY
 )
 SM_120: Final = replace(
-    SM_90, arch="sm_120", capability=120, has_wgmma=False, shared_bytes=99 * KIB, products=SM_89.products
+    SM_90,
+    arch="sm_120",
+    capability=120,
+    has_wgmma=False,
+    shared_bytes=99 * KIB,
+    products=SM_89.products,
+    threads_at_once=SM_89.threads_at_once,
+    programs_at_once=SM_89.programs_at_once,
 )
+OF_WAVES = (
+    Product(32, 32, 8, HALF), Product(16, 16, 16, HALF), Product(32, 32, 16, BYTES), Product(16, 16, 32, BYTES),
+    Product(32, 32, 2, ("float",)), Product(16, 16, 4, ("float",)),
+)  # fmt: skip
+"""`v_mfma_f32_32x32x8_f16` and its like (CDNA 3 ISA, "Matrix Arithmetic Instructions"). What it has of 8-bit floats is
+of formats of its own, which tinygrad calls `fnuz`."""
 GFX942: Final = Device(
     arch="gfx942", runtimes=("AMD",), capability="gfx942", tried=False, ptx=False,
-    warp=64, registers=131_072, registers_of_one=512, shared_bytes=64 * KIB,
-    has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
+    # ROCm, "AMD GPU specifications", MI300X: waves of 64, 512 KiB of vector registers and 64 KiB of LDS a compute unit;
+    # CDNA 3 ISA: 512 registers of a lane, those of accumulation with them; 1,024 threads of a work-group
+    warp=64, registers=131_072, registers_of_one=512, threads_of_program=1_024,
+    # four SIMDs of eight waves; groups of one wave need none of the sixteen barriers (LLVM, AMDGPUBaseInfo.cpp)
+    threads_at_once=2_048, programs_at_once=32,
+    # of 49 programs Triton 3.9 took a block less than stages of each operand: what is loaded last waits in registers
+    shared_bytes=64 * KIB, reserved_bytes=0, staged_in_registers=1,
+    has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WAVES, figures=CDNA_3,
 )  # fmt: skip
+"""An MI300X's."""
 
 DEVICES: Final[dict[str, Device]] = {
     device.arch: device
     for device in (
         SM_80,
-        replace(SM_80, arch="sm_86", capability=86, shared_bytes=99 * KIB),
-        replace(SM_80, arch="sm_87", capability=87),
+        SM_86,
+        replace(SM_86, arch="sm_87", capability=87, shared_bytes=SM_80.shared_bytes),
         SM_89,
         SM_90,
         SM_100,

@@ -339,9 +339,10 @@ def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, nu
 
 
 def _write_held_rows(
-    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    return write_held_rows(kernel, parameters, writer)
+    threads = device_of(target).threads(parameters.num_warps)
+    return write_held_rows(kernel, parameters, writer, threads=threads)
 
 
 def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:

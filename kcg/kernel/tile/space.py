@@ -387,7 +387,7 @@ class TileSpace:
     def _refusal(self, p: TileParameters) -> float:
         if p.form != CONTRACTION:
             return 0.0
-        share = shared_taken(self.kernel, p) / device_of(self.target).shared_bytes
+        share = shared_taken(self.kernel, self.target, p) / device_of(self.target).shared_bytes
         return 1 / (1 + math.exp(-(share - 1) / CROWDED)) if share > 1 - 4 * CROWDED else 0.0
 
     def _kept(self, what: str, key: Any, make: Callable[[], V]) -> V:

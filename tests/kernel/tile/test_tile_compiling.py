@@ -136,7 +136,7 @@ def test_shared_memory_of_operands_that_are_computed(tmp_path: Path) -> None:
     kernels = {name: region_of(product) for name, product in products.items()}
     made = compiled({name: generate(of, target_of("sm_90"), p) for name, of in kernels.items()}, "sm_90", tmp_path)
     for name, region in kernels.items():
-        expected = shared_taken(read_kernel(region), p)
+        expected = shared_taken(read_kernel(region), target_of("sm_90"), p)
         assert (0.9 if name == "both" else 1.0) * expected <= made[name]["shared"] <= expected, name
 
 
