@@ -10,9 +10,8 @@ launches; what is refused counts as refused, whatever its words. `--json` has on
 shows what of a row has changed; `--against` names the rows that have, and ends with 4. The last lines say what the
 corpus does not reach: forms by ways of loading (`copies`: through pointers, asynchronously, since the program has
 several stages; elementwise programs and rows are loaded through pointers alone, Gluon's by TMA alone), and fields that
-always had one value. What Triton and the assembler of this machine cannot do is no
-legal value, so that hashes of two machines compare only where these are the same. Ten programs of each take 35 s of a
-core. Writes nothing.
+always had one value. What Triton and the assembler of this machine cannot do is no legal value, so that hashes of two
+machines compare only where these are the same. Ten programs of each take 35 s of a core. Writes nothing.
 """
 
 from __future__ import annotations

@@ -75,8 +75,10 @@ AMPERE: Final = replace(
     partial_bytes=1.4e12,
     memory_bytes=1.4e12,
     store_bytes=6e10,
+    products_a_clock=1_024,
+    plain_a_clock=64,
 )
-"""By published figures alone."""
+"""By published figures alone; what fills its tensor cores is taken to be what fills Hopper's."""
 
 CDNA_3: Final = replace(
     HOPPER,
@@ -87,7 +89,7 @@ CDNA_3: Final = replace(
     plain_ops=5.4e11,
     memory_bytes=0.83 * 5.3e12,  # the share that an H100 reaches of its own
     partial_bytes=0.83 * 5.3e12,
-    # CDNA 3 ISA: exponentials at a quarter of the rate of 64 lanes a clock
+    # a quarter of 64 lanes a clock, as of every GCN: none is published
     special_ops=3.4e10,
     # CDNA 3 white paper: 2 KB a clock from an XCD's L2 to its 38 compute units
     l2_bytes=1.1e11,
@@ -122,7 +124,7 @@ class Device:
     arch: str
     runtimes: tuple[str, ...]  # tinygrad's devices that run its programs; none: there are no tile programs for it
     capability: int | str  # as Triton's backend has it
-    tried: bool  # whether tile programs were ever run there: else nothing is searched
+    searched: bool  # False: programs compile, and since none was ever run, none is looked for
     ptx: bool  # what PTX alone has words for: approximate functions, limits of registers, eviction policies
     warp: int  # threads
     registers: int  # of 32 bits, of a multiprocessor
@@ -132,11 +134,11 @@ class Device:
     programs_at_once: int  # of a multiprocessor
     shared_bytes: int  # of a program, at most
     reserved_bytes: int  # of shared memory that each program takes beside its own
-    staged_in_registers: int  # of a loop's blocks ahead, those that no shared memory is taken for
+    has_copies: bool  # whether loads go to shared memory asynchronously, through no registers
     has_tma: bool  # whether blocks are moved by descriptors
     has_wgmma: bool  # whether four warps send a product to the tensor core together and wait for it later
     tensor_memory: int  # columns of the tensor core's own memory of sums; 0: sums are in registers
-    products: tuple[Product, ...]  # of its tensor cores, the largest of each format
+    products: tuple[Product, ...]  # of its tensor cores, by format
     figures: Figures
 
     @property
@@ -144,9 +146,9 @@ class Device:
         """Triton's."""
         return "cuda" if self.ptx else "hip"
 
-    def multiplies(self, format: str) -> bool:
-        """Whether a tensor core takes operands of a format as they are."""
-        return any(format in product.formats for product in self.products)
+    def multiplies(self, dtype: str) -> bool:
+        """Whether a tensor core takes operands of a format, by tinygrad's name, as they are."""
+        return any(dtype in product.formats for product in self.products)
 
     def threads(self, warps: int) -> int:
         """Of a program of so many warps."""
@@ -157,8 +159,9 @@ class Device:
         return max(1, threads // self.warp)
 
     def blocks(self, stages: int) -> int:
-        """Blocks of an operand in shared memory, in a loop of so many stages."""
-        return max(1, stages - self.staged_in_registers)
+        """Blocks of an operand in shared memory, in a loop of so many stages. Without asynchronous copies those that
+        are loaded last wait in registers."""
+        return stages if self.has_copies else max(1, stages - 1)
 
     def resident(self, *, threads: int, registers: int, shared_bytes: int = 0) -> int:
         """Programs that a multiprocessor runs at once, by the threads and the shared memory that each takes and the
@@ -183,11 +186,11 @@ OF_TENSOR_MEMORY = (Product(128, 256, 16, HALF), Product(128, 256, 32, (*BYTES, 
 """`tcgen05.mma` (PTX ISA, "TensorCore 5th generation")."""
 
 SM_80: Final = Device(
-    arch="sm_80", runtimes=("CUDA", "NV"), capability=80, tried=True, ptx=True,
+    arch="sm_80", runtimes=("CUDA", "NV"), capability=80, searched=True, ptx=True,
     # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", from sm_80 on
     warp=32, registers=65_536, registers_of_one=255, threads_of_program=1_024, threads_at_once=2_048,
-    programs_at_once=32, shared_bytes=163 * KIB, reserved_bytes=1 * KIB, staged_in_registers=0,
-    has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
+    programs_at_once=32, shared_bytes=163 * KIB, reserved_bytes=1 * KIB,
+    has_copies=True, has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WARPS, figures=AMPERE,
 )  # fmt: skip
 SM_90: Final = replace(
     SM_80, arch="sm_90", capability=90, shared_bytes=227 * KIB, has_tma=True, has_wgmma=True,
@@ -220,14 +223,14 @@ OF_WAVES = (
 """`v_mfma_f32_32x32x8_f16` and its like (CDNA 3 ISA, "Matrix Arithmetic Instructions"). What it has of 8-bit floats is
 of formats of its own, which tinygrad calls `fnuz`."""
 GFX942: Final = Device(
-    arch="gfx942", runtimes=("AMD",), capability="gfx942", tried=False, ptx=False,
+    arch="gfx942", runtimes=("AMD",), capability="gfx942", searched=False, ptx=False,
     # ROCm, "AMD GPU specifications", MI300X: waves of 64, 512 KiB of vector registers and 64 KiB of LDS a compute unit;
     # CDNA 3 ISA: 512 registers of a lane, those of accumulation with them; 1,024 threads of a work-group
     warp=64, registers=131_072, registers_of_one=512, threads_of_program=1_024,
     # four SIMDs of eight waves; groups of one wave need none of the sixteen barriers (LLVM, AMDGPUBaseInfo.cpp)
     threads_at_once=2_048, programs_at_once=32,
-    # of 49 programs Triton 3.9 took a block less than stages of each operand: what is loaded last waits in registers
-    shared_bytes=64 * KIB, reserved_bytes=0, staged_in_registers=1,
+    # CDNA 3 ISA: loads to LDS take no more than 4 bytes a lane, which Triton 3.9 does not use here
+    shared_bytes=64 * KIB, reserved_bytes=0, has_copies=False,
     has_tma=False, has_wgmma=False, tensor_memory=0, products=OF_WAVES, figures=CDNA_3,
 )  # fmt: skip
 """An MI300X's."""
@@ -264,10 +267,10 @@ def unsupported(target: Target) -> str:
     return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
 
 
-def untried(target: Target) -> str:
-    """Why nothing is searched for a target although its programs compile; empty where they were run."""
+def not_searched(target: Target) -> str:
+    """Why nothing is searched for a target although its programs compile; empty where it is."""
     device = device_of(target)
-    if device.tried or unsupported(target):
+    if device.searched or unsupported(target):
         return ""
     return f"tile programs compile for {target.arch}, and none was ever run there"
 

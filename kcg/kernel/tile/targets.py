@@ -9,7 +9,7 @@ from importlib import metadata
 
 from kcg.cli import pip_install
 from kcg.compat.assembler import assembler
-from kcg.kernel.tile.device import device_of, unsupported, untried
+from kcg.kernel.tile.device import device_of, not_searched, unsupported
 from kcg.types import Target
 
 MOST_STAGES = 6  # that a program may have
@@ -18,7 +18,7 @@ EVICTS_COPIES_SINCE = (3, 9)
 
 def missing(target: Target) -> str:
     """Why this machine has no tile programs to be run on a target; empty where nothing is missing."""
-    return untried(target) or cannot_compile(target)
+    return not_searched(target) or cannot_compile(target)
 
 
 def cannot_compile(target: Target) -> str:
