@@ -387,8 +387,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
             own = power_of_two(math.prod(kernel.extents[n] for n in p.axes[1]))
             if p.tile[1] < min(own, rows_of_threads(kernel, threads)):
                 return False
-        copied = device.blocks(p.num_stages) * copied_bytes(kernel, p)
-        if p.num_stages > 1 and (p.num_stages > steps // p.split or copied > device.shared_bytes):
+        if p.num_stages > 1 and p.num_stages > steps // p.split:
+            return False
+        if p.num_stages > 1 and device.blocks(p.num_stages) * copied_bytes(kernel, p) > device.shared_bytes:
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None
