@@ -58,7 +58,7 @@ SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
 
-WIDE_TILE = 16_384  # from here on 8 warps
+WIDE_TILE = 16_384  # from here on 256 threads
 LEAST_PIPELINED = 128  # rows and columns of a product by specialised warps
 TURN = 2_048  # elements of a tile that take as long as what each takes beside them
 LEAST_BESIDE = 31  # registers of a thread beside its sums
@@ -71,7 +71,7 @@ to 12 s; 4,096 take up to 14 s and spill 33 to 37 KB, 8,192 take 38 s and spill 
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
-STEP_BYTES = 16_384  # of a row in one step: what a program of 8 warps keeps in flight
+STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps in flight
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
 EACH = 16  # elements of a thread, by which 8 programs of 256 threads fill a multiprocessor
 ROWS_TILE = 4_096  # elements of a reduction's block
