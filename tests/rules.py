@@ -338,6 +338,26 @@ def words_of_kinds(source: Source) -> Iterator[str]:
             yield f"{source.module}:{line}: {word} is a word of a kind of schedule: go through kcg.kernel.kinds"
 
 
+DEVICES = "kcg.kernel.tile.device"
+"""What alone tells one GPU from another, for tile programs."""
+_ARCHITECTURE = re.compile(r"(sm_|gfx)\d")
+
+
+def asks_for_architectures(source: Source) -> Iterator[str]:
+    """Names of architectures in the code of tile programs, and what reads one off a target, outside of `DEVICES`. Prose
+    may say them."""
+    if not source.module.startswith(DEVICES.rpartition(".")[0]) or source.module == DEVICES:
+        return
+    prose = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
+    for node in source.nodes:
+        named = isinstance(node, ast.Attribute) and node.attr in ("arch", "model", "tensor_cores")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            named = bool(_ARCHITECTURE.search(node.value))
+        if named:
+            line = getattr(node, "lineno", 0)
+            yield f"{source.module}:{line}: {ast.unparse(node)} tells GPUs apart: make it a field of {DEVICES}"
+
+
 READERS = {"kcg.kernel.reading", "kcg.kernel.regions"}
 """What reads ASTs for all kinds."""
 

@@ -14,6 +14,7 @@ from kcg.kernel.kinds import KINDS
 from tests.rules import (
     HEAVY,
     ROOT,
+    asks_for_architectures,
     circles,
     defined_names,
     drawn_tree,
@@ -49,6 +50,10 @@ def test_only_compat_touches_tinygrads_internals() -> None:
 
 def test_only_a_kind_knows_its_schedules() -> None:
     assert [line for source in LIBRARY for line in words_of_kinds(source)] == []
+
+
+def test_devices_of_tile_programs_are_records() -> None:
+    assert [line for source in LIBRARY for line in asks_for_architectures(source)] == []
 
 
 def test_nobody_but_the_registry_imports_a_kind_nor_do_the_readers() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.rules import (
     HEAVY,
     Source,
+    asks_for_architectures,
     circles,
     defined_names,
     drawn_tree,
@@ -223,6 +224,23 @@ def test_words_of_a_kind_are_found_outside_of_its_package(text: str, tmp_path: P
 def test_prose_and_stored_names_may_say_the_words_of_a_kind(tmp_path: Path) -> None:
     text = '"""tinygrad\'s Opts: UPCAST or LOCAL."""\n# RAW\nrow.opts = "an UPCAST(0,4) before a LOCAL"'
     assert list(words_of_kinds(source(tmp_path, "kcg/search/a.py", text))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if target.arch == name: pass",
+        "number = int(of(target).arch[3:])",
+        "def f(target): return target.model",
+        "TABLE = {'sm_90a': 1}",
+        "found = f'gfx942 {x}'",
+    ],
+)
+def test_what_tells_gpus_apart_is_found_in_tile_programs(text: str, tmp_path: Path) -> None:
+    for module, broken in (("kernel/tile/cost", 1), ("kernel/tile/device", 0), ("kernel/targets", 0)):
+        assert len(list(asks_for_architectures(source(tmp_path, f"kcg/{module}.py", text)))) == broken
+    prose = '"""As of sm_90."""\nLIMIT = 3\n"""Of gfx942."""\n# sm_80'
+    assert list(asks_for_architectures(source(tmp_path, "kcg/kernel/tile/cost.py", prose))) == []
 
 
 def test_imports_of_a_kind_are_found(tmp_path: Path) -> None:

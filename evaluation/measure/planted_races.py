@@ -168,11 +168,11 @@ def made(name: str, target: Target, rates: Sequence[float], *, seed: int) -> Pla
     (launch,) = source.launches
     kept = tile._keep(source, launch, target)
     assert kept.using is not None
-    triton, using = tile._made(source.source, launch, kept.options, kept.arch), kept.using
+    triton, using = tile._made(source.source, launch, kept.options, kept.device), kept.using
 
     def program(rate: float) -> Program:
         text = planted(triton.texts["ptx"], subject, rate, seed)
-        binary = tile._assembled(text, triton.facts, launch, using)
+        binary = tile._assembled(text, triton.facts, launch, using, kept.device)
         return tile._program(region, kernel, replace(source, source=""), [binary], ((),))
 
     with ThreadPoolExecutor() as pool:

@@ -16,8 +16,8 @@ from kcg.kernel.reading.kernel import read_ast
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.device import unsupported
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.targets import supported
 from kcg.types import Target
 
 GAIN = 2.0
@@ -41,7 +41,7 @@ def better_stored(ast: UOp, product: UOp, target: Target | None = None) -> Store
 
     `product` is a reduction of the AST. Costs are those of `target`, or of an H200 where it has no tile programs.
     """
-    target = target if target is not None and supported(target) else TARGETS["sm_90"]
+    target = target if target is not None and not unsupported(target) else TARGETS["sm_90"]
     try:
         whole, first, rest = (_seconds(one, target) for one in (ast, *_parts(ast, product)))
     except TileRefusal:

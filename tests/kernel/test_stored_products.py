@@ -12,7 +12,8 @@ from kcg.kernel.analysis import find_recompute, operations
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.reading.depth import loops_of
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.tile.cost import figures_of, predicted_seconds
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.device import figures_of
 from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.prior import default_parameters
 from kcg.report.words import done_with as done_with

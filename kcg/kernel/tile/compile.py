@@ -28,12 +28,12 @@ from kcg.files import write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import POINTERS, TYPES
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.prior import shared_bytes
 from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource
-from kcg.kernel.tile.targets import cannot_compile, is_nvidia, triton_version
+from kcg.kernel.tile.targets import cannot_compile, triton_version
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
 ALIGNED = 16  # bytes at whose multiples every buffer begins
@@ -41,8 +41,6 @@ SCRATCH = "scratch"
 """What stands for Triton's global scratch among the parameters of a binary: memory of TMA descriptors."""
 _CACHE_FORMAT = 1
 _ENTRY = re.compile(r"(\.entry\s+(\w+)\s*\()([^)]*)(\))")
-AMD_WARP = 64  # threads
-TENSOR_MEMORY = 512  # columns, of a multiprocessor from sm_100 on: Triton looks only when it loads a program
 PINNED: dict[str, Any] = {
     "num_ctas": 1,
     "launch_cooperative_grid": False,
@@ -118,19 +116,19 @@ class _Kept:
     path: Path
     using: Assembler | None  # None: Triton makes the machine code
     options: dict[str, Any]
-    arch: int | str  # as Triton has it
+    device: Device
 
 
 def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
     if problem := cannot_compile(target):
         raise ScheduleError(problem)
-    using = assembler() if is_nvidia(target) else None
+    device = device_of(target)
+    using = assembler() if device.ptx else None
     options = _options(launch, using)
-    arch = int(re.sub(r"\D", "", target.arch)) if using is not None else target.arch
-    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, arch]
+    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, device.capability]
     with_ = using.version if using is not None else ""
     key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
-    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, arch)
+    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, device)
 
 
 def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
@@ -138,15 +136,15 @@ def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> B
     kept = _keep(source, launch, target)
     found = _read(kept.path)
     if found is None:
-        made = _made(source.source, launch, kept.options, kept.arch)
+        made = _made(source.source, launch, kept.options, kept.device)
         if kept.using is None:
-            found = _of_amd(made, launch)
+            found = _of_amd(made, launch, kept.device)
         else:
-            found = _assembled(made.texts["ptx"], made.facts, launch, kept.using)
+            found = _assembled(made.texts["ptx"], made.facts, launch, kept.using, kept.device)
         with contextlib.suppress(UsageError):  # a cache that cannot be written costs the next compilation its time
             write_whole(kept.path, _written(found))
-    if found.shared_bytes > shared_bytes(target):
-        raise ScheduleError(f"it takes {found.shared_bytes:,} bytes of shared memory, of {shared_bytes(target):,}")
+    if found.shared_bytes > (most := kept.device.shared_bytes):
+        raise ScheduleError(f"it takes {found.shared_bytes:,} bytes of shared memory, of {most:,}")
     return found
 
 
@@ -172,16 +170,15 @@ class _Made:
     facts: dict[str, int]
 
 
-def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | str) -> _Made:
+def _made(text: str, launch: TileLaunch, options: dict[str, Any], device: Device) -> _Made:
     """A function compiled by Triton: for a capability of NVIDIA's down to PTX, for an architecture of AMD's whole."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-    of_nvidia = isinstance(arch, int)
-    target = GPUTarget("cuda", arch, 32) if of_nvidia else GPUTarget("hip", arch, AMD_WARP)
-    pinned = PINNED | PINNED_OF_NVIDIA if of_nvidia else PINNED
+    target = GPUTarget(device.backend, device.capability, device.warp)
+    pinned = PINNED | PINNED_OF_NVIDIA if device.ptx else PINNED
     with tempfile.TemporaryDirectory(prefix="kcg-tile-") as folder, _settings(triton, folder):
         module = _imported(text, Path(folder))
         function = getattr(module, launch.entry)
@@ -194,8 +191,9 @@ def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | st
         with _errors_in_words(Path(folder) / "stderr"):
             made = triton.compile(source, target=target, options=pinned | options)
         facts = made.metadata
-        if (columns := int(getattr(facts, "tmem_size", None) or 0)) > TENSOR_MEMORY:
-            raise ScheduleError(f"it takes {columns} columns of tensor memory, of {TENSOR_MEMORY}")
+        if (columns := int(getattr(facts, "tmem_size", None) or 0)) > device.tensor_memory:
+            # Triton looks only when it loads a program
+            raise ScheduleError(f"it takes {columns} columns of tensor memory, of {device.tensor_memory}")
         texts = {name: str(made.asm[name]) for name in ("ptx", "amdgcn") if name in made.asm}
         known = {
             "warps": int(facts.num_warps),
@@ -259,7 +257,7 @@ def _imported(text: str, folder: Path) -> Any:
     return module
 
 
-def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Assembler) -> Binary:
+def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Assembler, device: Device) -> Binary:
     if facts["profile_bytes"]:
         raise ScheduleError("Triton instruments its programs here: unset its settings for profiling")
     pointers = [a.name for a in launch.arguments if a.slot is not None]
@@ -280,14 +278,14 @@ def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Asse
         cubin=made.cubin,
         entry=entry,
         parameters=parameters,
-        threads=int(threads[1]) if threads else 32 * facts["warps"],
+        threads=int(threads[1]) if threads else device.threads(facts["warps"]),
         shared_bytes=facts["shared_bytes"],
         scratch_bytes=facts["scratch_bytes"] if SCRATCH in parameters else 0,
         report=tuple(report.items()),
     )
 
 
-def _of_amd(made: _Made, launch: TileLaunch) -> Binary:
+def _of_amd(made: _Made, launch: TileLaunch, device: Device) -> Binary:
     """AMD's code object. It takes all pointers and then all integers, as tinygrad passes them; Triton's pointers to
     scratch memory stand behind these, and no program without descriptors uses them."""
     if made.facts["scratch_bytes"] or made.facts["profile_bytes"]:
@@ -310,7 +308,7 @@ def _of_amd(made: _Made, launch: TileLaunch) -> Binary:
         cubin=made.code,
         entry=launch.entry,
         parameters=tuple(a.name for a in launch.arguments),
-        threads=AMD_WARP * made.facts["warps"],
+        threads=device.threads(made.facts["warps"]),
         shared_bytes=made.facts["shared_bytes"],
         scratch_bytes=0,
         report=tuple(report.items()),

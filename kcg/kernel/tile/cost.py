@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.reading.accesses import Access, affine, extent
@@ -18,6 +18,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.contraction import pieces_of, stored_width
+from kcg.kernel.tile.device import Figures, device_of, figures_of
 from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.generate import halved, may_have_tail, partials_of
 from kcg.kernel.tile.parameters import (
@@ -32,19 +33,14 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.prior import (
-    PRODUCTS,
-    REGISTERS,
-    THREADS,
     attention_clocks,
     axis_of_others,
-    has_tma,
     launched_tiles,
     loaded_along,
     pair_registers,
     reads_beside_rows,
     row_loops,
     row_registers,
-    shared_bytes,
     shared_taken,
     step_clocks,
     stream_bytes,
@@ -59,8 +55,6 @@ UNTRIED = 0.005
 cost until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
-RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
-PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 OPENING, HIDDEN = 3, 0.85
 """Blocks of keys that take as long as what a tile of attention takes beside its own, by specialised warps; of this what
@@ -82,68 +76,6 @@ MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, a
 BY_ELEMENT = 3  # times the work of rows whose pairs are loaded element by element: 38 instead of 13 instructions
 SPILLED = 32  # registers too few of a thread for which a program takes twice as long
 SECTOR = 32  # bytes that memory moves at least
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
-
-    tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
-    narrow: float  # columns of a product that take half as long as they need not
-    plain_ops: float  # of float32, a multiprocessor
-    special_ops: float  # exponentials and the like, a multiprocessor
-    l2_bytes: float  # from L2 to a multiprocessor
-    block_bytes: float  # the same of blocks that are copied asynchronously, from neighbours' or its own requests
-    apart_bytes: float  # and of those that its neighbours do not ask for
-    partial_bytes: float  # partial sums, written by one launch and read by the next
-    memory_bytes: float  # from memory to all of them
-    flight_s: float  # from a load's issue to its data, where L2 holds it
-    cold_s: float  # and what more it takes from memory
-    loaded_s: float  # from memory while all of its bandwidth is taken
-    product_share: float  # of a step's product during which the load for a later step cannot be issued yet
-    crowding: float  # what programs that share a multiprocessor lose to each other, of their time
-    step_s: float  # of a step of the loop beside its loads and products
-    pointer_share: float  # of the tensor core's time that loads through pointers add
-    opening_s: float  # of a program before its first product, beside the first load
-    fill_s: float  # more of a contraction's, until its blocks come from memory as fast as they are multiplied
-    descriptors_s: float  # of a program that makes its own TMA descriptors
-    store_bytes: float  # a multiprocessor's, of the epilogue
-    held_elements: float  # that a multiprocessor moves one by one, through registers
-    piece_share: float  # of the tensor core's time that a second product in each step adds
-    written_share: float  # of what a reduction takes of L2, that has to be written to memory first
-    spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
-
-
-HOPPER = Figures(
-    tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
-    block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
-    loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
-    pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
-)  # fmt: skip
-"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
-`written_share` is by reductions of 57 to 103 MB, which took 4 to 6 µs longer where nothing was evicted first."""
-
-AMPERE = replace(
-    HOPPER,
-    tensor_ops=2.9e12,
-    plain_ops=1.8e11,
-    special_ops=2.2e10,
-    l2_bytes=6e10,
-    block_bytes=6e10,
-    apart_bytes=6e10,
-    partial_bytes=1.4e12,
-    memory_bytes=1.4e12,
-    store_bytes=6e10,
-)
-"""By published figures alone."""
-
-
-def figures_of(target: Target) -> Figures:
-    """The figures of a target; the bandwidth of its memory where it tells that."""
-    figures = HOPPER if has_tma(target) else AMPERE
-    if target.bandwidth_bytes_s:
-        figures = replace(figures, memory_bytes=0.83 * target.bandwidth_bytes_s)
-    return figures
 
 
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
@@ -222,7 +154,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         last = -(-left // target.cores)
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * tile.wave(together) + (tile.wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, p), p)
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3) * _spilled(pair_registers(kernel, target, p), target, p)
 
 
 def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_s: float) -> Tile:
@@ -264,9 +196,10 @@ def _pipelined(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
 
 
-def _spilled(registers: float, p: TileParameters) -> float:
+def _spilled(registers: float, target: Target, p: TileParameters) -> float:
     """How many times as long it takes for want of registers."""
-    return 1 + max(0.0, registers - min(p.maxnreg or 255, REGISTERS // (32 * p.num_warps))) / SPILLED
+    most = device_of(target).registers_of_thread(p.num_warps)
+    return 1 + max(0.0, registers - min(p.maxnreg or most, most)) / SPILLED
 
 
 def _apart(p: TileParameters, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
@@ -342,29 +275,26 @@ def _tensor_share(p: TileParameters, itemsize: int, f: Figures) -> float:
 def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
     rows = p.tile[0]
-    groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
-    inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
+    groups = max(1, p.num_warps // f.group_warps)
+    inner = columns if rows >= f.group_rows * groups else max(16, columns * rows // (f.group_rows * groups))
     share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
-    if rows < 64 or p.num_warps < 4:  # not wgmma
-        share *= 0.6 * min(1.0, rows / 64)
-    of_float32 = 0.5 if p.precision == TF32 else 0.25
+    if rows < f.group_rows or p.num_warps < f.group_warps:  # not wgmma
+        share *= 0.6 * min(1.0, rows / f.group_rows)
+    of_float32 = f.tf32_share if p.precision == TF32 else f.float32_share
     return float(share * (2 / itemsize if itemsize <= 2 else of_float32))
 
 
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
-    threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
-    sums, elements = (count // (32 * p.num_warps) for count in (sums_of(kernel, p), math.prod(p.tile)))
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
+    sums, elements = (count // threads for count in (sums_of(kernel, p), math.prod(p.tile)))
     registers = sums + BESIDE_SUMS + (elements // 2 if p.read_early else 0)
-    registers = min(255, max(registers, int(pair_registers(kernel, p))))
-    shared = max(1, shared_taken(kernel, p))
-    most = min(
-        (shared_bytes(target) + RESERVED) // (shared + RESERVED),
-        REGISTERS // (registers * threads),
-        THREADS // threads,
-        PROGRAMS,
-    )
-    most = max(1, most)
+    registers = min(device.registers_of_one, max(registers, int(pair_registers(kernel, target, p))))
+    if p.warp_specialize:
+        threads *= 3
+    shared = max(1, shared_taken(kernel, target, p))
+    most = device.resident(threads=threads, registers=registers, shared_bytes=shared)
     return min(most, p.persistent) if p.persistent else most
 
 
@@ -442,12 +372,13 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
         each = min(1.0, _spans(kernel, access) / max(1, outputs * terms)) * access.buffer.dtype.itemsize
         used += each
         moved += each * _spread(access, kernel, p)
-    threads = 32 * p.num_warps
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
     elements = max(1, per_program // threads)
     whole = sum(_spans(kernel, load) >= outputs * terms for load in kernel.loads)
     # of sums and maxima the compiler took 40 to 79 of 16 and 32 elements, of products of two 59 and 102, 180 of 64
-    registers = min(255, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
-    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    registers = min(device.registers_of_one, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
+    together = device.resident(threads=threads, registers=registers)
     busy = min(programs, target.cores)
     turns = programs / (target.cores * together)
     waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
@@ -538,11 +469,12 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
         reads[load.buffer.slot] = max(reads.get(load.buffer.slot, 0.0), _bytes(kernel, load))
     writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
     programs = -(-rows.count // height)
-    threads, elements = 32 * p.num_warps, height * width
+    device, elements = device_of(target), height * width
+    threads = device.threads(p.num_warps)
     apart = len(p.axes) > 1
     wanted = row_registers(kernel, max(1.0, elements / threads), apart=apart)
-    registers = int(min(255, p.maxnreg or wanted))
-    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    registers = int(min(device.registers_of_one, p.maxnreg or wanted))
+    together = device.resident(threads=threads, registers=registers)
     slots = target.cores * together
     looped = rows.width > width
     loops = row_loops(kernel) if looped else 1
@@ -562,7 +494,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
     moved += padded * _table_bytes(kernel) / (p.tile[0] if apart else 1)
     moved_s = moved / (f.l2_bytes * min(programs, target.cores))
-    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, p)
+    return _either(nbytes / f.memory_bytes, moved_s, compute_s, chain_s, sharp=3) * _spilled(wanted, target, p)
 
 
 def _table_bytes(kernel: TileKernel) -> float:
@@ -592,27 +524,29 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         for x in (*kernel.loads, kernel.store)
     )
     if p.form == SPECIALIZED:
-        busy_s = _specialized_clocks(kernel, target, p) / (f.tensor_ops / (2 * PRODUCTS))  # as sustained
+        busy_s = _specialized_clocks(kernel, target, p) / (f.tensor_ops / (2 * f.products_a_clock))  # as sustained
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
-    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     programs = stream_tiles(kernel, height) * p.split
     mean, most = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     longest = -(-most // p.split)
     steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
     itemsize = stream.values.dtype.itemsize
-    whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
-    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)
+    groups = max(1, p.num_warps // f.group_warps)
+    whole = height >= f.group_rows * groups and p.num_warps >= f.group_warps
+    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
     between = reach.within(stream.weight).toposort(gate=lambda n: n is not stream.scores.reduce)
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
-    registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
-    together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
-                          REGISTERS // (registers * threads), THREADS // threads, PROGRAMS,
-                          -(-programs // max(1, target.cores))))  # fmt: skip
-    groups = together * max(1, p.num_warps // 4)
+    registers = min(device.registers_of_one, height * (step + width) // threads + BESIDE_SUMS)
+    shared = stream_bytes(kernel, target, p)
+    together = device.resident(threads=threads, registers=registers, shared_bytes=shared)
+    together = max(1, min(together, -(-programs // max(1, target.cores))))
+    groups *= together
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
@@ -630,7 +564,7 @@ def _specialized_clocks(kernel: TileKernel, target: Target, p: TileParameters) -
     one has most keys of; else whoever is done has the next tile."""
     stream, (rows,), cores = kernel.stream, p.tile, max(1, target.cores)
     assert stream is not None
-    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, rows, p.reduce_tile)
+    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, target, rows, p.reduce_tile)
     others = math.ceil(tiles / cores) - 1  # tiles behind the first one
     if not p.persistent:
         return attention_clocks(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks

@@ -38,6 +38,7 @@ from kcg.kernel.tile.contraction import (
     write_step,
 )
 from kcg.kernel.tile.descriptors import Described, describe
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.gluon import in_gluon
@@ -63,7 +64,6 @@ from kcg.kernel.tile.reduction import Part, accumulator, combine, reducer
 from kcg.kernel.tile.specialized import write_specialized
 from kcg.kernel.tile.stream_sums import Partials, write_stream_sums
 from kcg.kernel.tile.stream_writing import write_stream
-from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
@@ -107,10 +107,10 @@ def generate_kernel(
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
         parameters.evict_last, "evict_last"
     )
-    nvidia = is_nvidia(target)
+    ptx = device_of(target).ptx
 
     writer = Writer(
-        kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
+        kernel, interpreted=interpreted, fast_math=parameters.fast_math and ptx, evictions=evictions, ptx=ptx,
         form=parameters.form,
     )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
@@ -339,9 +339,10 @@ def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, nu
 
 
 def _write_held_rows(
-    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
-    return write_held_rows(kernel, parameters, writer)
+    threads = device_of(target).threads(parameters.num_warps)
+    return write_held_rows(kernel, parameters, writer, threads=threads)
 
 
 def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:

@@ -18,6 +18,7 @@ from kcg.kernel.tile.tiles import variable_name
 
 GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes
 GROUP_WARPS = 4
+GROUP_THREADS = 128
 LOADING_REGISTERS = 24
 REGISTERS = {2: 240, 3: 160}
 """Groups that compute -> registers of each of their threads: with those of the group that loads, all that there are."""

@@ -39,8 +39,10 @@ def axes_apart(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(kernel.outputs.index(axis) for axis in part) for part in kernel.rows.apart[0])
 
 
-def write_held_rows(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """The lines and the number of programs. Raises TileRefusal."""
+def write_held_rows(
+    kernel: TileKernel, parameters: TileParameters, writer: Writer, *, threads: int
+) -> tuple[Lines, int]:
+    """The lines and the number of programs, each of so many threads. Raises TileRefusal."""
     assert kernel.rows is not None
     if parameters.axes not in (row_axes(kernel), axes_apart(kernel)):
         raise TileRefusal("axes", "the ranges that number the rows, on one axis or as they share tables")
@@ -49,11 +51,11 @@ def write_held_rows(kernel: TileKernel, parameters: TileParameters, writer: Writ
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
     top = Lines(writer)
     if parameters.axes == row_axes(kernel) or not kernel.rows.sides:
-        return top, HeldRows(kernel, parameters, writer, top).write()
+        return top, HeldRows(kernel, parameters, writer, top, threads=threads).write()
     number, first = top.name("tl.program_id(0)", "program"), 0
     for side in kernel.rows.sides:
         lines = Lines(writer, top)
-        end = first + HeldRows(side, parameters, writer, lines, first).write()
+        end = first + HeldRows(side, parameters, writer, lines, first, threads=threads).write()
         conditions = [f"({number} >= {first})"] if first else []
         conditions += [f"({number} < {end})"] if side is not kernel.rows.sides[-1] else []
         top.extend(f"if {' & '.join(conditions)}:", lines)
@@ -65,7 +67,14 @@ class HeldRows:
     """What the programs from number `first` on do with rows of a kernel."""
 
     def __init__(
-        self, kernel: TileKernel, parameters: TileParameters, writer: Writer, lines: Lines, first: int = 0
+        self,
+        kernel: TileKernel,
+        parameters: TileParameters,
+        writer: Writer,
+        lines: Lines,
+        first: int = 0,
+        *,
+        threads: int,
     ) -> None:
         assert kernel.rows is not None
         self.kernel, self.parameters, self.rows, self.first = kernel, parameters, kernel.rows, first
@@ -73,7 +82,7 @@ class HeldRows:
         self.is_apart = len(self.tile) > 1
         writer.accesses |= {load.node: load for load in (*kernel.loads, *self.rows.loads)}
         self.root = open_frame(kernel, writer, (*self.tile, self.width), lines)
-        lanes = max(1, 32 * parameters.num_warps // math.prod(self.tile))
+        lanes = max(1, threads // math.prod(self.tile))
         self.root.reduce = reducer(kernel, first_axis=len(self.tile), lanes=lanes)
 
     def write(self) -> int:

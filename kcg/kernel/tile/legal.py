@@ -17,6 +17,7 @@ from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
@@ -41,11 +42,9 @@ from kcg.kernel.tile.prior import (
     LEAST_BESIDE,
     MOST_STREAM_WARPS,
     MOST_UNROLLED,
-    THREADS,
     arrangements,
     copied_bytes,
     forms,
-    has_tma,
     itemsize_of_rows,
     launched_tiles,
     parameters_of,
@@ -54,7 +53,6 @@ from kcg.kernel.tile.prior import (
     reads_beside_rows,
     registers_for_sums,
     rows_of_threads,
-    shared_bytes,
     shared_taken,
     stream_bytes,
     stream_fits_registers,
@@ -66,7 +64,7 @@ from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
 from kcg.kernel.tile.stream import reach_of, stream_tiles, visited_blocks
 from kcg.kernel.tile.stream_writing import can_stream_by_tma
-from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages, registers_of
+from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
 
@@ -162,7 +160,7 @@ def _may_fit(kernel: TileKernel, target: Target, least: TileParameters, field: s
         made = made.changed(epilogue_parts=parts_of(value))
     if "reduce_tile" in later:
         made = made.changed(reduce_tile=min(_reduce_tiles(kernel, made)))
-    warps = _warps(made) if "num_warps" in later else (made.num_warps,)
+    warps = _warps(target, made) if "num_warps" in later else (made.num_warps,)
     return any(_fits(kernel, target, made.changed(num_warps=count)) for count in warps)
 
 
@@ -195,7 +193,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 
 
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
-    if field in NVIDIAS and not is_nvidia(target):
+    if field in NVIDIAS and not device_of(target).ptx:
         return (NVIDIAS[field],)
     if field in ALONE and kernel.others and kernel.contraction is not None:
         return (LEAST[field],)
@@ -213,7 +211,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "group":
             return GROUPS if parameters.form in CONTRACTIONS else (1,)
         case "loads":
-            return (POINTER, TMA) if parameters.form in (CONTRACTION, STREAM) and has_tma(target) else (POINTER,)
+            described = parameters.form in (CONTRACTION, STREAM) and device_of(target).has_tma
+            return (POINTER, TMA) if described else (POINTER,)
         case "persistent":
             if parameters.form == SPECIALIZED:
                 return (0, 1)
@@ -236,7 +235,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             shared = parameters.persistent and parameters.tail > 1
             return (False, True) if plain and not shared and parameters.tile[1] not in BETWEEN else (False,)
         case "num_warps":
-            return _warps(parameters)
+            return _warps(target, parameters)
         case "num_stages":
             if parameters.form == REDUCTION and copied_bytes(kernel, parameters):
                 return ROW_STAGES
@@ -295,9 +294,12 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
         yield tile
 
 
-def _warps(parameters: TileParameters) -> tuple[int, ...]:
-    own = OWN.get(parameters.form, {}).get("num_warps")
-    return own or (MANY_WARPS if parameters.form == ROWS else WARPS)
+def _warps(target: Target, parameters: TileParameters) -> tuple[int, ...]:
+    if own := OWN.get(parameters.form, {}).get("num_warps"):
+        return own
+    device = device_of(target)
+    counts = MANY_WARPS if parameters.form == ROWS else WARPS
+    return tuple(count for count in counts if device.threads(count) <= device.threads_of_program)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
@@ -324,24 +326,26 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
 def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:
     """Limits of a thread's registers by which more programs run on a multiprocessor at once, where the compiler by
     itself may take more: a thread has much of the tile to hold."""
-    threads = 32 * p.num_warps
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
     held = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1) // threads
     if p.form in ATTENTION or held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
-    likely, memory = 2 * held, THREADS  # of rows
+    likely, memory = 2 * held, device.threads_at_once  # of rows
     if p.form == CONTRACTION:
         beside = held if reads_beside(kernel, p) else 0
         held = sums_of(kernel, p) // threads
         likely = held + beside + MOST_BESIDE
-        memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
+        memory = device.shared_bytes // max(1, shared_taken(kernel, target, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
-    registers = registers_of(target)
     limits = [
-        registers.file // (threads * together) // 8 * 8
+        device.registers // (threads * together) // 8 * 8
         for together in counts
-        if together <= memory and together * threads <= THREADS and _programs(kernel, p) > target.cores * (together - 1)
+        if together <= memory
+        and together * threads <= device.threads_at_once
+        and _programs(kernel, p) > target.cores * (together - 1)
     ]
-    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(registers.most - 1, likely))
+    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(device.registers_of_one - 1, likely))
 
 
 def _programs(kernel: TileKernel, p: TileParameters) -> int:
@@ -357,7 +361,8 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
-    threads = 32 * p.num_warps
+    device = device_of(target)
+    threads = device.threads(p.num_warps)
     elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1)
     steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
     if p.split > 1 and p.split * partials_of(kernel) >= 1 << 31:
@@ -368,9 +373,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return _fits_stream(kernel, target, p)
     if p.form == SPECIALIZED:
         many = not p.persistent or _programs(kernel, p) > target.cores
-        return many and stream_bytes(kernel, p) <= shared_bytes(target) and can_specialize(kernel, target, p)
+        fits = stream_bytes(kernel, target, p) <= device.shared_bytes
+        return many and fits and can_specialize(kernel, target, p)
     if p.form == PIPELINED:
-        fits = p.num_stages <= steps + 1 and shared_taken(kernel, p) <= shared_bytes(target)
+        fits = p.num_stages <= steps + 1 and shared_taken(kernel, target, p) <= device.shared_bytes
         return fits and _groups(kernel, p) and can_pipeline(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
@@ -379,11 +385,11 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
             return False
         if p.form == ROWS and len(p.axes) > 1:
             own = power_of_two(math.prod(kernel.extents[n] for n in p.axes[1]))
-            if p.tile[1] < min(own, rows_of_threads(kernel, p.num_warps)):
+            if p.tile[1] < min(own, rows_of_threads(kernel, threads)):
                 return False
-        if p.num_stages > 1 and (
-            p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
-        ):
+        if p.num_stages > 1 and p.num_stages > steps // p.split:
+            return False
+        if p.num_stages > 1 and device.blocks(p.num_stages) * copied_bytes(kernel, p) > device.shared_bytes:
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None
@@ -393,11 +399,11 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.read_early and (sums_of(kernel, p) + rows * columns) // threads > registers_for_sums(target, p.num_warps):
         return False  # half as many registers again for two bytes each, and addresses
-    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
+    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, target, p) > device.shared_bytes:
         return False
     if not fits_held(kernel, p):
         return False
-    if dtype is dtypes.float32 and p.precision == "ieee":
+    if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name):
         sums = sums_of(kernel, p)
         if sums > MOST_SUMS or sums * p.reduce_tile // threads > MOST_UNROLLED[CONTRACTION]:
             return False
@@ -422,9 +428,9 @@ def _rows_fit_registers(kernel: TileKernel, target: Target, p: TileParameters) -
     if p.form != ROWS:
         return True
     assert kernel.rows is not None
-    registers = registers_of(target)
+    device = device_of(target)
     held = math.prod(p.tile) * min(p.reduce_tile, kernel.rows.width)
-    return held < registers.lanes * p.num_warps * registers.of_thread(p.num_warps)
+    return held < device.threads(p.num_warps) * device.registers_of_thread(p.num_warps)
 
 
 def _groups(kernel: TileKernel, p: TileParameters) -> bool:
@@ -441,8 +447,8 @@ def _fits_tail(kernel: TileKernel, target: Target, p: TileParameters, left: int)
         steps = -(-kernel.reduce_extent // p.reduce_tile)
         return p.tail <= steps // 2 and left * p.tail <= 2 * slots
     half = halved(p)
-    described = p.loads != TMA or can_describe(kernel, half)
-    return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= 32 * p.num_warps
+    described, threads = p.loads != TMA or can_describe(kernel, half), device_of(target).threads(p.num_warps)
+    return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= threads
 
 
 def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
@@ -450,7 +456,8 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     memory."""
     stream = kernel.stream
     assert stream is not None
-    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
     width = padded(stream.columns)
     if not 16 <= height <= 128 or p.num_warps > MOST_STREAM_WARPS or height * max(step, width) < threads:
         return False
@@ -459,6 +466,6 @@ def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
     if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):
         return False
-    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, p) > shared_bytes(target):
+    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, target, p) > device.shared_bytes:
         return False
     return p.loads != TMA or can_stream_by_tma(kernel, p)

@@ -20,6 +20,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
+from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
@@ -41,35 +42,23 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, 
 from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
 from kcg.kernel.tile.stream import reach_of, stream_axes, stream_tiles, visited_blocks
-from kcg.kernel.tile.targets import is_nvidia, most_specialized_stages, registers_of
+from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
 
-SHARED_BYTES = {
-    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
-    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
-    "gfx942": 64 << 10,
-}  # fmt: skip
-"""What a program may take (CUDA C++ Programming Guide, table of compute capabilities); tinygrad's own limit is that of
-static shared memory."""
-
-REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
-THREADS = 2_048  # of a multiprocessor
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
 BETWEEN_BOUNDS = 64  # keys of a step of four warps, where three loops go through them: of 128 they spilled 468 bytes
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
 COPY_REGISTERS = 5  # of a thread for each 16 bytes that it copies in a step
-PRODUCTS, LANES, EXPONENTIALS = 2_048, 128, 16
-"""Multiplications of 16 bits, of 32 bits, and powers of 2 that a multiprocessor makes in a clock."""
 BETWEEN_STEPS = 300  # clocks of a step of specialised warps in which neither is made: a guess
 NARROW_HEAD = 64  # elements of a query and of a value
 SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
 
-WIDE_TILE = 16_384  # from here on 8 warps
+WIDE_TILE = 16_384  # from here on 256 threads
 LEAST_PIPELINED = 128  # rows and columns of a product by specialised warps
 TURN = 2_048  # elements of a tile that take as long as what each takes beside them
 LEAST_BESIDE = 31  # registers of a thread beside its sums
@@ -82,15 +71,14 @@ to 12 s; 4,096 take up to 14 s and spill 33 to 37 KB, 8,192 take 38 s and spill 
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
-STEP_BYTES = 16_384  # of a row in one step: what a program of 8 warps keeps in flight
+STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps in flight
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
-EACH = 512  # elements of a warp: 16 a thread, by which 8 programs of 8 warps fill a multiprocessor
+EACH = 16  # elements of a thread, by which 8 programs of 256 threads fill a multiprocessor
 ROWS_TILE = 4_096  # elements of a reduction's block
 HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
 HELD_LOOP = 16_384  # of a longer one in each step
-WARP_ROW = 1_024  # elements of a row that one warp holds
-WARP_BYTES = 32 * VECTOR_BYTES  # that a warp loads at once
+ROW_OF_THREAD = 32  # elements of a row that each thread of one warp holds
 SHARING_ROWS = 4  # of a program, that share tables
 KEY_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
 """Programs that share the keys of an attention."""
@@ -102,22 +90,7 @@ SHORT_TERMS, SHORT_TILE = 128, (64, 128)
 them at once, each of which has asked for all it reads. (46.8 µs for 53.4 with large ones: 256 × 3,136 of 64.)"""
 
 
-def has_tma(target: Target) -> bool:
-    """Whether a target moves blocks by TMA."""
-    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 90
-
-
-def has_fp8(target: Target) -> bool:
-    """Whether a target multiplies floats of 8 bits."""
-    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 89
-
-
-def shared_bytes(target: Target) -> int:
-    """Shared memory of one program on a target, in bytes."""
-    return SHARED_BYTES.get(target.arch.rstrip("af"), target.shared_bytes)
-
-
-def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
+def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
     """About how much shared memory a contraction's program takes, in bytes: the ring of its operands' blocks, and with
     TMA the part of the result that is on its way out, which has the ring's place where the program ends with it. Of 50
     programs whose operands are loaded as they stand the compiler said from 28 % less to 1 % more; of 90 whose operands
@@ -125,9 +98,10 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     """
     assert kernel.contraction is not None
     if kernel.others:
-        return max(shared_taken(*launched) for launched in launched_with(kernel, parameters))
+        return max(shared_taken(one, target, own) for one, own in launched_with(kernel, parameters))
     rows, columns = parameters.tile
-    ring = _ring_bytes(kernel, parameters)
+    device = device_of(target)
+    ring = _ring_bytes(kernel, device, parameters)
     widest = max(int(one.store.buffer.dtype.itemsize) for one in kernel.written)
     if parameters.form == PIPELINED:
         return ring + leaving_bytes(kernel, parameters) + COMPILER_BYTES
@@ -137,7 +111,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
         # the next tile's loads begin while this one is on its way out, at most 64 elements of 16 bits a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
         widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in _read_beside(kernel, parameters)), 0)
-        leaving = (elements if widest >= 4 else min(elements, 64 * 32 * parameters.num_warps)) * widest
+        leaving = (elements if widest >= 4 else min(elements, 64 * device.threads(parameters.num_warps))) * widest
         return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
@@ -158,7 +132,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
 
 
-def _ring_bytes(kernel: TileKernel, p: TileParameters) -> int:
+def _ring_bytes(kernel: TileKernel, device: Device, p: TileParameters) -> int:
     """What is loaded for a contraction, in bytes. An operand that is loaded as it stands has a block for each stage; of
     one that is computed each load has one less, and the columns' its result. That of the rows stays in registers, or
     moves through shared memory where the other one is computed too."""
@@ -171,7 +145,7 @@ def _ring_bytes(kernel: TileKernel, p: TileParameters) -> int:
     for place, (size, operands) in enumerate(zip(p.tile, sides, strict=True)):
         for one in operands:
             if one.as_it_is:
-                total += p.num_stages * itemsize * size
+                total += device.blocks(p.num_stages) * itemsize * size
             else:
                 held = place == 1 or both
                 total += (p.num_stages - 1) * (one.bytes_each * size + one.bytes_term) + held * itemsize * size
@@ -183,7 +157,7 @@ def shares_columns(p: TileParameters) -> bool:
     return WGMMA_ROWS <= p.tile[0] < p.num_warps * WGMMA_ROWS // 4
 
 
-def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
+def pair_registers(kernel: TileKernel, target: Target, p: TileParameters) -> float:
     """About how many registers a thread takes while it makes something of pairs of a contraction's columns: for its
     sums, more for each that is in work, and addresses of what it copies for the loop; 0 where nothing is made of pairs.
     Of 12 programs of Flux's query, key and value this says of 10 by Triton 3.9, and of 8 by 3.6, whether they spill; of
@@ -191,10 +165,10 @@ def pair_registers(kernel: TileKernel, p: TileParameters) -> float:
     """
     assert kernel.contraction is not None
     if kernel.others:
-        return max(pair_registers(*launched) for launched in launched_with(kernel, p))
+        return max(pair_registers(one, target, own) for one, own in launched_with(kernel, p))
     if not any(branch.pairs for branch in kernel.branches):
         return 0
-    threads, itemsize = 32 * p.num_warps, kernel.contraction.sides[0].dtype.itemsize
+    threads, itemsize = device_of(target).threads(p.num_warps), kernel.contraction.sides[0].dtype.itemsize
     sums = math.prod(p.tile) // threads
     found = sums + PAIR_REGISTERS * (sums / p.epilogue_parts)
     if p.epilogue_parts > 1 and shares_columns(p):
@@ -250,12 +224,12 @@ def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
 
 def registers_for_sums(target: Target, warps: int) -> int:
     """Registers that each thread of a program of so many warps has for sums and for what it holds of rows."""
-    return registers_of(target).of_thread(warps) - LEAST_BESIDE
+    return device_of(target).registers_of_thread(warps) - LEAST_BESIDE
 
 
 def sums_fit(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether the sums of a contraction's tile fit into the registers of its threads."""
-    threads = registers_of(target).lanes * p.num_warps
+    threads = device_of(target).threads(p.num_warps)
     return sums_of(kernel, p) // threads <= registers_for_sums(target, p.num_warps)
 
 
@@ -264,12 +238,13 @@ def stream_fits_registers(kernel: TileKernel, target: Target, p: TileParameters)
     without tensor cores are few enough to be compiled."""
     stream = kernel.stream
     assert stream is not None
-    (height,), step, threads = p.tile, p.reduce_tile, registers_of(target).lanes * p.num_warps
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     plain = sum(
         height * step * size // threads
         for size, dtype in ((inner, stream.scores.sides[0].dtype), (width, stream.values.dtype))
-        if dtype is dtypes.float32 and p.precision == "ieee"
+        if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name)
     )
     held = height * (step + width) // threads
     return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED[STREAM]
@@ -286,8 +261,9 @@ def _read_beside(kernel: TileKernel, p: TileParameters) -> list[Access]:
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
-    if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
-        raise TileRefusal("data type fp8e4m3", "tile programs have it from sm_89 on")
+    fp8 = dtypes.fp8e4m3
+    if not device_of(target).multiplies(fp8.name) and any(buffer.dtype is fp8 for buffer in kernel.buffers):
+        raise TileRefusal("data type fp8e4m3", "tile programs have it where tensor cores multiply it")
     form = forms(kernel, target)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
@@ -315,13 +291,14 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     made = make(kernel, target, axes)
     if form in ATTENTION:
         return made
-    tail = is_nvidia(target) and any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in kernel.all_stored)
+    device, stored = device_of(target), kernel.all_stored
+    tail = device.ptx and any(s.store.buffer.dtype in NARROW and keeps_tail(s.value) for s in stored)
     if form == PIPELINED:
         return replace(made, fast_math=not tail)
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
     if tail:
         made = replace(made, fast_math=False)
-    return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
+    return replace(made, num_warps=max(1, min(made.num_warps, elements // device.warp)))  # no thread without an element
 
 
 def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
@@ -408,7 +385,8 @@ def _elementwise(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         tile: tuple[int, ...] = (min(max(32, size // inner), outer), inner)
     else:
         tile = tuple(min(size, power_of_two(_count(kernel, numbers))) for numbers in axes)
-    return TileParameters(ELEMENTWISE, axes, tile, num_warps=8 if math.prod(tile) >= 4096 else 4, num_stages=1)
+    warps = device_of(target).warps(256 if math.prod(tile) >= 4096 else 128)
+    return TileParameters(ELEMENTWISE, axes, tile, num_warps=warps, num_stages=1)
 
 
 def _transposed(kernel: TileKernel) -> tuple[int, ...]:
@@ -464,34 +442,40 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
         step = min(step, 1024)
     made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_stages=1)
     height = math.prod(tile)
-    made = replace(made, num_warps=max(1, min(8 if height * step <= 8192 else 16, height * step // EACH)))
+    device = device_of(target)
+    most = device.warps(256 if height * step <= 8192 else 512)
+    made = replace(made, num_warps=max(1, min(most, device.warps(height * step // EACH))))
     programs = -(-rows // height)
     if may_split(kernel) and count >= 4 * LOOP_TILE and programs * 2 <= target.cores:
         step = min(step, LOOP_TILE)
         split = min(power_of_two(target.cores // programs), power_of_two(count // (2 * step)), 256)
         if split > 1:
-            made = replace(made, reduce_tile=step, split=split, num_warps=4)
-    return replace(made, evict_first=read_once(kernel, target, made)) if is_nvidia(target) else made
+            made = replace(made, reduce_tile=step, split=split, num_warps=device.warps(128))
+    return replace(made, evict_first=read_once(kernel, target, made)) if device.ptx else made
 
 
 def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """Short rows are one warp's, so that nothing is exchanged between warps; long ones are gone through in steps, where
     that happens twice by so few programs at a time that all of their rows fit into L2."""
     assert kernel.rows is not None
-    step, count = power_of_two(kernel.rows.width), kernel.rows.count
+    step, count, device = power_of_two(kernel.rows.width), kernel.rows.count, device_of(target)
     if axes == axes_apart(kernel) and step <= HELD_ROW:
         return _rows_apart(kernel, target, axes)
     if step > HELD_ROW:
         step = ROWS_TILE if row_loops(kernel) == 1 else HELD_LOOP
-        return TileParameters(ROWS, axes, (1,) * len(axes), reduce_tile=step, num_warps=step // EACH, num_stages=1)
-    each = 2 * WARP_ROW if step <= WARP_ROW else ROWS_TILE
+        warps = device.warps(step // EACH)
+        return TileParameters(ROWS, axes, (1,) * len(axes), reduce_tile=step, num_warps=warps, num_stages=1)
+    of_warp = ROW_OF_THREAD * device.warp
+    each = 2 * of_warp if step <= of_warp else ROWS_TILE
     height = max(1, min(each // step, power_of_two(count)))
-    warps = 1 if step <= WARP_ROW else next(w for w in (4, 8, 16, 32) if height * step <= WARP_ROW * w)
-    while height > 1 and (
-        count < height * target.cores * 4 or row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR
-    ):
+    warps = 1 if step <= of_warp else next(w for w in (4, 8, 16, 32) if height * step <= of_warp * w)
+
+    def crowded() -> bool:
+        return row_registers(kernel, height * step / device.threads(warps)) > MOST_OF_PRIOR
+
+    while height > 1 and (count < height * target.cores * 4 or crowded()):
         height //= 2
-    while warps < 4 and row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR:
+    while warps < 4 and crowded():
         warps *= 2
     early = reads_beside_rows(kernel) and -(-count // height) <= FEW_PROGRAMS * target.cores
     return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1, read_early=early)
@@ -515,28 +499,28 @@ def row_loops(kernel: TileKernel) -> int:
 def _rows_apart(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """Of the rows that read other tables as many as the threads hold at 16 bytes each, and a few that share a table."""
     assert kernel.rows is not None
-    step, (shared, own) = kernel.rows.width, (_count(kernel, numbers) for numbers in axes)
-    warps = max(4, step * itemsize_of_rows(kernel) // WARP_BYTES)
+    device, step, (shared, own) = device_of(target), kernel.rows.width, (_count(kernel, numbers) for numbers in axes)
+    warps = device.warps(max(128, step * itemsize_of_rows(kernel) // VECTOR_BYTES))
     while warps > 1 and (
-        rows_of_threads(kernel, warps) > own or kernel.rows.count < rows_of_threads(kernel, warps) * target.cores * 4
+        (rows := rows_of_threads(kernel, device.threads(warps))) > own or kernel.rows.count < rows * target.cores * 4
     ):
         warps //= 2
-    height = min(rows_of_threads(kernel, warps), power_of_two(own))
+    height = min(rows_of_threads(kernel, device.threads(warps)), power_of_two(own))
     together = min(SHARING_ROWS, power_of_two(shared))
     while together > 1 and (
         shared % together
         or kernel.rows.count < height * together * target.cores * 4
-        or row_registers(kernel, together * height * step / (32 * warps), apart=True) > MOST_OF_PRIOR
+        or row_registers(kernel, together * height * step / device.threads(warps), apart=True) > MOST_OF_PRIOR
     ):
         together //= 2
     return TileParameters(ROWS, axes, (together, height), reduce_tile=step, num_warps=warps, num_stages=1)
 
 
-def rows_of_threads(kernel: TileKernel, warps: int) -> int:
-    """Rows that so many warps hold with 16 bytes of a thread. Of fewer, tables lie with the threads otherwise than rows
+def rows_of_threads(kernel: TileKernel, threads: int) -> int:
+    """Rows that so many threads hold with 16 bytes each. Of fewer, tables lie with the threads otherwise than rows
     do."""
     assert kernel.rows is not None
-    return max(1, warps * WARP_BYTES // (itemsize_of_rows(kernel) * power_of_two(kernel.rows.width)))
+    return max(1, threads * VECTOR_BYTES // (itemsize_of_rows(kernel) * power_of_two(kernel.rows.width)))
 
 
 def reads_beside_rows(kernel: TileKernel) -> bool:
@@ -578,7 +562,8 @@ def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     while height > 64 and stream_tiles(kernel, height) < target.cores:
         height //= 2
     step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
-    sizes_held = (height, step, warps if height >= WGMMA_ROWS else 4, stages)
+    device, threads = device_of(target), 32 * warps if height >= WGMMA_ROWS else 128
+    sizes_held = (height, step, max(device.figures.group_warps, device.warps(threads)), stages)
     height, step, warps, stages = _held_stream(kernel, target, axes, sizes_held)
     _, steps = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
     split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
@@ -599,7 +584,8 @@ def _held_stream(
     def made() -> TileParameters:
         return TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
 
-    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, made()) > shared_bytes(target):
+    most = device_of(target).shared_bytes
+    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, target, made()) > most:
         crowded = not stream_fits_registers(kernel, target, made())
         if crowded and warps < MOST_STREAM_WARPS:
             warps *= 2
@@ -647,7 +633,7 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     )
     in_turn = replace(made, persistent=1)
     several = stream_tiles(kernel, rows) > target.cores > 0 and not reach_of(stream).is_bounded
-    return in_turn if several and stream_bytes(kernel, in_turn) <= shared_bytes(target) else made
+    return in_turn if several and stream_bytes(kernel, target, in_turn) <= device_of(target).shared_bytes else made
 
 
 def _specialized_sizes(kernel: TileKernel) -> list[tuple[int, int]]:
@@ -660,7 +646,7 @@ def _specialized_sizes(kernel: TileKernel) -> list[tuple[int, int]]:
 
 def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
     """About how many clocks specialised warps take in all their steps."""
-    stream, clocks = kernel.stream, step_clocks(kernel, rows, step)
+    stream, clocks = kernel.stream, step_clocks(kernel, target, rows, step)
     assert stream is not None
     reach, turns = reach_of(stream), stream_tiles(kernel, rows) / max(1, target.cores)
     mean, steps = visited_blocks(reach, Axis(stream.rows, rows), extent(stream.keys), step)
@@ -669,21 +655,21 @@ def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -
     return max(steps, turns * mean) * clocks  # with short tiles last
 
 
-def step_clocks(kernel: TileKernel, rows: int, step: int) -> float:
+def step_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
     """About how many clocks a step of specialised warps takes: the tensor core's time or that of the exponentials,
     whichever is more, and of the other what no other group hides."""
-    stream = kernel.stream
+    stream, f = kernel.stream, device_of(target).figures
     assert stream is not None
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    both = rows * step * (inner + width) / PRODUCTS, rows * step / EXPONENTIALS
+    both = rows * step * (inner + width) / f.products_a_clock, rows * step / f.special_a_clock
     # sums are scaled in each step
-    return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / LANES + BETWEEN_STEPS
+    return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / f.plain_a_clock + BETWEEN_STEPS
 
 
 def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
     assert kernel.stream is not None
-    if not target.arch.startswith("sm_90") or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
+    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
         return False
     if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
         return False
@@ -707,7 +693,7 @@ def _pipelined_of(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[in
         PIPELINED, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, epilogue_parts=parts_of(tile), num_warps=4,
         group=8 if _count(kernel, axes[0]) > 8 * tile[0] else 1, num_stages=4,
     )  # fmt: skip
-    return made if shared_taken(kernel, made) <= shared_bytes(target) else replace(made, num_stages=3)
+    return made if shared_taken(kernel, target, made) <= device_of(target).shared_bytes else replace(made, num_stages=3)
 
 
 def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
@@ -722,7 +708,7 @@ def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
     """Whether a contraction may be by specialised warps: a large product of 16 bits, on Hopper, by compilers that make
     such programs right."""
     contraction = kernel.contraction
-    if contraction is None or not target.arch.startswith("sm_90") or not most_specialized_stages():
+    if contraction is None or not device_of(target).has_wgmma or not most_specialized_stages():
         return False
     if contraction.batch or kernel.variables or kernel.reduce_extent < 2 * STEP:
         return False
@@ -732,14 +718,14 @@ def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
     return any(can_pipeline(kernel, target, _pipelined_of(kernel, target, axes, tile)) for tile in TILES)
 
 
-def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+def stream_bytes(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
     """About how much shared memory an attention's program takes: its queries, and the ring of keys and values. A
     persistent one has the next tile's queries too."""
     stream = kernel.stream
     assert stream is not None
     inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
     scores, values = int(stream.scores.sides[0].dtype.itemsize), int(stream.values.dtype.itemsize)
-    ring = parameters.num_stages * parameters.reduce_tile * (inner * scores + width * values)
+    ring = device_of(target).blocks(parameters.num_stages) * parameters.reduce_tile * (inner * scores + width * values)
     tiles = QUERY_SLOTS if parameters.persistent else 1
     return tiles * parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
 
@@ -831,8 +817,10 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
     loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
-    stages = max(1, min(4, shared_bytes(target) // (loaded * step * itemsize), -(-count // step)))
-    warps = 8 if tile[0] * tile[1] * sums >= WIDE_TILE else 4
+    stages = max(1, min(4, device_of(target).shared_bytes // (loaded * step * itemsize), -(-count // step)))
+    device = device_of(target)
+    threads = 256 if tile[0] * tile[1] * sums >= WIDE_TILE else 128
+    warps = max(device.figures.group_warps, device.warps(threads))
     helds = [held for one in kernel.launched for held in one.held]
     unit = math.lcm(*(held.unit for held in helds))
     edges = [edge for held in helds for edge in (held.first, held.count)]
@@ -853,12 +841,12 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if not wide and split == 1 and count <= SHORT_TERMS and not kernel.others and reads_beside(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
-    if not wide and has_tma(target) and split == 1 and can_describe(kernel, made):
+    if not wide and device_of(target).has_tma and split == 1 and can_describe(kernel, made):
         made = replace(made, loads=TMA)
         many = programs() >= 2 * target.cores
         if many or kernel.others:
             halves = tile[1] >= 128 and tile[1] // 2 >= unit
             made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
-    while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
+    while made.num_stages > 1 and shared_taken(kernel, target, made) > device_of(target).shared_bytes:
         made = replace(made, num_stages=made.num_stages - 1)
     return made

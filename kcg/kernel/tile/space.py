@@ -22,11 +22,12 @@ from kcg.kernel.reading.accesses import affine
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.expected import cost_of, suspects
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, CONTRACTIONS, IN_GLUON, PIPELINED, TMA, TileParameters
-from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import Axes, default_parameters, shared_taken
 from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 from kcg.unexpected import report
@@ -386,7 +387,7 @@ class TileSpace:
     def _refusal(self, p: TileParameters) -> float:
         if p.form != CONTRACTION:
             return 0.0
-        share = shared_taken(self.kernel, p) / shared_bytes(self.target)
+        share = shared_taken(self.kernel, self.target, p) / device_of(self.target).shared_bytes
         return 1 / (1 + math.exp(-(share - 1) / CROWDED)) if share > 1 - 4 * CROWDED else 0.0
 
     def _kept(self, what: str, key: Any, make: Callable[[], V]) -> V:

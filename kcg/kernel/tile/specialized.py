@@ -30,7 +30,7 @@ from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
-    GROUP_WARPS,
+    GROUP_THREADS,
     LOAD,
     REGISTERS,
     add_barriers,
@@ -79,7 +79,7 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
     if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
         return False
-    held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // (32 * GROUP_WARPS)
+    held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // GROUP_THREADS
     return held + BESIDE <= REGISTERS[groups]
 
 

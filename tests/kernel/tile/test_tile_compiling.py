@@ -25,10 +25,11 @@ from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target
@@ -106,7 +107,7 @@ def test_examples_compile(arch: str, examples: list[str], tmp_path: Path) -> Non
     asked = {name: of for name, of in regions().items() if name in examples or name not in EXAMPLES}
     programs = {n: generate(of, target, default_parameters(read_kernel(of), target)) for n, of in asked.items()}
     made = compiled(programs, arch, tmp_path)
-    assert all(row["shared"] <= shared_bytes(target) for row in made.values())
+    assert all(row["shared"] <= device_of(target).shared_bytes for row in made.values())
     for name in ("linear", "linear_gelu"):
         assert made[name]["tensor_core"] == TENSOR_CORE[arch]
         assert made[name]["scratch"] == (arch != "sm_80")
@@ -135,7 +136,7 @@ def test_shared_memory_of_operands_that_are_computed(tmp_path: Path) -> None:
     kernels = {name: region_of(product) for name, product in products.items()}
     made = compiled({name: generate(of, target_of("sm_90"), p) for name, of in kernels.items()}, "sm_90", tmp_path)
     for name, region in kernels.items():
-        expected = shared_taken(read_kernel(region), p)
+        expected = shared_taken(read_kernel(region), target_of("sm_90"), p)
         assert (0.9 if name == "both" else 1.0) * expected <= made[name]["shared"] <= expected, name
 
 
@@ -185,7 +186,7 @@ def test_options_of_triton_are_pinned_or_alike_in_its_versions() -> None:
 def test_shared_memory_is_that_of_the_architecture_not_what_static_arrays_may_take() -> None:
     kib = dict.fromkeys(("sm_90", "sm_90a", "sm_100", "sm_100a"), 227) | dict.fromkeys(("sm_86", "sm_89", "sm_120"), 99)
     kib["sm_80"] = 163
-    assert {arch: shared_bytes(target_of(arch)) >> 10 for arch in kib} == kib
+    assert {arch: device_of(target_of(arch)).shared_bytes >> 10 for arch in kib} == kib
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_programs_compile_for_gfx942(names: list[str], tmp_path: Path, monkeypat
             program = compile_tile(all_of_them[name], schedule_of(p), target, variables=variables)
             for one in (launch.compiled for launch in program.launches):
                 assert one.binary.startswith(b"\x7fELF") and one.local_size[0] % 64 == 0, "waves of 64 threads"
-                assert one.shared_bytes <= shared_bytes(target)
+                assert one.shared_bytes <= device_of(target).shared_bytes
                 assert [n for n, *_ in one.signature] == [None] * len(one.slots) + [n for n, _ in variables]
             if name in ("linear_gelu", "int8", "fp8e5m2") and p.form == CONTRACTION:
                 assert dict(program.launches[0].compiled.report)["mfma"], "its matrix cores"
@@ -312,7 +313,7 @@ def test_programs_of_several_kernels_compile(arch: str, drawn: bool, tmp_path: P
         chosen = random_parameters(kernel, target, Random(name)) if drawn else default_parameters(kernel, target)
         programs[name] = generate(region, target, chosen)
     made = compiled(programs, arch, tmp_path)
-    assert all(row["shared"] <= shared_bytes(target) for row in made.values())
+    assert all(row["shared"] <= device_of(target).shared_bytes for row in made.values())
     for name in ("projection", "activation_beside", "split_sum"):
         assert made[name]["tensor_core"]
 
@@ -336,7 +337,7 @@ def test_query_and_key_with_norms_and_rotations_need_no_more_registers_than_ther
     (launch,) = space.compile(space.start()).launches
     report = dict(launch.compiled.report)
     assert report["wgmma"] and report["spilled_bytes"] == report["stack_bytes"] == 0
-    assert report["shared_bytes"] <= shared_bytes(target)
+    assert report["shared_bytes"] <= device_of(target).shared_bytes
 
 
 @pytest.mark.slow

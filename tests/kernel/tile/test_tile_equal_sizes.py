@@ -16,12 +16,12 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, starts
 from kcg.kernel.tile.parameters import IN_GLUON, ROWS, STREAM
 from kcg.kernel.tile.prior import default_parameters, registers_for_sums, sums_of
 from kcg.kernel.tile.space import schedule_of
-from kcg.kernel.tile.targets import registers_of
 from kcg.types import Region
 from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of
@@ -205,7 +205,7 @@ def test_no_default_has_more_sums_than_registers(size: int) -> None:
             continue
         assert is_legal(kernel, TARGET, chosen), chosen
         if chosen.form != ROWS:
-            threads = registers_of(TARGET).lanes * chosen.num_warps
+            threads = device_of(TARGET).threads(chosen.num_warps)
             assert sums_of(kernel, chosen) // threads <= registers_for_sums(TARGET, chosen.num_warps)
     assert bool(refused) == (size == 32)
 

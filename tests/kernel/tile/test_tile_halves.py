@@ -126,4 +126,4 @@ def test_halves_take_no_more_than_whole_tiles(
     whole, halves = reports
     assert (p.tile, p.persistent) == ((128, 256), 1)
     assert all(one["wgmma"] and not one["spilled_bytes"] and one["registers"] < 256 for one in reports), reports
-    assert halves["shared_bytes"] == whole["shared_bytes"] <= shared_taken(kernel, p)
+    assert halves["shared_bytes"] == whole["shared_bytes"] <= shared_taken(kernel, TARGET, p)

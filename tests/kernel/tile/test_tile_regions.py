@@ -248,7 +248,7 @@ def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
     first, second = compile_tile(region, schedule_of(p), target).launches
     report = dict(first.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= shared_taken(kernel, p)
+    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
     assert not dict(second.compiled.report)["spilled_bytes"]
     whole, own, turns = (
         predicted_seconds(kernel, target, replace(p, **c)) for c in ({"tail": 1}, {"persistent": 0}, {})
@@ -391,7 +391,7 @@ def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: p
     (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
     report = dict(launch.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"], report
-    assert 0.9 * shared_taken(kernel, p) <= report["shared_bytes"] <= shared_taken(kernel, p)
+    assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
 
 
 @interpreted

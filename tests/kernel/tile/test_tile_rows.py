@@ -99,7 +99,7 @@ def test_rotations_move_16_bytes_at_once_and_nothing_between_threads(rows: tuple
     region = rotations(*rows, **FLUX)
     space = TileSpace(region, TARGET, read_region(region))
     p = space.parameters(space.start())
-    assert len(p.axes) == 2 and p.tile[0] > 1 and p.tile[1] >= rows_of_threads(space.kernel, p.num_warps)
+    assert len(p.axes) == 2 and p.tile[0] > 1 and p.tile[1] >= rows_of_threads(space.kernel, 32 * p.num_warps)
     tiles = {"start": p, "one warp": replace(p, tile=(4, 2), num_warps=1), "one head": replace(p, tile=(1, p.tile[1]))}
     assert all(is_legal(space.kernel, TARGET, one) for one in tiles.values())
     made = compiled({name: generate(region, TARGET, one) for name, one in tiles.items()}, "sm_90", tmp_path)

@@ -1,0 +1,122 @@
+"""A GPU is a record: what is legal, chosen and expected for it follows from that alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.targets import TARGETS
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.device import DEVICES, Product, device_of, figures_of, unsupported
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters, starts
+from kcg.kernel.tile.parameters import TF32, TMA
+from kcg.kernel.tile.prior import default_parameters, shared_taken
+from tests.chains import region_of
+from tests.kernels import empty
+from tests.known_targets import KNOWN_TARGETS
+
+TARGET = replace(KNOWN_TARGETS["sm_90"], arch="sm_99", model="made up")
+MATMUL = region_of((empty(512, 512, dtype="bfloat16") @ empty(512, 768, dtype="bfloat16")).gelu())
+SOFTMAX = region_of(empty(512, 1024).softmax())
+
+
+def test_another_device_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = DEVICES["sm_90"]
+    made_up = replace(
+        known, arch="sm_99", capability=99, shared_bytes=40 << 10, has_tma=False, has_wgmma=False,
+        products=(Product(16, 8, 16, ("half", "__bf16")),), figures=replace(known.figures, tensor_ops=1e11),
+    )  # fmt: skip
+    monkeypatch.setitem(DEVICES, "sm_99", made_up)
+    assert not unsupported(TARGET) and device_of(TARGET) is made_up
+    for region in (MATMUL, SOFTMAX):
+        kernel, rng = read_region(region), Random(1)
+        first = default_parameters(kernel, TARGET)
+        for p in (first, *(random_parameters(kernel, TARGET, rng) for _ in range(8))):
+            assert is_legal(kernel, TARGET, p) and p.loads != TMA
+            assert math.isfinite(predicted_seconds(kernel, TARGET, p)) and generate_kernel(kernel, TARGET, p).source
+    slow = predicted_seconds(read_region(MATMUL), TARGET, default_parameters(read_region(MATMUL), TARGET))
+    fast = predicted_seconds(read_region(MATMUL), TARGETS["sm_90"], default_parameters(read_region(MATMUL), TARGET))
+    assert slow > 3 * fast, "its tensor cores are slow"
+
+
+def test_an_architecture_without_a_record_has_that_of_the_one_before_it() -> None:
+    """As much shared memory as tinygrad reports of it is all that is known."""
+    later = device_of(TARGET)
+    assert later == replace(DEVICES["sm_90"], arch="sm_99", capability=99, shared_bytes=TARGET.shared_bytes)
+    assert not unsupported(TARGET)
+    assert device_of(replace(TARGET, arch="sm_90a")) is DEVICES["sm_90"]
+    for arch in ("sm_75", "gfx1100", "Apple9"):
+        other = replace(TARGET, arch=arch, device="CUDA" if arch == "sm_75" else "AMD")
+        assert device_of(other).runtimes == () and unsupported(other).endswith(f"not for {other.device} {arch}")
+
+
+# ---- an MI300X: 64 threads of a wave, 64 KB of shared memory, matrix cores for float32
+
+MI300X = TARGETS["gfx942"]
+REGIONS = (
+    MATMUL, SOFTMAX, region_of(empty(512, 512) @ empty(512, 768)), region_of((empty(512, 512) * 2).silu()),
+    region_of(empty(4096, 512).sum(0)),
+    region_of(empty(2, 512, 64).scaled_dot_product_attention(empty(2, 512, 64), empty(2, 512, 64))),
+)  # fmt: skip
+
+
+def test_its_figures_are_its_own_as_published() -> None:
+    device, figures = DEVICES["gfx942"], figures_of(MI300X)
+    assert figures.tensor_ops * MI300X.cores == pytest.approx(1307.4e12, rel=0.01)
+    assert figures.tensor_ops * figures.float32_share * MI300X.cores == pytest.approx(163.4e12, rel=0.01)
+    assert figures.plain_ops * MI300X.cores == pytest.approx(163.4e12, rel=0.01)
+    assert figures.memory_bytes == pytest.approx(0.83 * 5.3e12)
+    assert (device.threads(4), device.warps(256), device.shared_bytes) == (256, 4, 64 << 10)
+    assert [device.registers_of_thread(waves) for waves in (1, 4, 8, 16)] == [512, 512, 256, 128]
+    assert device.resident(threads=256, registers=128) == 4, "512 registers of a lane are four waves of 128"
+    assert device.resident(threads=256, registers=64, shared_bytes=33 << 10) == 1
+    assert [device.multiplies(name) for name in ("float", "__bf16", "float8_e4m3")] == [True, True, False]
+
+
+def test_no_program_of_it_has_more_threads_than_a_group_may_have() -> None:
+    for region in REGIONS:
+        kernel, rng = read_region(region), Random(2)
+        for p in (*starts(kernel, MI300X), *(random_parameters(kernel, MI300X, rng) for _ in range(4))):
+            counts = legal_values(kernel, MI300X, p, "num_warps")
+            assert counts and max(*counts, p.num_warps) <= 16, p
+            assert is_legal(kernel, MI300X, p) and math.isfinite(predicted_seconds(kernel, MI300X, p))
+
+
+def test_its_programs_begin_with_as_many_threads_as_others_and_fill_its_matrix_cores() -> None:
+    for region in (SOFTMAX, REGIONS[3], REGIONS[4]):
+        kernel, same = read_region(region), replace(TARGETS["sm_80"], cores=MI300X.cores)
+        ours, others = default_parameters(kernel, MI300X), default_parameters(kernel, same)
+        assert ours.tile == others.tile and 64 * ours.num_warps == max(64, 32 * others.num_warps)
+    assert default_parameters(read_region(MATMUL), MI300X).num_warps == 4, "one for each of them"
+
+
+def test_what_threads_hold_of_rows_is_by_threads_and_not_by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = read_region(region_of(empty(64, 50_257).softmax()))
+    p = default_parameters(kernel, MI300X)
+    of_waves = generate_kernel(kernel, MI300X, p).source
+    assert of_waves != generate_kernel(kernel, MI300X, p.changed(num_warps=2 * p.num_warps)).source
+    monkeypatch.setitem(DEVICES, "gfx942", replace(DEVICES["gfx942"], warp=32))
+    assert of_waves == generate_kernel(kernel, MI300X, p.changed(num_warps=2 * p.num_warps)).source
+
+
+def test_products_of_float32_are_its_matrix_cores() -> None:
+    """Without one each multiplication is an instruction, of which compilers bear few."""
+    kernel = read_region(REGIONS[2])
+    p = default_parameters(kernel, MI300X).changed(
+        tile=(128, 256), reduce_tile=32, num_warps=8, num_stages=1, split=1, group=1
+    )
+    assert is_legal(kernel, MI300X, p) and not is_legal(kernel, TARGETS["sm_80"], p)
+    tf32 = replace(kernel, allows_tf32=True), TARGETS["sm_80"], p.changed(precision=TF32)
+    assert is_legal(*tf32), "as to registers and shared memory"
+
+
+def test_a_loop_takes_a_block_less_than_stages_of_its_shared_memory() -> None:
+    kernel = read_region(MATMUL)
+    p = default_parameters(kernel, MI300X).changed(tile=(64, 64), reduce_tile=64, num_stages=4, epilogue_parts=1)
+    block = (64 + 64) * 64 * 2
+    assert shared_taken(kernel, MI300X, p) == 3 * block == shared_taken(kernel, TARGETS["sm_80"], p) - block
