@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -345,11 +346,12 @@ class References:
     references: tuple[tuple[tuple[int, str], Reference], ...]  # by seed and recipe
     projections: tuple[tuple[tuple[int, str, int], Any], ...]  # by seed, recipe and store
     plantings: tuple[Planting, ...] | None = None
+    seconds: float = 0.0  # what computing them took
 
 
 def references_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> References:
     """The references of a thorough check under `seeds`. Raises VerificationError where the region has none."""
-    referee = RefereeWithoutDevice(region)
+    begun, referee = time.perf_counter(), RefereeWithoutDevice(region)
     recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
     ordinary = recipes[0]
     keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
@@ -363,7 +365,8 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
             for place in range(len(referee.chain.stores)):
                 projected(referee, key[0], place)
     plantings = referee.plantings(variables)
-    return References(recipes, tuple(found.items()), tuple(referee.projections.items()), plantings)
+    seconds = time.perf_counter() - begun
+    return References(recipes, tuple(found.items()), tuple(referee.projections.items()), plantings, seconds)
 
 
 # ---- Every element of an output, and not only sampled ones: beside another binary's, and by projections.

@@ -95,11 +95,13 @@ def order_of(leads: Sequence[Lead]) -> list[Lead]:
     """What is to be judged, the most expected verified saving a second first; not what is expected to save nothing, nor
     what is not ripe."""
 
-    def index(lead: Lead) -> float:
-        matters = REFUSED + (1 - REFUSED) * lead.share if lead.covered else 1.0
-        return lead.gain_s * stays(lead.led_s, lead.left_s) * matters / max(lead.judging_s, 1e-3)
+    return sorted((lead for lead in leads if lead.gain_s > 0 and lead.is_ripe), key=rate_of, reverse=True)
 
-    return sorted((lead for lead in leads if lead.gain_s > 0 and lead.is_ripe), key=index, reverse=True)
+
+def rate_of(lead: Lead) -> float:
+    """The expected verified saving of a second of judging, in seconds of an execution of the workload."""
+    matters = REFUSED + (1 - REFUSED) * lead.share if lead.covered else 1.0
+    return lead.gain_s * stays(lead.led_s, lead.left_s) * matters / max(lead.judging_s, 1e-3)
 
 
 def share_until(waits_s: float, elapsed_s: float, left_s: float | None) -> float:
@@ -196,9 +198,16 @@ class Ahead:
         self._ended = threading.Event()
         self._changed = threading.Event()
         self._error: BaseException | None = None
+        self._rate = 0.0  # of what is judged now, beside a search
         self._beside = not device.is_cpu  # the search, in a thread of its own
         self._thread: threading.Thread | None = None
         device.close_too(self.stop)
+
+    @property
+    def rate(self) -> float:
+        """What a second of the device is worth to judging beside a search: see `rate_of`."""
+        is_at_work = self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
+        return self._rate if is_at_work else 0.0
 
     # ---- the run's thread ----
 
@@ -291,12 +300,13 @@ class Ahead:
         """Judge the region that is worth most of those whose references are there, or have what is provisional a piece
         more of its launches; whether there was one."""
         works = {work.id: work for work in self._view.estimates.works}
-        order = [works[lead.id] for lead in order_of(self._leads())]
-        self.prepare(order)
-        work = next((work for work in order if self.comparisons.is_ready(work)), None)
-        if work is None:
+        leads = order_of(self._leads())
+        self.prepare([works[lead.id] for lead in leads])
+        lead = next((lead for lead in leads if self.comparisons.is_ready(works[lead.id])), None)
+        self._rate = 0.0 if lead is None else rate_of(lead)
+        if lead is None:
             return self._further()
-        self._take(work)
+        self._take(works[lead.id])
         return True
 
     def _take(self, work: RegionWork) -> None:
@@ -406,12 +416,13 @@ class Ahead:
 
     def _known_of(self, work: RegionWork, now: float) -> _Known:
         counts = (sum(map(len, [*work.seen.values()])), len(work.refused), len(work.verified))
-        stamp = (*counts, self._verdicts if work.proposed else 0)
+        stamp = (*counts, self._verdicts if work.proposed else 0, self.comparisons.is_ready(work))
         known = self._known.get(work.id)
         if known is None or known.stamp != stamp:
             estimates, firsts = self._view.estimates, tuple(work.firsts)
             since = known.since if known is not None and known.firsts == firsts else now
-            judging_s = 0.0 if estimates.kept.holds_first(work) else estimates.comparing_s(work)
+            judging_s = estimates.comparing_s(work) + self.comparisons.referee_s(work)
+            judging_s = 0.0 if estimates.kept.holds_first(work) else judging_s
             known = _Known(stamp, firsts, self._gain_s(work), judging_s, since)
             self._known[work.id] = known
         return known

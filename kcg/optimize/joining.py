@@ -145,6 +145,8 @@ class Joining:
         works: list[RegionWork] = []
         timed: list[RegionWork] = []
         for some in filter(None, (asked[:FIRSTS], asked[FIRSTS:])):
+            while timed and self._ahead.rate > 0 and not self._ended.is_set():  # which is worth more
+                self._ended.wait(POLL_S)
             if self._ended.is_set():
                 return
             missing = unmade(some, device, until=until)

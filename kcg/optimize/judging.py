@@ -231,9 +231,7 @@ class Judging:
         wanted = [work for work in left if not work.proposed or work.call.region.id in self._of_best]
         if self._fits(wanted):
             return sorted(wanted, key=lambda work: work.id in self._covered)
-        return sorted(
-            wanted, key=lambda work: -gain_s(work, self._judged) / max(self._estimates.comparing_s(work), 1e-3)
-        )
+        return sorted(wanted, key=lambda work: -gain_s(work, self._judged) / max(self._comparing_s(work), 1e-3))
 
     def _fits(self, works: Sequence[RegionWork]) -> bool:
         """Whether there is time to judge those of these that the best plans run."""
@@ -241,7 +239,10 @@ class Judging:
         if until is None:
             return True
         due = (work for work in works if work.id not in self._covered and not self._estimates.kept.holds_first(work))
-        return time.monotonic() + sum(map(self._estimates.comparing_s, due)) <= until
+        return time.monotonic() + sum(map(self._comparing_s, due)) <= until
+
+    def _comparing_s(self, work: RegionWork) -> float:
+        return self._estimates.comparing_s(work) + self._comparisons.referee_s(work)
 
     def _first(self, works: Sequence[RegionWork]) -> Sequence[RegionWork]:
         """What may be judged next. Where a budget ends, a kernel that regions cover waits until all else is judged,

@@ -352,6 +352,7 @@ class _Search:
             between=self._between,
             patience_s=self._patience_s,
             arriving=functools.partial(self._arrive, predictor),
+            elsewhere=lambda: 0.0 if self.ahead is None else self.ahead.rate,
         )
         self._enter(predictor, self.works)
         allocator.run()

@@ -136,6 +136,8 @@ STALL_MEASURED: Final = 48
 PART: Final = 1 / 4
 """Of the time that a kernel has left, one batch takes no more: where seconds are few, several have their turn."""
 PAIR: Final = 2  # schedules, which a batch may have in any case
+DEVICE_S: Final = 0.1
+"""What measuring a schedule takes of a GPU: 261 took 25 s of one NVIDIA H200."""
 POLL_S: Final = 0.2
 PATIENCE_S: Final = 60.0  # for what is with the device when the search is over
 
@@ -149,6 +151,7 @@ class Limits:
     searching: int = 1  # searches that are at work otherwise
     alternate: bool = True  # nothing thinks while something is measured, so none thinks for long
     least_saving: float = WORTHLESS  # share of the workload's time
+    device_s: float = DEVICE_S  # what a schedule takes of the device
 
     @classmethod
     def on_gpu(cls, compilers: int, searching: int, *, gpus: int = 1, least_saving: float = WORTHLESS) -> Limits:
@@ -251,13 +254,16 @@ class Allocator:
         between: Callable[[], None] = lambda: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
         arriving: Callable[[], bool] | None = None,
+        elsewhere: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
         thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
         may give the entries other weights. Where all takes turns, `between` is called when nothing is at work, and may
         take as long as it likes. A search that ended by itself gets no hints any more. At the end `patience_s` says how
         long to wait for what is with the device; what comes later is not waited for. `arriving` is called until it
-        says no: it may `enter` more, and before nothing ends since nothing is worth its measurements."""
+        says no: it may `enter` more, and before nothing ends since nothing is worth its measurements. `elsewhere` says
+        what a second of the device is worth to others, in seconds of the workload: what saves less waits."""
+        self.elsewhere = elsewhere
         self.weigh, self.between, self.patience_s = weigh, between, patience_s
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
@@ -429,6 +435,8 @@ class Allocator:
     def _next(self) -> bool:
         """Let one search begin, or grant what one asks for, where the limits allow; whether it did."""
         if (self.limits.alternate and not self._idle()) or (best := self._worthwhile()) is None:
+            return False
+        if best.saving_s < self.elsewhere() * self.limits.device_s * max(best.wanted, 1):
             return False
         if best.thread is not None:
             return self._grant(best)

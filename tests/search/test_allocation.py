@@ -88,6 +88,24 @@ def test_what_arrives_while_others_are_searched_is_searched_too() -> None:
     assert [entry.best_s for entry in allocator.entries] == [8e-4] and allocator.settled
 
 
+def test_what_saves_less_than_the_device_is_worth_to_others_meanwhile_waits() -> None:
+    """tinygrad's own schedule does not: without it there is nothing to save."""
+    order, asked = list[str](), list[int]()
+
+    def elsewhere() -> float:
+        asked.append(len(order))
+        return 1e9 if asked.count(1) < 3 else 0.0
+
+    limits = Limits(measuring=2, searching=1, alternate=False)
+    allocator = Allocator(
+        Ledger(max_measurements=5), limits, report=lambda name, _: order.append(name), elsewhere=elsewhere
+    )
+    entered(allocator, chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4]))
+    allocator.run()
+    assert asked.count(1) >= 3, "it neither measures nor ends"
+    assert len(order) == 5
+
+
 def test_taking_turns_repeats_itself() -> None:
     orders = []
     for _ in range(2):
