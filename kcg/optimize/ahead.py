@@ -329,8 +329,7 @@ class Ahead:
         if before is None or before.chosen.schedule != row.chosen.schedule or work.id not in self.rows:
             self._verdicts += 1
         self._news = self._news or not is_piece(before, row)
-        own = row.opts if work.proposed and row.opts is not None else row.baseline
-        self._saved_s += work.call.calls * ((own if before is None else before.chosen).cold_s - row.chosen.cold_s)
+        self._saved_s += saved_by(work, row, before)
         self.rows[work.id] = self._judged[work.id] = row
         if work.stored is not None:
             work.stored = row
@@ -454,6 +453,12 @@ class Ahead:
             share = min(max(ledger.measurements / ledger.max_measurements, 0.01), 1.0)
             return spent_s * (1 - share) / share
         return spent_s
+
+
+def saved_by(work: RegionWork, row: RegionResult, before: RegionResult | None) -> float:
+    """What one execution gains by the result of a region over the one before, if there was one, in seconds."""
+    own = row.opts if work.proposed and row.opts is not None else row.baseline
+    return work.call.calls * ((own if before is None else before.chosen).cold_s - row.chosen.cold_s)
 
 
 def gain_s(work: RegionWork, judged: Mapping[str, RegionResult]) -> float:

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
-WHOLE_SHARE_ON_GPU: Final = 1 / 4
+WHOLE_SHARE_ON_GPU: Final = 1 / 3
 """Of what is left of a budget after the baselines on a GPU, the check of the whole takes no more, or no time is kept
-for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels."""
+for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels. With two it is
+22 to 31 s of 107."""
 UNSURE: Final = 1 / 3  # of a step as tinygrad schedules it, that the chosen one takes at least, until it is known
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 KERNELS_SHARE_ON_GPU: Final = 1 / 3

@@ -20,7 +20,7 @@ from kcg.judge.paired import Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.protocol import median_interval
-from kcg.optimize.ahead import better, covered_by, gain_s, is_piece, left_out, missing_s, order_of_completing
+from kcg.optimize.ahead import better, covered_by, gain_s, is_piece, left_out, missing_s, order_of_completing, saved_by
 from kcg.optimize.estimates import Pace
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults, searched_of
@@ -116,7 +116,7 @@ class Judging:
             if work not in order:
                 row = work.stored or self._ahead.get(work.id)
                 judged[work.id] = row or self._with_offers(work, self._as_searched(work))
-        left, count = list(order), 0
+        left, count, saved_s = list(order), 0, 0.0
         seen: list[RegionWork] = []  # so many of them
         self._plan(left)
         self._show(count, self._of_plans(left))
@@ -139,8 +139,10 @@ class Judging:
                 else:  # no other plan could be judged either
                     judged[work.id] = self._or_ahead(work, self._with_offers(work, self._too_late(work)))
                 waiting = self._of_plans(left)
+                saved_s += saved_by(work, judged[work.id], before)
                 if self._incumbent is not None and held.isdisjoint(work.id for work in waiting):
-                    self._incumbent.improve()  # the file of a run that goes on has no less than what that had judged
+                    self._incumbent.improve(saved_s)
+                    saved_s = 0.0  # the file of a run that goes on has no less than what that had judged
                 self._show(count, waiting)
             for work in left:
                 judged[work.id] = self._ahead.get(work.id) or self._not_needed(work)

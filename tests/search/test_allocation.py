@@ -103,7 +103,7 @@ def test_what_saves_less_than_the_device_is_worth_to_others_meanwhile_waits() ->
     entered(allocator, chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4]))
     allocator.run()
     assert asked.count(1) >= 3, "it neither measures nor ends"
-    assert len(order) == 5
+    assert len(order) > 1 and allocator.entries[0].best_s == 5e-4
 
 
 def test_taking_turns_repeats_itself() -> None:
