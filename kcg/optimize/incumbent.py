@@ -7,6 +7,7 @@ each time, says that it is not complete and how to go on, and has tinygrad's own
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kcg.optimize.work import RegionResults
 
 SHARE: Final = 1 / 20
-"""Of the time since the first verdict, what making and writing it may take: the device waits meanwhile. Of Flux 1024 it
+"""Of the time since it was last made, what making and writing it may take: the device waits meanwhile. Of Flux 1024 it
 is a fifth of a second of one core: .12 the best plan of 90 candidate regions, .03 the rest of the result, .04 to write
 .7 MB; a verdict of its took four seconds on one NVIDIA H100. So only where verdicts come faster, as those that are
 taken over of an earlier run, are some written together."""
@@ -55,9 +56,9 @@ class Incumbent:
         self._whole, self._go_on = whole, f"; to go on: {go_on}" if go_on else ""
         self._history, self._started = history, started
         self._written: tuple[Plan, frozenset[str]] | None = None  # with the regions that were provisional
-        self._since: float | None = None  # the first verdict
+        self._begun_s = -math.inf  # when the result was last made
+        self._took_s = 0.0  # what that took
         self._missing_s = 0.0  # what the workload gains by what the file does not have
-        self._spent_s = 0.0
         self.verified_s: tuple[float, float] | None = None
         """What the workload takes by what was verified, and by tinygrad's own schedules; None before any verdict."""
 
@@ -66,16 +67,15 @@ class Incumbent:
         where the file has another plan, or one of which more is provisional. What comes too soon is written with the
         next verdict, or when this is called again: whether it was not too soon."""
         begun = self._clock()
-        self._since = begun if self._since is None else self._since
         self._missing_s += saved_s
         is_large = self.verified_s is not None and self._missing_s >= LARGE * self.verified_s[0]
-        if self._spent_s > (5 if is_large else 1) * SHARE * (begun - self._since):
+        if self._took_s > (5 if is_large else 1) * SHARE * (begun - self._begun_s):
             return False
         self._missing_s = 0.0
         result = self._seen(self._make(None))
         if self._written != _state_of(result):
             self._write(result, "everything was judged: what was not has the best that was, or tinygrad's own")
-        self._spent_s += self._clock() - begun
+        self._begun_s, self._took_s = begun, self._clock() - begun
         return True
 
     def settle(self, results: RegionResults) -> None:

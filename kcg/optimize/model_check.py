@@ -42,8 +42,8 @@ def check_models(
         return estimates.whole_s(changed=changed, plans=plans)
 
     def first(many: int, why: str) -> list[int]:
-        """The first of those that are due, the last plan among them; why the others are not run is said."""
-        kept = [*due[: many - 1], due[-1]] if due[-1] == len(results) - 1 else due[:many]
+        """The first of those that are due, of several the last plan among them; why the others are not run is said."""
+        kept = [*due[: many - 1], due[-1]] if many > 1 and due[-1] == len(results) - 1 else due[:many]
         for place in set(due).difference(kept):
             checks[place] = ModelCheck(None, f"not run: {why}")
         return kept
