@@ -25,9 +25,9 @@ from evaluation.tiles.cases import Case as KernelCase
 from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import dtypes
 from kcg.kernel.analysis import arithmetic, least_bytes_of_region
+from kcg.kernel.ast import affine, extent
 from kcg.kernel.chain import Chain
 from kcg.kernel.codec import ast_of
-from kcg.kernel.reading.accesses import affine, extent
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel

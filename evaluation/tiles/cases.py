@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.analysis import arithmetic, least_bytes
+from kcg.kernel.ast import affine, extent
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.reading.accesses import Access, affine, extent
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.types import Region, Target, WorkloadCall

@@ -25,8 +25,9 @@ from functools import lru_cache
 from typing import Any
 
 from kcg.compat.scheduling import with_loads_collapsed
-from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes, sym_infer
+from kcg.compat.tiny import AxisType, GroupOp, Ops, UOp, dtypes, sym_infer
 from kcg.errors import CodecError
+from kcg.kernel.ast import affine, buffer_of, extent, is_local, is_variable
 from kcg.kernel.codec import FORMAT
 from kcg.types import Kernel, Recompute, Region, Target, canonical_json
 
@@ -127,11 +128,11 @@ def work_at(ast: UOp) -> Callable[[Mapping[str, int]], float]:
     """The work of a kernel as a function of the values of its variables: its arithmetic and the elements it stores."""
     scopes: Counter[tuple[UOp, ...]] = Counter()
     for top, of_top in _stores(_as_run(ast)):
-        scopes.update(tuple(filter(_counts, scope)) for scope in (of_top[top], *_arithmetic_scopes(top, of_top)))
+        scopes.update(tuple(filter(is_local, scope)) for scope in (of_top[top], *_arithmetic_scopes(top, of_top)))
     extents = {axis: axis.src[0] for scope in scopes for axis in scope}
 
     def work(values: Mapping[str, int]) -> float:
-        known = {axis: sym_infer(extent, dict(values)) for axis, extent in extents.items()}
+        known = {axis: sym_infer(size, dict(values)) for axis, size in extents.items()}
         return float(sum(count * math.prod(known[axis] for axis in scope) for scope, count in scopes.items()))
 
     return work
@@ -171,7 +172,7 @@ def _touched(ast: UOp) -> dict[tuple[str, UOp], int]:
             if index.op is Ops.WHERE:
                 box = _both(box, _condition(index.src[0], True))
         addresses = [_address(index) for index in node.src[1:]]
-        touched = math.prod(_extent(r, box) for r in UOp.sink(*addresses).ranges if _counts(r))
+        touched = math.prod(_extent(r, box) for r in UOp.sink(*addresses).ranges if is_local(r))
         if len(addresses) == 1:  # windows that overlap touch an element only once
             touched = min(touched, int(addresses[0].vmax) - int(addresses[0].vmin) + 1)
         counted[role, buffer] = counted.get((role, buffer), 0) + touched
@@ -321,7 +322,7 @@ def _accesses(ast: UOp) -> list[tuple[str, UOp, UOp]]:
     loaded = {s for node in nodes for i, s in enumerate(node.src) if not (node.op is Ops.STORE and i == 0)}
     found = []
     for node in nodes:
-        if node.op is Ops.INDEX and (buffer := _buffer(node)) is not None:
+        if node.op is Ops.INDEX and (buffer := buffer_of(node)).op is Ops.PARAM:
             found += [(role, buffer, node) for role, some in (("w", targets), ("r", loaded)) if node in some]
     return found
 
@@ -373,22 +374,8 @@ def _least_touched(indices: Iterable[UOp]) -> int:
 
 def _linear(address: UOp) -> dict[UOp, int] | None:
     """The factor of each range in an address that is a sum of ranges times constants; None where it is another."""
-    if address.op is Ops.CONST:
-        return {}
-    if _counts(address):
-        return {address: 1}
-    if address.op is Ops.ADD:
-        parts = [_linear(s) for s in address.src]
-        if any(part is None for part in parts):
-            return None
-        total: dict[UOp, int] = {}
-        for part in parts:
-            for axis, factor in (part or {}).items():
-                total[axis] = total.get(axis, 0) + factor
-        return total
-    if address.op is Ops.MUL and address.src[1].op is Ops.CONST and (part := _linear(address.src[0])) is not None:
-        return {axis: factor * int(address.src[1].vmax) for axis, factor in part.items()}
-    return None
+    found = affine(address, is_axis=is_local)
+    return None if found is None else {axis: factor for axis, factor in found.items() if axis is not None}
 
 
 def _distinct(terms: dict[UOp, int]) -> int:
@@ -398,19 +385,19 @@ def _distinct(terms: dict[UOp, int]) -> int:
     that leave no gap make one longer row. Otherwise |A + B| >= |A| + |B| - 1.
     """
     count, reach, step, gapless = 1, 0, 0, True
-    for factor, extent in sorted((abs(f), _least_extent(axis)) for axis, f in terms.items() if f):
-        if extent == 0:
+    for factor, steps in sorted((abs(f), _least_extent(axis)) for axis, f in terms.items() if f):
+        if steps == 0:
             return 0
-        if extent == 1:
+        if steps == 1:
             continue
         step = step or factor
         if gapless and factor % step == 0 and factor <= reach + step:
-            count += (extent - 1) * (factor // step)
+            count += (steps - 1) * (factor // step)
         elif factor > reach:
-            count, gapless = count * extent, False
+            count, gapless = count * steps, False
         else:
-            count, gapless = count + extent - 1, False
-        reach += (extent - 1) * factor
+            count, gapless = count + steps - 1, False
+        reach += (steps - 1) * factor
     return count
 
 
@@ -423,7 +410,7 @@ def _may_share(node: UOp) -> bool:
     nodes = list(node.toposort())
     if any(n.op is Ops.WHERE or n.dtype == dtypes.bool for n in nodes):
         return True
-    if any(n.op is Ops.PARAM and n.arg.addrspace is AddrSpace.ALU for n in nodes):
+    if any(map(is_variable, nodes)):
         return True
     return any(_linear(index) is None for n in nodes if n.op is Ops.INDEX for index in n.src[1:])
 
@@ -432,18 +419,13 @@ def _times(shape: Iterable[int]) -> str:
     return "x".join(str(n) for n in shape) or "1"
 
 
-def _counts(axis: UOp) -> bool:
-    """Whether an axis multiplies the work of one device."""
-    return axis.op is Ops.RANGE and axis.arg[-1] is not AxisType.DEVICE
-
-
 def _extent(axis: UOp, box: Box) -> int:
-    low, high = box.get(axis, (0, int(axis.vmax) + 1))
-    return max(0, min(high, int(axis.vmax) + 1) - max(low, 0))
+    low, high = box.get(axis, (0, extent(axis)))
+    return max(0, min(high, extent(axis)) - max(low, 0))
 
 
 def _extents(axes: Iterable[UOp]) -> tuple[int, ...]:
-    return tuple(_extent(r, {}) for r in axes if _counts(r))
+    return tuple(_extent(r, {}) for r in axes if is_local(r))
 
 
 def _is_contraction(node: UOp) -> bool:
@@ -488,9 +470,9 @@ def _stores(ast: UOp) -> list[tuple[UOp, dict[UOp, list[UOp]]]]:
                 scope.update(dict.fromkeys(scopes.get(owner, ())))
             order = {r: i for i, r in enumerate(store_ranges)}
             own = {*node.ranges, *(node.ended_ranges if node.op is Ops.REDUCE else ())}
-            counted = (r for r in scope if _counts(r) and (r in own or r.arg[-1] is not AxisType.UPCAST))
+            counted = (r for r in scope if is_local(r) and (r in own or r.arg[-1] is not AxisType.UPCAST))
             scopes[node] = sorted(counted, key=lambda r: order.get(r, len(order)))
-        scopes[top] = [r for r in store_ranges if _counts(r)]
+        scopes[top] = [r for r in store_ranges if is_local(r)]
         out.append((top, scopes))
     return out
 
@@ -516,7 +498,7 @@ def _condition(node: UOp, truth: bool) -> Box:
         return _both(_condition(node.src[0], True), _condition(node.src[1], True))
     if node.op is Ops.CMPLT and node.src[0].op is Ops.RANGE and node.src[1].op is Ops.CONST:
         axis, bound = node.src[0], int(node.src[1].vmax)
-        return {axis: (0, bound) if truth else (bound, int(axis.vmax) + 1)}
+        return {axis: (0, bound) if truth else (bound, extent(axis))}
     return {}
 
 
@@ -556,16 +538,6 @@ def _is_address(node: UOp) -> bool:
     if node.dtype == dtypes.weakint:
         return True
     return node.dtype == dtypes.bool and all(s.op is Ops.CONST or _is_address(s) for s in node.src)
-
-
-def _buffer(index: UOp) -> UOp | None:
-    """The buffer that an INDEX reads or writes."""
-    node = index.src[0]
-    while node.op is not Ops.PARAM:
-        if not node.src:
-            return None
-        node = node.src[0]
-    return node
 
 
 # ---- A kernel's identity without its sizes: two kernels that differ only in them are of one class, see `shape_class`.

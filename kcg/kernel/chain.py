@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kcg.compat.tiny import AddrSpace, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import Noise, numpy_dtype, products_are_tf32, rounding_at_random, significant_bits
+from kcg.kernel.ast import buffer_of, store_of
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reference import (
     Array,
@@ -28,10 +29,8 @@ from kcg.kernel.reference import (
     Run,
     StoreIndex,
     StoreValues,
-    buffer_of,
     buffers,
     points_of_store,
-    store_of,
     stored_elements,
 )
 from kcg.types import Region

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from kcg.compat.tiny import AxisType, GroupOp, InvalidType, Ops, Scheduler, UOp, dtypes
+from kcg.kernel.ast import is_invalid
 
 # ---- The axis table of a scheduled kernel: extents, kinds, and the strides of every memory access over every axis.
 #
@@ -240,17 +241,13 @@ def address_value(node: UOp, values: dict[UOp, Any]) -> Any:
         return 0 if isinstance(node.arg, InvalidType) else int(node.arg)
     if node.op is Ops.WHERE:
         # the gate hides elements but does not move them: follow the side that is an address
-        return values[node.src[1] if not _is_invalid(node.src[1]) else node.src[2]]
+        return values[node.src[1] if not is_invalid(node.src[1]) else node.src[2]]
     if node.op is Ops.CAST:
         return values[node.src[0]]
     if node.op in _INTEGER and len(node.src) == 2:
         with np.errstate(all="ignore"):
             return _INTEGER[node.op](values[node.src[0]], values[node.src[1]])
     return 0
-
-
-def _is_invalid(node: UOp) -> bool:
-    return node.op is Ops.CONST and isinstance(node.arg, InvalidType)
 
 
 UOPS_PER_ACCUMULATOR = 7
@@ -489,7 +486,7 @@ def _address(node: UOp) -> tuple[UOp, UOp | None]:
     address = node.src[1]
     if not _is_gate(address):
         return address, None
-    return (address.src[2] if _is_invalid(address.src[1]) else address.src[1]), address.src[0]
+    return (address.src[2] if is_invalid(address.src[1]) else address.src[1]), address.src[0]
 
 
 def _by_power_of_two(divisor: UOp) -> bool:
@@ -497,7 +494,7 @@ def _by_power_of_two(divisor: UOp) -> bool:
 
 
 def _is_gate(node: UOp) -> bool:
-    return node.op is Ops.WHERE and any(_is_invalid(s) for s in node.src[1:])
+    return node.op is Ops.WHERE and any(is_invalid(s) for s in node.src[1:])
 
 
 @functools.lru_cache(4096)

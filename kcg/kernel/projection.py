@@ -24,10 +24,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import AddrSpace, AxisType, Invalid, Ops, UOp, dtypes
+from kcg.compat.tiny import AddrSpace, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import Value, unit_roundoff
-from kcg.kernel.reference import MAX_ELEMENTS, Run, buffer_of, buffers, store_of
+from kcg.kernel.ast import affine, buffer_of, extent, is_local, is_symbolic, shape_of, store_of, without_gates
+from kcg.kernel.reference import MAX_ELEMENTS, Run, buffers
 
 # ---- Which stored values are linear, and the terms that they are sums of.
 
@@ -82,7 +83,7 @@ def plan(ast: UOp, store: int = 0) -> Projection | None:
     """
     sink = ast.src[store]
     nodes = ast.toposort()
-    if sink.op is not Ops.END or any(node.op is Ops.RANGE and affine(node) is None for node in nodes):
+    if sink.op is not Ops.END or any(node.op is Ops.RANGE and not is_fixed(node) for node in nodes):
         return None
     if any(node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.ALU for node in nodes):
         return None
@@ -131,11 +132,6 @@ def chain(node: UOp) -> tuple[int, int]:
             combined = sum(loads) if n.op is Ops.MUL else max(loads, default=0)
             known[n] = max((terms for terms, _ in parts), default=1), combined
     return known[node]
-
-
-def extent(axis: UOp) -> int:
-    """The extent of a range that is not symbolic."""
-    return int(axis.src[0].arg)
 
 
 def significant_bits(node: UOp) -> int:
@@ -291,53 +287,35 @@ class Access:
     variance: float = 0.0  # (relative rounding error)² of casts after the load
 
 
-def affine(node: UOp) -> tuple[int, dict[UOp, int]] | None:
-    """`(base, stride of each range)` of an integer expression; None if it is not affine in ranges of fixed extent."""
-    match node.op:
-        case Ops.CONST if isinstance(node.arg, int):
-            return int(node.arg), {}
-        case Ops.RANGE if node.arg[-1] is not AxisType.DEVICE and node.src[0].op is Ops.CONST:
-            return 0, {node: 1}
-        case Ops.CAST if dtypes.is_int(node.dtype) and node.dtype.itemsize >= 4:
-            return affine(node.src[0])
-        case Ops.ADD:
-            left, right = affine(node.src[0]), affine(node.src[1])
-            if left is None or right is None:
-                return None
-            return left[0] + right[0], {
-                r: left[1].get(r, 0) + right[1].get(r, 0) for r in dict.fromkeys((*left[1], *right[1]))
-            }
-        case Ops.MUL:
-            left, right = affine(node.src[0]), affine(node.src[1])
-            if left is None or right is None or (left[1] and right[1]):
-                return None
-            (base, strides), factor = (left, right[0]) if left[1] else (right, left[0])
-            return base * factor, {r: s * factor for r, s in strides.items()}
-        case _:
-            return None
+def is_fixed(node: UOp) -> bool:
+    """Whether a node is a range of fixed extent that one device goes through."""
+    return is_local(node) and not is_symbolic(node)
 
 
 def access_of(index: UOp) -> Access | None:
     """The access of an INDEX; None if its position is not affine. A gate (`Invalid`) becomes the mask."""
-    source, positions = index.src[0], index.src[1:]
-    dims = [0]
-    if source.op is Ops.RESHAPE:
-        shape = source.src[1].src if source.src[1].op is Ops.STACK else source.src[1:]
-        if any(s.op is not Ops.CONST for s in shape):
-            return None
-        dims, source = [int(s.arg) for s in shape], source.src[0]
-    if source.op is not Ops.PARAM or source.src[0].op is not Ops.CONST or len(dims) != len(positions):
+    source, positions, buffer = index.src[0], index.src[1:], buffer_of(index)
+    shaped = source.src[1:] if source.op is Ops.RESHAPE and source.src[0] is buffer else ()
+    if not (buffer.op is Ops.PARAM and (shaped or source is buffer) and all(map(_is_sized, (buffer, *shaped)))):
         return None
-    base, strides, mask = 0, dict[UOp, int](), []
-    for dim, position in zip(dims, positions, strict=True):
-        if position.op is Ops.WHERE and position.src[2].op is Ops.CONST and position.src[2].arg is Invalid:
-            mask.append(position.src[0])
-            position = position.src[1]
-        if (part := affine(position)) is None:
+    if len(dims := shape_of(index)) != len(positions):
+        return None
+    base, strides, mask = 0, dict[UOp, int](), list[UOp]()
+    for dim, place in zip(dims, positions, strict=True):
+        position, gates = without_gates(place)
+        mask += gates
+        if (part := affine(position, is_axis=is_fixed, through_casts=True)) is None:
             return None
-        base = base * dim + part[0]
-        strides = {r: strides.get(r, 0) * dim + part[1].get(r, 0) for r in dict.fromkeys((*strides, *part[1]))}
-    return _masked(Access(source.arg.slot, int(source.src[0].arg), base, strides), mask)
+        base = base * dim + part.pop(None, 0)
+        found = {axis: factor for axis, factor in part.items() if axis is not None}
+        strides = {r: strides.get(r, 0) * dim + found.get(r, 0) for r in dict.fromkeys((*strides, *found))}
+    return _masked(Access(buffer.arg.slot, int(buffer.src[0].arg), base, strides), mask)
+
+
+def _is_sized(node: UOp) -> bool:
+    """Whether the size of a buffer, or one of those that it is numbered by, is a constant."""
+    sizes = node.src if node.op is Ops.STACK else node.src[:1] if node.op is Ops.PARAM else (node,)
+    return all(size.op is Ops.CONST for size in sizes)
 
 
 def load_of(node: UOp) -> Access | None:
@@ -375,7 +353,7 @@ def _masked(access: Access, conditions: Sequence[UOp]) -> Access | None:
             if node.op in (Ops.INDEX, Ops.PARAM, Ops.REDUCE):
                 return None
             if node.op is Ops.RANGE:
-                if affine(node) is None:
+                if not is_fixed(node):
                     return None
                 strides.setdefault(node, 0)
     return Access(access.slot, access.size, access.base, strides, (*access.mask, *conditions), access.variance)

@@ -67,6 +67,7 @@ from kcg.kernel.arithmetic import (
     subnormal_step,
     unit_roundoff,
 )
+from kcg.kernel.ast import buffer_of, shape_of, store_of
 
 # ---- Reductions in blocks with running error bounds.
 
@@ -538,15 +539,6 @@ def float_tolerance(ast: UOp, store: int = 0, *, variables: Mapping[str, int] | 
     return max(map(unit_roundoff, computed), default=0.0), math.prod(run.extent(r) for r in ranges)
 
 
-def store_of(sink: UOp) -> UOp:
-    return sink.src[0] if sink.op is Ops.END else sink
-
-
-def buffer_of(index: UOp) -> UOp:
-    source = index.src[0]
-    return source.src[0] if source.op is Ops.RESHAPE else source
-
-
 def _name(dtype: DType) -> str:
     return str(dtype).removeprefix("dtypes.") if dtype.fmt is None else np.dtype(dtype.fmt).name
 
@@ -793,14 +785,9 @@ class Run:
 
     def _flat_index(self, index: UOp, values: Mapping[UOp, Value]) -> tuple[Array, Array | None]:
         """The element of the buffer, and where the access happens at all (None: everywhere)."""
-        source = index.src[0]
-        if source.op is Ops.RESHAPE:
-            dims = [int(s.arg) for s in (source.src[1].src if source.src[1].op is Ops.STACK else source.src[1:])]
-        else:
-            dims = [0]
         flat: Array = np.zeros((), np.int64)
         gate: Array | None = None
-        for dim, node in zip(dims, index.src[1:], strict=True):
+        for dim, node in zip(shape_of(index), index.src[1:], strict=True):
             flat = flat * dim + values[node].data.astype(np.int64, copy=False)
             if (valid := values[node].valid) is not None:
                 gate = valid if gate is None else gate & valid

@@ -34,8 +34,8 @@ from kcg.compat.hazards import Access, is_convex, successors_of
 from kcg.compat.partition import own_of
 from kcg.compat.tiny import DType, Ops, UOp, sym_infer
 from kcg.kernel.analysis import arithmetic
+from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.codec import ast_of
-from kcg.kernel.reading.accesses import affine, extent, is_symbolic
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.vectors import vectors_of

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import AxisType, Invalid, Ops, UOp, dtypes
 from kcg.kernel.arithmetic import Value
-from kcg.kernel.reference import Run, buffer_of, store_of
+from kcg.kernel.ast import buffer_of, store_of
+from kcg.kernel.reference import Run
 
 Elements = NDArray[np.int64]
 

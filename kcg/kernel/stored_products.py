@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import read_ast
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.targets import TARGETS

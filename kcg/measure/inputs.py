@@ -23,6 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, Invalid, KernelInfo, Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import DeviceError, KcgError
+from kcg.kernel.ast import shape_of, slot_of
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
@@ -256,9 +257,9 @@ class BufferInfo:
 def buffers_of(ast: UOp) -> tuple[BufferInfo, ...]:
     """The buffers of a normalised AST in slot order; symbolic sizes at their maximum."""
     nodes = list(ast.toposort())
-    stored = {_buffer_slot(u.src[0]) for u in nodes if u.op is Ops.STORE}
+    stored = {slot_of(u.src[0]) for u in nodes if u.op is Ops.STORE}
     targets = {u.src[0] for u in nodes if u.op is Ops.STORE}
-    read = {_buffer_slot(u) for u in nodes if u.op is Ops.INDEX and (u not in targets or _is_read(u, nodes))}
+    read = {slot_of(u) for u in nodes if u.op is Ops.INDEX and (u not in targets or _is_read(u, nodes))}
     params = sorted((u for u in nodes if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
     return tuple(
         BufferInfo(
@@ -271,13 +272,6 @@ def buffers_of(ast: UOp) -> tuple[BufferInfo, ...]:
         )
         for u in params
     )
-
-
-def _buffer_slot(index: UOp) -> int:
-    node = index
-    while node.op is not Ops.PARAM:
-        node = node.src[0]
-    return int(node.arg.slot)
 
 
 def _is_read(index: UOp, nodes: list[UOp]) -> bool:
@@ -303,7 +297,7 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
                 if plain.op is Ops.RANGE:
                     note(ours, int(plain.vmax) + 1)
         elif u.op is Ops.INDEX:
-            for position, extent in zip(u.src[1:], _extents(u.src[0]), strict=True):
+            for position, extent in zip(u.src[1:], shape_of(u), strict=True):
                 guards = _guards(position) if position.op is Ops.WHERE else {}
                 note(position, min(guards.values(), default=extent))
     return bounds
@@ -312,7 +306,7 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
 def _integers_under(expression: UOp) -> set[int]:
     """The slots of the integers on which an expression depends."""
     loads = (u for u in expression.toposort() if u.op is Ops.INDEX and dtypes.is_int(u.src[0].dtype))
-    return {_buffer_slot(u) for u in loads}
+    return {slot_of(u) for u in loads}
 
 
 def guarded_indices(asts: Sequence[UOp]) -> frozenset[int]:
@@ -352,7 +346,7 @@ def _guards(position: UOp) -> dict[int, int]:
     for value, extent in below.items():
         if value in above:
             outside = set(position.src[1].toposort(gate=lambda u, value=value: u is not value))
-            others = {_buffer_slot(u) for u in outside if u.op is Ops.INDEX}
+            others = {slot_of(u) for u in outside if u.op is Ops.INDEX}
             found |= dict.fromkeys(_integers_under(value) - others, extent)
     return found
 
@@ -388,7 +382,7 @@ def divisors(ast: UOp) -> frozenset[int]:
     whole = (Ops.CDIV, Ops.CMOD, Ops.FLOORDIV, Ops.FLOORMOD)
     quotients = [u for u in ast.toposort() if u.op in whole and dtypes.is_int(u.dtype)]
     loads = (n for u in quotients for n in u.src[1].toposort() if n.op is Ops.INDEX)
-    return frozenset(_buffer_slot(n) for n in loads if dtypes.is_int(n.src[0].dtype))
+    return frozenset(slot_of(n) for n in loads if dtypes.is_int(n.src[0].dtype))
 
 
 class Role(StrEnum):
@@ -416,7 +410,7 @@ def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = l
     for ast in reversed(asts):
         nodes = list(ast.toposort())
         stack = [u.src[0] for u in nodes if u.op is op]
-        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and _buffer_slot(u.src[0]) in found]
+        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and slot_of(u.src[0]) in found]
         seen = set[UOp]()
         while stack:
             node = stack.pop()
@@ -424,7 +418,7 @@ def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = l
                 continue
             seen.add(node)
             if node.op is Ops.INDEX:
-                found.add(_buffer_slot(node))
+                found.add(slot_of(node))
             elif through(node):
                 stack.extend(node.src)
     return found
@@ -498,13 +492,13 @@ def _under(asts: Sequence[UOp], kernel: int, node: UOp) -> Iterator[tuple[int, U
             (j, s)
             for j in range(k)
             for s in asts[j].toposort()
-            if s.op is Ops.STORE and _buffer_slot(s.src[0]) == _buffer_slot(u)
+            if s.op is Ops.STORE and slot_of(s.src[0]) == slot_of(u)
         ]
         stack += [(j, s.src[1]) for j, s in stores]
 
 
 def _floats_under(asts: Sequence[UOp], kernel: int, node: UOp) -> set[int]:
-    return {_buffer_slot(u) for _, u in _under(asts, kernel, node) if u.op is Ops.INDEX}
+    return {slot_of(u) for _, u in _under(asts, kernel, node) if u.op is Ops.INDEX}
 
 
 def nan_slots(asts: Sequence[UOp]) -> tuple[int, ...]:
@@ -514,14 +508,14 @@ def nan_slots(asts: Sequence[UOp]) -> tuple[int, ...]:
     for ast in reversed(asts):
         nodes = list(ast.toposort())
         stack = [operand for u in nodes if _compares(u) for operand in (u.src[:1] if u.op is Ops.REDUCE else u.src)]
-        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and _buffer_slot(u.src[0]) in met]
+        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and slot_of(u.src[0]) in met]
         seen = set[UOp]()
         while stack:
             node = stack.pop()
             if node not in seen:
                 seen.add(node)
                 if node.op is Ops.INDEX:
-                    met.add(_buffer_slot(node))
+                    met.add(slot_of(node))
                 else:
                     stack.extend(node.src)
     inputs = (info for info in buffers_of_kernels(asts) if info.is_input and info.slot in met)
@@ -547,13 +541,6 @@ def _by_a_step(node: UOp) -> bool:
     if node.op is Ops.REDUCE:
         return bool(node.arg[0] is Ops.MAX)
     return node.op is not Ops.MUL or any(side.op is Ops.CONST for side in node.src)
-
-
-def _extents(source: UOp) -> list[int]:
-    """The extent of each index into a buffer: flat, or in the shape that it is given for the access."""
-    if source.op is Ops.RESHAPE:
-        return [int(s.vmax) for s in (source.src[1].src if source.src[1].op is Ops.STACK else source.src[1:])]
-    return [int(source.max_numel())]
 
 
 def numpy_dtype(dtype: str) -> Any:

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.ast import store_of
 from kcg.kernel.chain import Chain
-from kcg.kernel.reference import Run, StoreValues, points_of_store, store_of
+from kcg.kernel.reference import Run, StoreValues, points_of_store
 from kcg.kernel.rows import ReducedLoad, reduced_loads
 from kcg.measure.inputs import (
     FLOATS,

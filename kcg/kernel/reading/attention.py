@@ -10,7 +10,8 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp
-from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, extent
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.factors import Factor, factors_of, product_dtype
 from kcg.kernel.reading.kernel import Stream, TileKernel, kernel_of

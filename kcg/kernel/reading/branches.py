@@ -18,7 +18,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, extent
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import EVEN, ODD, SAME, Branch, Held, Pairs
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import Stored, extent
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.factors import Factor, factors_of, product_dtype
 
 

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from kcg.compat.tiny import AxisType, Ops, UOp
-from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, buffer_of, extent, is_symbolic
+from kcg.kernel.ast import buffer_of, extent, is_symbolic
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.refusal import TileRefusal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 
 
 def depth_of(reductions: tuple[UOp, ...]) -> int:

@@ -16,18 +16,9 @@ from functools import lru_cache
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
+from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.codec import ast_of
-from kcg.kernel.reading.accesses import (
-    Access,
-    BufferSlot,
-    Stored,
-    access_of,
-    affine,
-    buffers_of,
-    extent,
-    is_symbolic,
-    stored_of,
-)
+from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
 from kcg.kernel.reading.attention import no_attention, with_stream
 from kcg.kernel.reading.branches import branches_of
 from kcg.kernel.reading.cut import CUT, parts_of

@@ -16,17 +16,9 @@ from typing import Any
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
+from kcg.kernel.ast import extent, is_variable
 from kcg.kernel.codec import ast_of
-from kcg.kernel.reading.accesses import (
-    Access,
-    BufferSlot,
-    Stored,
-    access_of,
-    buffers_of,
-    extent,
-    is_variable,
-    stored_of,
-)
+from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
 from kcg.kernel.reading.contractions import Contraction, Operand, contraction_of, contractions_of
 from kcg.kernel.reading.merging import with_maxima_first, with_reductions_merged
 from kcg.kernel.reading.refusal import TileRefusal

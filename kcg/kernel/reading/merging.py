@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import is_invalid, is_symbolic
+from kcg.kernel.ast import is_invalid, is_symbolic
 from kcg.kernel.reading.factors import is_zero
 
 

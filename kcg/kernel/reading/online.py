@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import is_invalid
+from kcg.kernel.ast import is_invalid
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import Shifted
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp
-from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of, affine, extent, is_symbolic
+from kcg.kernel.ast import affine, extent, is_symbolic
+from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.branches import pairs_of
 from kcg.kernel.reading.cut import between, bounds_of
 from kcg.kernel.reading.depth import depth_of

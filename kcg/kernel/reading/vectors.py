@@ -8,7 +8,8 @@ them, by its number.
 from __future__ import annotations
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.reading.accesses import Access, affine, extent, is_symbolic
+from kcg.kernel.ast import affine, extent, is_symbolic
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
 
 VECTORS = "products of one vector"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import Access, extent, is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal

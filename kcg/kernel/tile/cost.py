@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.reading.accesses import Access, affine, extent
+from kcg.kernel.ast import affine, extent
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel

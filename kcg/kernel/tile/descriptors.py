@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import Access, extent
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.tile.emit import Frame
 from kcg.kernel.tile.tiles import Axis, total_of
 

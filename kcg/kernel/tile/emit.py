@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import Access, Stored, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.ast import affine, extent, is_invalid, is_symbolic
+from kcg.kernel.reading.accesses import Access, Stored
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import is_running, scaled

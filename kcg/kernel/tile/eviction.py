@@ -14,7 +14,8 @@ from collections import Counter
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.reading.accesses import Access, extent
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.generate import described_operands
 from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, REDUCTION, TileParameters

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.fuse import read_region

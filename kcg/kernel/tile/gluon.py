@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from kcg.compat.tiny import DType
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.descriptors import Boxes
 from kcg.kernel.tile.emit import TYPES, Lines, Writer

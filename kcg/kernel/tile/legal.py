@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from kcg.compat.tiny import dtypes
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.attention import LEAST as LEAST_QUERIES
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import Access, affine, is_invalid
+from kcg.kernel.ast import affine, is_invalid
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
 
 VECTOR_BYTES = 16  # that a thread loads at once

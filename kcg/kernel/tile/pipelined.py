@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import DType, Ops, UOp
-from kcg.kernel.reading.accesses import Stored, extent, is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
+from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.kernel import Branch, TileKernel
 from kcg.kernel.reading.refusal import TileRefusal

@@ -12,7 +12,8 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.reading.accesses import Access, affine, extent
+from kcg.kernel.ast import affine, extent
+from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.attention import LEAST, WIDEST, padded
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import affine, is_invalid, is_symbolic
+from kcg.kernel.ast import affine, is_invalid, is_symbolic
 from kcg.kernel.reading.depth import is_inside, loops_of
 from kcg.kernel.reading.kernel import Shifted, TileKernel
 from kcg.kernel.reading.online import running, shifted_sums

@@ -16,9 +16,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from kcg.errors import KcgError, ScheduleError
+from kcg.kernel.ast import affine
 from kcg.kernel.kinds import Cost, baseline_of
 from kcg.kernel.program import Program
-from kcg.kernel.reading.accesses import affine
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.cost import predicted_seconds

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import Stream, TileKernel
 from kcg.kernel.reading.online import linear, scaled
 from kcg.kernel.tile.tiles import Axis

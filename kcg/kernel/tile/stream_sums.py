@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import extent
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.kernel import Shifted, TileKernel
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.attention import LEAST, WIDEST, padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import Shifted, Stream, TileKernel

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import extent, is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.reading.accesses import buffer_of
+from kcg.kernel.ast import buffer_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.emit import Chosen, Frame, choice
 from kcg.kernel.tile.parameters import TileParameters
