@@ -243,9 +243,11 @@ class Estimates:
         regions = [work.call.region for work in found]
         share = format_share(sum(work.before_s for work in found) / total_s)
         longest_s = max(map(self.comparing_s, found))
+        single = len({region.id for region in regions}) == 1
+        take, are, one = ("takes", "is", "it") if single else ("take", "are", "one")
         return (
-            f"the budget of {self.budget.limit_s:g} s is too short to judge {how_many(regions)} that take {share} of "
-            f"the time, which are not searched: judging one takes about {longest_s:.0f} s: "
+            f"the budget of {self.budget.limit_s:g} s is too short to judge {how_many(regions)} that {take} {share} of "
+            f"the time, which {are} not searched: judging {one} takes about {longest_s:.0f} s: "
             f"try --budget {self._advised_s():.0f}s"
         )
 

@@ -672,7 +672,7 @@ def test_what_cannot_be_judged_in_the_budget_is_not_searched_and_others_are(
     since, over_at = expected.measured.first_at, expected.budget.over_at
     assert over_at is not None and not expected.too_short()
     line = expected.too_short_for_some()
-    assert "40" not in line and f"{TIMED_S + 40:g} s is too short to judge 1 kernel that take 80" in line
+    assert "40" not in line and f"{TIMED_S + 40:g} s is too short to judge 1 kernel that takes 80" in line
     assert "judging one takes about 60 s: try --budget" in line
     until = expected.searched_until(largest)
     assert until is not None and until < since
