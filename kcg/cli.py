@@ -95,6 +95,14 @@ def pip_install(extra: str) -> str:
     return f"pip install -c constraints.txt -e '.[{extra}]'" if in_checkout else f"pip install 'kcg[{extra}]'"
 
 
+OPTIONAL = {
+    **dict.fromkeys(("torch", "torch_geometric", "stable_baselines3", "sb3_contrib", "optuna", "wandb"), "train"),
+    **dict.fromkeys(("pyarrow", "pandas", "datasets"), "data"),
+    **dict.fromkeys(("distributed", "dask", "cryptography"), "fleet"),
+    "triton": "gpu",
+}
+"""What only some commands need, and the extra that brings it."""
+
 AGAIN_S = 0.25
 """A Ctrl-C that comes sooner after the first is the same one: `timeout -s INT` tells the process, then its group."""
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -172,6 +180,12 @@ def _code_of(body: Callable[[], ExitCode | None]) -> ExitCode:
             _drop_output()
             return ExitCode.OK
         raise
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in OPTIONAL:
+            return _failed(error)
+        _complain(f"this needs {name}, which is not installed: {pip_install(OPTIONAL[name])}")
+        return ExitCode.USAGE
     except Exception as error:
         if type(error).__name__ == "Abort" and isinstance(error.__context__, KeyboardInterrupt):
             return _interrupted()

@@ -111,6 +111,8 @@ class Data:
         if part not in PARTS:
             raise UnknownName("part", part, list(PARTS))
         _known_split(split)
+        for package in ("torch", "torch_geometric"):
+            _found(package, "graphs", ", or take to_arrow()")
         import numpy as np
 
         from kcg.predictor.pyg import ScheduleGraphs
@@ -126,6 +128,7 @@ def load(source: str | Path) -> Data:
 
     Raises UsageError, UnknownName where there is none, DataError where it cannot be trusted or the Hub not be reached.
     """
+    _found("pyarrow", "data")
     place = place_of(source)
     if place.is_dir():
         return Data(str(source), read_export(place))
@@ -150,7 +153,12 @@ def _known_split(split: str) -> str:
 
 def _imported(package: str) -> Any:
     """An optional package. Raises UsageError where it is missing."""
+    _found(package, "data", ", or take to_arrow()")
+    return importlib.import_module(package)
+
+
+def _found(package: str, extra: str, other: str = "") -> None:
+    """Raises UsageError where an optional package is missing, with what else may be done."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as a checkout has one
-        raise UsageError(f"{package} is not installed: {pip_install('data')}, or take to_arrow()")
-    return importlib.import_module(package)
+        raise UsageError(f"{package} is not installed: {pip_install(extra)}{other}")

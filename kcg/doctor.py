@@ -23,12 +23,9 @@ app = command_app()
 CORE = (
     "tinygrad",
     "numpy",
-    "torch",
-    "torch_geometric",
     "gymnasium",
     "safetensors",
     "huggingface_hub",
-    "pyarrow",
     "pebble",
     "scipy",
     "threadpoolctl",
@@ -37,7 +34,11 @@ CORE = (
     "jinja2",
     "matplotlib",
 )
-EXTRAS = {"train": ("stable_baselines3", "sb3_contrib", "wandb", "optuna"), "gpu": ("triton",)}
+EXTRAS = {
+    "train": ("torch", "torch_geometric", "stable_baselines3", "sb3_contrib", "wandb", "optuna"),
+    "data": ("pyarrow", "pandas", "datasets"),
+    "gpu": ("triton",),
+}
 
 
 @dataclass(frozen=True)
