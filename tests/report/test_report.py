@@ -401,7 +401,8 @@ def test_the_end_of_a_run_fits_a_screen(planned: bool) -> None:
     text = printed(result, width=100, files=(Path("kcg-out/flux/RESULT.json"), Path("kcg-out/flux/report.html")))
     lines = text.splitlines()
     assert len(lines) < SCREEN, text
-    assert max(len(line) for line in lines) <= 100
+    commands = lines[lines.index("next:") :]  # which are whole, however long the path of a compiler is
+    assert max(len(line) for line in lines[: -len(commands)]) <= 100
     assert "  kcg apply " in text and "not improved: 1 kept" in text and "not searched: 36" in text
     assert re.search(r"\.\.\. and \d+ more improved", text)
     assert ("... and 6 more regions: save" in text) is planned
