@@ -373,11 +373,19 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
 def test_a_region_saves_less_once_its_kernels_are_faster_than_when_it_was_judged(proposals: Proposals) -> None:
     """It joined a search that goes on with its kernels: 3 s for which it takes 2 are no saving where they take 1.5."""
     region = next(c.region for c in proposals.candidates.values() if not c.again)
-    judged = row(region, 2.0, tile=True, before_s=5.0)
-    judged = replace(judged, opts=replace(judged.baseline, cold_s=3.0))
-    for taken_s, saved_s in ((4.0, 1.0), (3.0, 1.0), (2.5, 0.5), (1.5, None)):
+    kernels = [row(Region((kernel,)), 1.0) for kernel in dict.fromkeys(region.kernels)]
+    same = best_parts(region, {one.region.id: one.chosen.schedule for one in kernels})
+    judged, before = row(region, 2.0, tile=True, before_s=5.0), Schedule(ScheduleKind.PARTS, "others")
+    for schedule, taken_s, saved_s in (
+        (before, 4.0, 1.0),
+        (before, 3.0, 1.0),
+        (before, 2.5, 0.5),
+        (before, 1.5, None),
+        (same, 2.5, 1.0),  # in other turns these took less
+    ):
+        judged = replace(judged, opts=replace(judged.baseline, cold_s=3.0, schedule=schedule))
         alone_s = {kernel.id: taken_s / len(region.kernels) for kernel in set(region.kernels)}
-        found = region_search.measured_savings([judged], proposals, alone_s)
+        found = region_search.measured_savings([*kernels, judged], proposals, alone_s)
         assert found == ({} if saved_s is None else {(region.id, ()): pytest.approx(saved_s)})
 
 
