@@ -213,6 +213,8 @@ def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
     monkeypatch.setattr(Estimates, "comparing_s", lambda estimates, work: 1.0)  # of a program that is none
     monkeypatch.setattr(ahead, "PLANNING", 1e9)
     run = Beside(opened)
+    run.ahead.know(run.estimates, needed=lambda judged: ())
+    assert run.ahead._view.searched == {work.id for work in opened.works}, "which goes on while regions get ready"
     region = replace(run.work, proposed=True, seen={kind: dict(seen) for kind, seen in run.work.seen.items()})
     both = replace(run.estimates, measured=replace(run.estimates.measured, works=[region]))
     run.ahead.know(both, needed=lambda judged: {region.call.region.id} if region.by_kind else set(), searched=[region])
