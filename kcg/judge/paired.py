@@ -8,6 +8,7 @@ and takes over what an earlier run saw of the same.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -146,6 +147,7 @@ class Comparisons:
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
+        self._asking = threading.Lock()
         self._seen: dict[_Place, PairedOutcome] = {}  # by this process
         self._stressing = Stressing(bench.service, failed=bench.failed_under_stress, record=bench.record)
 
@@ -170,13 +172,14 @@ class Comparisons:
         if self._device.is_cpu:
             return
         for work in works:
-            if sum(not one.done() for one in [*self._references.values()]) >= most:
-                return
-            for values in work.bindings:
-                if (work.id, values) not in self._references and not self._kept.holds_first(work):
-                    self._references[work.id, values] = self._device.service.beside(
-                        references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
-                    )
+            with self._asking:
+                if sum(not one.done() for one in self._references.values()) >= most:
+                    return
+                for values in work.bindings:
+                    if (work.id, values) not in self._references and not self._kept.holds_first(work):
+                        self._references[work.id, values] = self._device.service.beside(
+                            references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
+                        )
 
     def first_ready(self, works: Sequence[Work], *, until: float | None = None) -> Work:
         """The first of some regions whose references are there, once those of one are; the first of all where there

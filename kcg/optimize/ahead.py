@@ -217,10 +217,12 @@ class Ahead:
         *,
         needed: Needed | None = None,
         freshen: Freshen | None = None,
-        searched: Sequence[RegionWork] = (),
+        searched: Sequence[RegionWork] | None = None,
     ) -> None:
-        """This is what the run knows from now on, and what is `searched` while it goes on. On a GPU judging begins."""
-        view, ids = self._view, frozenset(work.id for work in searched)
+        """This is what the run knows from now on, and what is `searched` while it goes on, by default what was before.
+        On a GPU judging begins."""
+        view = self._view
+        ids = view.searched if searched is None else frozenset(work.id for work in searched)
         self._view = _View(estimates, needed or view.needed, freshen or view.freshen, ids, time.monotonic())
         self._judged_s = 0.0
         self._best = _NOTHING

@@ -10,6 +10,7 @@ once, and what judging it needs is computed meanwhile.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,7 @@ from kcg.optimize.region_search import (
     with_regions,
 )
 from kcg.optimize.search import Joined
+from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates
 from kcg.types import Schedule, Status
 from kcg.unexpected import looking
@@ -71,6 +73,7 @@ class Joining:
         self._ready: list[Proposed] = []  # each has the regions of the one before, too
         self._joined: list[Proposed] = []
         self._error: BaseException | None = None
+        self._since = time.monotonic()
         self._ended = threading.Event()
         device.close_too(self._ended.set)
         self._thread = threading.Thread(target=self._work, name="kcg-joining", daemon=True)
@@ -95,22 +98,26 @@ class Joining:
         """Those that are ready and did not join yet. Raises what went wrong."""
         if self._error is not None:
             raise self._error
-        if len(self._joined) == len(self._ready):
+        ready = self._ready[:]  # more may get ready meanwhile
+        if len(self._joined) == len(ready):
             return None
-        before, found = self.proposed, self._ready[-1]
-        self._joined = self._ready[:]
+        before, found = self.proposed, ready[-1]
+        self._joined = ready
         self._begins(found)
         known = () if before is None else before.timed
         new = [work for work in found.timed if all(work is not other for other in known)]
         return Joined(found.estimates, new, weights_of(found, self._device.service.target))
 
     def end(self, timeout_s: float | None) -> None:
-        """The search is over: none joins it any more, which a warning says where none did."""
-        if self.proposed is None and not self.is_over:
-            self._log.warn(f"{NONE}: the search was over before they were ready")
+        """The search is over: none joins it any more, which a warning says where none did. Raises what went wrong."""
+        is_late = self.proposed is None and not self.is_over
         self._ended.set()
         self._proposing.end()
         self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self._error
+        if is_late:
+            self._log.warn(f"{NONE}: the search was over before they were ready")
 
     def _work(self) -> None:
         try:
@@ -123,10 +130,16 @@ class Joining:
                 self._error = error
 
     def _may_begin(self) -> bool:
-        """Whether it can be told what regions save."""
+        """Whether it can be told what regions save, or there is no other time for it."""
         kernels = [work for work in self._estimates.works if work.baseline_s and work.others and work.is_missing]
         waiting = not_come_to(kernels, least_s=0.0)
-        return self._proposing.is_found and sum(w.after_s for w in waiting) <= BEGUN * sum(w.after_s for w in kernels)
+        is_begun = sum(w.after_s for w in waiting) <= BEGUN * sum(w.after_s for w in kernels)
+        return self._proposing.is_found and (is_begun or self._is_due())
+
+    def _is_due(self) -> bool:
+        """Whether a search without a budget had its time, and goes on for what joins it."""
+        settings, limit_s = self._estimates.settings, self._estimates.budget.limit_s
+        return limit_s is None and time.monotonic() >= self._since + EFFORTS[settings.effort].search_s
 
     def _get_ready(self) -> None:
         estimates, device, log = self._estimates, self._device, self._log
@@ -145,9 +158,9 @@ class Joining:
         works: list[RegionWork] = []
         timed: list[RegionWork] = []
         for some in filter(None, (asked[:FIRSTS], asked[FIRSTS:])):
-            while timed and self._ahead.rate > 0 and not self._ended.is_set():  # which is worth more
+            while timed and self._ahead.rate > 0 and not self._is_over(until):  # which is worth more
                 self._ended.wait(POLL_S)
-            if self._ended.is_set():
+            if self._ended.is_set() or (timed and self._is_over(until)):
                 return
             missing = unmade(some, device, until=until)
             made = [work for work in some if work.call.region.id not in missing]
@@ -162,6 +175,10 @@ class Joining:
         if not timed:
             log.warn(none_ran(len(asked)))
 
+    def _is_over(self, until: float | None) -> bool:
+        """Whether nothing more is to be timed."""
+        return self._ended.is_set() or left_s(until) == 0.0
+
     def _begun(
         self, works: Sequence[RegionWork], kernels: Sequence[RegionWork], *, until: float | None, most: int
     ) -> list[RegionWork]:
@@ -169,7 +186,7 @@ class Joining:
         their first programs are timed too. No more than `most` of them are with the device at once."""
         sent: list[tuple[RegionWork, Schedule, list[Future[Observation]]]] = []
         for work in works:
-            if self._ended.is_set():
+            if self._is_over(until):
                 break
             before = sent[-most][2] if len(sent) >= most else []
             wait(before, timeout=left_s(until))

@@ -299,13 +299,15 @@ def saved_now_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
 
 def freshener(proposed: Proposed, device: Device) -> Callable[[RegionWork], None]:
     """What times the best schedules of a region's kernels as one program, where these are others than when the region
-    joined: what is judged of it is compared with them."""
+    joined, if there is time: what is judged of it is compared with them."""
     kernels = [work for work in proposed.estimates.works if not work.proposed]
 
     def freshen(work: RegionWork) -> None:
-        parts = best_parts(work.call.region, best_schedules(kernels))
-        if parts not in work.known:
-            work.keep(device.measure(work, [parts])[0].result())
+        parts, time_s = best_parts(work.call.region, best_schedules(kernels)), left_s(proposed.estimates.judge_until())
+        if parts not in work.known and time_s != 0.0:
+            done, _ = wait(device.measure(work, [parts]), timeout=time_s)
+            for future in done:
+                work.keep(future.result())
 
     return freshen
 
@@ -391,11 +393,12 @@ def needed_by_plans(
 
     def needed(judged: Mapping[str, RegionResult]) -> frozenset[str]:
         alone_s = best_alone_s(kernels)
-        alone_s |= {row.region.id: row.chosen.cold_s for w in kernels if (row := judged.get(w.id)) is not None}
-        saved_s = {}
+        rows = [row for w in kernels if (row := judged.get(w.id)) is not None]
+        alone_s |= {row.region.id: row.chosen.cold_s for row in rows}
+        schedules, saved_s = best_schedules(kernels) | _chosen(rows), dict[str, float]()
         for work in proposed.works:
             if (row := judged.get(work.id)) is not None:
-                saved_s[work.call.region.id] = saving_s(row) if beats_its_parts(row) else 0.0
+                saved_s[work.call.region.id] = saving_now_s(row, alone_s, schedules) if beats_its_parts(row) else 0.0
             elif work.by_kind:
                 saved_s[work.call.region.id] = saved_now_s(work, alone_s)
         savings = _in_place(proposed.proposals, saved_s, alone_s)
@@ -537,7 +540,8 @@ def measured_savings(
 ) -> Mapping[Key, float]:
     """What each region that is faster than the best of its parts saves of one call, both timed in the same turns: in
     its neighbourhood where that is known, else alone; less what its parts take that it computes again."""
-    saved_s = {row.region.id: saving_s(row) for row in rows if beats_its_parts(row)}
+    chosen = _chosen(rows)
+    saved_s = {row.region.id: saving_now_s(row, alone_s, chosen) for row in rows if beats_its_parts(row)}
     saved_s |= {name: median_s for name, (_, median_s, _) in in_context.items() if name in saved_s}
     return _in_place(proposals, saved_s, alone_s)
 
@@ -561,6 +565,22 @@ def saving_s(row: RegionResult) -> float:
     return (row.opts or row.baseline).cold_s - row.chosen.cold_s
 
 
+def saving_now_s(row: RegionResult, alone_s: Mapping[str, float], chosen: Mapping[str, Schedule]) -> float:
+    """The same by what its kernels have now, the schedules and seconds by id: where these are others that are faster
+    than when it was judged, as while a search goes on, it saves what it takes less than them one after the other."""
+    kernels = [kernel.id for kernel in row.region.kernels]
+    if not all(name in alone_s and name in chosen for name in kernels):
+        return saving_s(row)
+    if best_parts(row.region, chosen) == (row.opts or row.baseline).schedule:
+        return saving_s(row)  # both were timed in the same turns
+    return min(saving_s(row), sum(alone_s[name] for name in kernels) - row.chosen.cold_s)
+
+
+def _chosen(kernels: Sequence[RegionResult]) -> dict[str, Schedule]:
+    """What each kernel runs alone, by id."""
+    return {row.region.id: row.chosen.schedule for row in kernels if not row.region.args}
+
+
 # ---- what is written of a plan
 
 
@@ -574,14 +594,15 @@ def regions_in(
     """What is said of the regions of a plan, by the results of the plan and those of all `kernels`."""
     names = {row.region.id: name_of(row) for row in kernels}
     by_id, left = {row.region.id: row for row in rows}, claimed(workload, plan.regions).left
-    again = counted_elsewhere(workload, plan.regions, {row.region.id: row.chosen.cold_s for row in kernels})
+    alone_s = {row.region.id: row.chosen.cold_s for row in kernels}
+    again = counted_elsewhere(workload, plan.regions, alone_s)
     return tuple(
         RegionInPlan(
             region=region.id,
             kernels=tuple(names.get(kernel.id, kernel.id[:12]) for kernel in region.kernels),
             form=candidate.form,
             calls=by_id[region.id].calls,
-            saved_s=saving_s(by_id[region.id]) - again.get(region.id, 0.0),
+            saved_s=saving_now_s(by_id[region.id], alone_s, _chosen(kernels)) - again.get(region.id, 0.0),
             saved_bytes=float(candidate.saved_bytes),
             left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
             nearby_s=in_context.get(region.id),  # which is not known of one that computes calls again

@@ -63,6 +63,7 @@ class Joins(Protocol):
 
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 SEARCHING = 3  # processes that search, for every four that compile
+AWAITED_S = 10.0  # for which a search without a budget goes on at least while nothing has joined it that will
 WAITING = 1 / 2  # of the compilers, which a search has while what joins it gets ready
 
 
@@ -403,7 +404,14 @@ class _Search:
             self._enter(predictor, timed)
         if self.joins is not None and (joined := self.joins.turn()) is not None:
             self._join(predictor, joined)
+        self._await_first()
         return any(more is not None and not more.is_over for more in (self.tail, self.joins))
+
+    def _await_first(self) -> None:
+        """Without a budget a search is not over before what joins it is ready, if anything is."""
+        waits = self.joins is not None and not self.joins.is_over and not any(work.proposed for work in self.works)
+        if waits and self.budget.limit_s is None and (deadline := self.ledger.deadline) is not None:
+            self.budget.search_until(max(deadline, time.monotonic() + AWAITED_S))
 
     def _join(self, predictor: Predictor, joined: Joined) -> None:
         """From now on these are searched too."""

@@ -386,13 +386,14 @@ class Allocator:
     def _idle(self) -> bool:
         return self._measuring == 0 and self._searching == 0
 
-    def _worthwhile(self, *, late: bool = False) -> Entry | None:
+    def _worthwhile(self, *, late: bool = False, each_s: float = 0.0) -> Entry | None:
         """The one whose next step is expected to save most, among those that ask and those that have not begun, and
-        that can measure something before the deadline, or also of the `late` ones; None where that is not worth it."""
+        that can measure something before the deadline, or also of the `late` ones; None where that is not worth it.
+        What saves less than `each_s` by a schedule waits: the others have their turn."""
         open_ = [e for e in self.entries if not e.ended and (e.wanted or e.thread is None)]
         open_ = [e for e in open_ if late or self._fitting(e, 1)]
         self._look_at_similar(open_)
-        worth = [e for e in open_ if e.saving_s > self._least_s()]
+        worth = [e for e in open_ if e.saving_s > self._least_s() and e.saving_s >= each_s * max(e.wanted, 1)]
         timed = self.limits.alternate and all(e.each_s and e.until() is not None for e in worth)
         return max(worth, key=lambda e: e.saving_s / e.each_s if timed else e.saving_s, default=None)
 
@@ -434,15 +435,14 @@ class Allocator:
 
     def _next(self) -> bool:
         """Let one search begin, or grant what one asks for, where the limits allow; whether it did."""
-        if (self.limits.alternate and not self._idle()) or (best := self._worthwhile()) is None:
-            return False
-        if best.saving_s < self.elsewhere() * self.limits.device_s * max(best.wanted, 1):
+        each_s = self.elsewhere() * self.limits.device_s
+        if (self.limits.alternate and not self._idle()) or (best := self._worthwhile(each_s=each_s)) is None:
             return False
         if best.thread is not None:
             return self._grant(best)
         if self._searching < self.limits.searching:
             return self._begin(best)
-        asking = [e for e in self.entries if e.wanted]
+        asking = [e for e in self.entries if e.wanted and e.saving_s >= each_s * e.wanted]
         return bool(asking) and self._grant(max(asking, key=lambda e: e.saving_s))
 
     def _begin(self, entry: Entry) -> bool:

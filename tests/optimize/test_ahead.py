@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, ExitCode
 from kcg.judge.finalists import Judge
-from kcg.judge.paired import FRESH_CHILD_S
+from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
@@ -97,6 +100,31 @@ def test_on_a_cpu_a_search_stops_for_what_is_likely_to_stay_and_for_no_more_than
     assert has_a_turn(one, searched_s=searched_s, judged_s=9.0, first=False)
     assert not has_a_turn(one, searched_s=searched_s, judged_s=9.5, first=False)
     assert not has_a_turn(replace(one, led_s=1.0), searched_s=searched_s, judged_s=0.0, first=False)
+
+
+def test_references_are_computed_once_whichever_threads_ask_for_them() -> None:
+    """The one that judges, and the one in which regions get ready."""
+    asked = list[object]()
+
+    def beside(function: object, region: object, *args: object, timeout_s: float) -> Future[Any]:
+        time.sleep(0.05)  # another thread has its turn
+        asked.append(region)
+        return Future()
+
+    bench: Any = SimpleNamespace(
+        is_cpu=False, service=SimpleNamespace(beside=beside), failed_under_stress={}, record=lambda rows: None
+    )
+    kept: Any = SimpleNamespace(holds_first=lambda work: False)
+    comparisons = Comparisons(bench, cast(Any, None), kept)
+    works: Any = [
+        SimpleNamespace(id=name, call=SimpleNamespace(region=name), bindings=[()]) for name in ("one", "other", "more")
+    ]
+    threads = [threading.Thread(target=comparisons.ask_for_references, args=[works], kwargs={"most": 2}) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, asked)) == ["one", "other"]
 
 
 # ---- in a run
@@ -185,6 +213,8 @@ def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
     monkeypatch.setattr(Estimates, "comparing_s", lambda estimates, work: 1.0)  # of a program that is none
     monkeypatch.setattr(ahead, "PLANNING", 1e9)
     run = Beside(opened)
+    run.ahead.know(run.estimates, needed=lambda judged: ())
+    assert run.ahead._view.searched == {work.id for work in opened.works}, "which goes on while regions get ready"
     region = replace(run.work, proposed=True, seen={kind: dict(seen) for kind, seen in run.work.seen.items()})
     both = replace(run.estimates, measured=replace(run.estimates.measured, works=[region]))
     run.ahead.know(both, needed=lambda judged: {region.call.region.id} if region.by_kind else set(), searched=[region])

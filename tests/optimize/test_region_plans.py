@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,8 +30,9 @@ from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.optimize import joining, proposing, region_search
+from kcg.optimize import joining, proposing, region_search, search
 from kcg.optimize.ahead import REFUSED
+from kcg.optimize.budget import Budget
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     PLANS,
@@ -50,7 +52,7 @@ from kcg.optimize.region_plans import (
     propose,
     rows_of,
 )
-from kcg.optimize.settings import Settings
+from kcg.optimize.settings import EFFORTS, Effort, Settings
 from kcg.optimize.work import RegionResults
 from kcg.report.result import from_dict, read_result, to_dict
 from kcg.search.problem import Observation
@@ -368,6 +370,25 @@ def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: 
     assert among(proposals, lambda region: region == first).candidates.keys() == {(first.id, ())}
 
 
+def test_a_region_saves_less_once_its_kernels_are_faster_than_when_it_was_judged(proposals: Proposals) -> None:
+    """It joined a search that goes on with its kernels: 3 s for which it takes 2 are no saving where they take 1.5."""
+    region = next(c.region for c in proposals.candidates.values() if not c.again)
+    kernels = [row(Region((kernel,)), 1.0) for kernel in dict.fromkeys(region.kernels)]
+    same = best_parts(region, {one.region.id: one.chosen.schedule for one in kernels})
+    judged, before = row(region, 2.0, tile=True, before_s=5.0), Schedule(ScheduleKind.PARTS, "others")
+    for schedule, taken_s, saved_s in (
+        (before, 4.0, 1.0),
+        (before, 3.0, 1.0),
+        (before, 2.5, 0.5),
+        (before, 1.5, None),
+        (same, 2.5, 1.0),  # in other turns these took less
+    ):
+        judged = replace(judged, opts=replace(judged.baseline, cold_s=3.0, schedule=schedule))
+        alone_s = {kernel.id: taken_s / len(region.kernels) for kernel in set(region.kernels)}
+        found = region_search.measured_savings([*kernels, judged], proposals, alone_s)
+        assert found == ({} if saved_s is None else {(region.id, ()): pytest.approx(saved_s)})
+
+
 @pytest.mark.parametrize(
     ("steps", "chosen"),
     [
@@ -439,16 +460,23 @@ def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
 
 
 def joining_of(
-    monkeypatch: pytest.MonkeyPatch, ready: Callable[[joining.Joining], None], works: list[Any]
+    monkeypatch: pytest.MonkeyPatch,
+    ready: Callable[[joining.Joining], None],
+    works: list[Any],
+    *,
+    limit_s: float | None = 60.0,
 ) -> tuple[joining.Joining, list[str], Callable[[], None]]:
     """Regions that get `ready` beside the search of kernels, what a run is warned of, and what ends its children."""
     warned, closing = list[str](), list[Callable[[], None]]()
     monkeypatch.setattr(joining.Joining, "_get_ready", ready)
     monkeypatch.setattr(joining, "weights_of", lambda proposed, target: lambda expected_s: {})
-    device: Any = SimpleNamespace(close_too=closing.append, service=SimpleNamespace(target=H200))
+    device: Any = SimpleNamespace(
+        close_too=closing.append, service=SimpleNamespace(target=H200), check_journal=lambda: None
+    )
     looks: Any = SimpleNamespace(is_found=True, end=lambda: None)
     log: Any = SimpleNamespace(warn=warned.append)
-    estimates: Any = SimpleNamespace(works=works)
+    settings, budget = SimpleNamespace(effort="normal"), SimpleNamespace(limit_s=limit_s)
+    estimates: Any = SimpleNamespace(works=works, settings=settings, budget=budget)
     made = joining.Joining(estimates, looks, device=device, log=log, ahead=looks, begun=lambda proposed: None)
     return made, warned, lambda: [close() for close in closing] and None
 
@@ -522,6 +550,78 @@ def test_what_goes_wrong_while_regions_get_ready_is_raised_in_the_search(monkeyp
     with pytest.raises(DeviceError, match="it is gone"):
         next_of(joins)
     assert not joins.is_over
+    with pytest.raises(DeviceError, match="it is gone"):  # also where the search ended before it saw that
+        joins.end(None)
+
+
+def test_what_gets_ready_while_others_join_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    first: Any = SimpleNamespace(estimates="first", timed=[])
+    both: Any = SimpleNamespace(estimates="both", timed=[])
+
+    class Growing(list[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            found = super().__getitem__(place)
+            if len(self) == 1:
+                self.append(both)
+            return found
+
+    joins, _, _ = joining_of(monkeypatch, lambda self: None, [timed_kernel(1.0, searched=True)])
+    waited(lambda: joins.has_all)
+    joins._ready = Growing([first])
+    assert next_of(joins).estimates == "first" and joins.proposed is first and not joins.is_over
+    assert next_of(joins).estimates == "both" and joins.is_over
+
+
+def test_nothing_of_regions_goes_to_the_device_once_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    joins, _, _ = joining_of(monkeypatch, lambda self: None, [timed_kernel(1.0, searched=True)])
+    sent, works = list[object](), [Mock(others={}), Mock(others={})]
+    monkeypatch.setattr(joining, "best_parts", lambda region, best: None)
+    cast(Any, joins._device).measure_with_baseline = lambda work, others: sent.append(work) or []
+    assert joins._begun(cast(Any, works), [], until=time.monotonic(), most=1) == [] == sent
+
+
+def test_the_best_parts_of_a_region_are_timed_anew_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Any = Observation(Schedule(ScheduleKind.PARTS, "now"), Status.OK, 1.0, "now")
+    answers, never, kept, asked = Future[Observation](), Future[Observation](), list[Observation](), list[object]()
+    answers.set_result(seen)
+    monkeypatch.setattr(region_search, "best_parts", lambda region, best: seen.schedule)
+    work = Mock(known={}, keep=kept.append)
+    now = time.monotonic()
+    for future, until, wanted in ((answers, now + 60, [seen]), (never, now + 0.1, []), (answers, now, [])):
+        device: Any = SimpleNamespace(measure=lambda of, batch, future=future: asked.append(batch) or [future])
+        estimates = SimpleNamespace(works=[], judge_until=lambda until=until: until)
+        region_search.freshener(cast(Any, SimpleNamespace(estimates=estimates)), device)(work)
+        assert kept == wanted
+        kept.clear()
+    assert asked == [[seen.schedule]] * 2, "nothing more once judging is to end"
+
+
+def test_a_search_without_a_budget_goes_on_until_the_first_regions_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get ready in any case once it had its time, whatever is not begun."""
+    hold, some = threading.Event(), SimpleNamespace(estimates="some", timed=[])
+
+    def ready(self: joining.Joining) -> None:
+        hold.wait()
+        self._ready.append(cast(Any, some))
+
+    kernel = timed_kernel(1.0, searched=False)
+    monkeypatch.setitem(cast(Any, EFFORTS), "normal", Effort(0.1, 1e-4))
+    joins, _, _ = joining_of(monkeypatch, ready, [kernel], limit_s=None)
+    budget = Budget(started=0.0, limit_s=None, measurements=None)
+    budget.search_until(time.monotonic())
+    searching: Any = SimpleNamespace(joins=joins, budget=budget, ledger=budget.ledger, works=[Mock(proposed=False)])
+
+    def left_s() -> float:
+        search._Search._await_first(searching)
+        assert budget.ledger.deadline is not None
+        return budget.ledger.deadline - time.monotonic()
+
+    assert left_s() > 1.0 and not budget.ledger.exhausted
+    hold.set()
+    assert next_of(joins).estimates == "some"
+    budget.search_until(time.monotonic())
+    waited(lambda: joins.is_over)
+    assert left_s() <= 0.0
 
 
 def test_regions_join_the_search_of_kernels_are_judged_and_planned(tmp_path: Path) -> None:

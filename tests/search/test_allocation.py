@@ -106,6 +106,22 @@ def test_what_saves_less_than_the_device_is_worth_to_others_meanwhile_waits() ->
     assert len(order) > 1 and allocator.entries[0].best_s == 5e-4
 
 
+def test_what_saves_more_by_a_schedule_does_not_wait_behind_what_saves_most() -> None:
+    """4 s of eight schedules are less than 3 of one, where a schedule is worth 1 s to others."""
+    limits = Limits(measuring=8, alternate=False, device_s=1.0)
+    allocator = Allocator(Ledger(max_measurements=20), limits, elsewhere=lambda: 1.0)
+    for name in ("most", "more"):
+        entered(allocator, chain_table([1.0, 0.9]), name)
+    most, more = allocator.entries
+    for entry, gain, wanted in ((most, 4.0, 8), (more, 3.0, 1)):
+        entry.gain, entry.wanted, entry.thread = gain, wanted, threading.current_thread()
+        entry.own_s = entry.incumbent.best_s = 1.0
+    with allocator._changed:
+        assert allocator._next() and more.granted == 1
+        assert not allocator._next() and not most.granted
+        assert allocator._worthwhile() is most, "it is not over"
+
+
 def test_taking_turns_repeats_itself() -> None:
     orders = []
     for _ in range(2):
