@@ -284,9 +284,11 @@ def _blocks(made: Graphs, most_edges: int) -> tuple[Array | None, list[_Blocks]]
     edges = {other: counts["axes"] * counts[other] for other in OTHERS}
     rows = {**counts, **{OTHERS[other]: number for other, number in edges.items()}}
     ends = {name: np.concatenate([[0], np.cumsum(number)]) for name, number in rows.items()}
-    of_each, first, found = np.maximum(sum(edges.values()), 1), 0, list[_Blocks]()
+    first, found = 0, list[_Blocks]()
     while first < len(made):
-        last = min(first + max(most_edges // int(of_each[first]), 1), len(made))
+        most = {name: np.maximum.accumulate(number[first : first + most_edges]) for name, number in counts.items()}
+        padded = most["axes"] * (most["accesses"] + most["groups"]) * np.arange(1, len(most["axes"]) + 1)
+        last = first + max(int(np.searchsorted(padded, most_edges, "right")), 1)
         part = {name: getattr(made, name)[at[first] : at[last]] for name, at in ends.items()}
         found.append(_block(replace(made, **part), {name: number[first:last] for name, number in counts.items()}))
         first = last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,26 @@ def test_how_many_edges_are_taken_at_once_changes_nothing(shipped: Checkpoint, m
     for most in (1, 64, 500, 10**9):
         monkeypatch.setattr(stacked_module, "EDGES_AT_ONCE", most)
         assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
+
+
+def test_one_small_graph_does_not_make_large_ones_one_block(shipped: Checkpoint) -> None:
+    """A kernel of one element has no edges, and as many graphs as were to stand with it were padded to the largest."""
+    region = Region((kernel_of(kernels_of((empty(1) + empty(1)).exp2())[0]),))
+    tiny, large = graphs(encode(KernelSpace(region, TARGET).loop_nests([RAW])), TARGET), graphs_of(matmul(), 300)
+    assert not (tiny.n_axes * (tiny.n_accesses + tiny.n_groups)).any()
+    stacked = Stacked(shipped.nets)
+
+    def most_bytes(made: Graphs) -> int:
+        kernel_x = np.stack([kernel_features(matmul())] * len(made))
+        target_x = np.stack([target_features(TARGET)] * len(made))
+        tracemalloc.start()
+        stacked(made, kernel_x, target_x)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    most_bytes(tiny)  # once, and what is imported then is imported
+    assert most_bytes(joined([tiny, large])) < 1.1 * most_bytes(large)
 
 
 @pytest.mark.parametrize("kind", ["axes", "accesses", "groups"])
