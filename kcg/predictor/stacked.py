@@ -342,7 +342,8 @@ class _OneThread:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._blas = self._blas or ThreadpoolController()
+                if self._blas is None:  # one without any is false
+                    self._blas = ThreadpoolController().select(user_api="blas")
                 self._let_go()
                 self._limit = self._blas.limit(limits=1, user_api="blas")
                 self._let_go()

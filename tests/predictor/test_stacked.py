@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
@@ -249,6 +249,23 @@ def test_blas_has_one_thread_while_anything_predicts_and_as_many_as_before_after
                 pass
             assert 1 in threads()
         assert threads() == {2}
+
+
+def test_where_threadpoolctl_knows_no_blas_it_looks_for_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, where NumPy's is Apple's: each look takes a millisecond."""
+    looks = 0
+
+    def none_found() -> ThreadpoolController:
+        nonlocal looks
+        looks += 1
+        return ThreadpoolController().select(prefix="of no library")
+
+    monkeypatch.setattr(stacked_module, "ThreadpoolController", none_found)
+    here = type(one_thread)()
+    for _ in range(3):
+        with here, here:
+            pass
+    assert looks == 1
 
 
 ANY_THREAD = """
