@@ -48,6 +48,8 @@ def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[A
     from safetensors import SafetensorError, safe_open
 
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise DataError(f"{path} has {size} bytes, and no {noun} has more than {MOST_BYTES}")
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
             return header, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}

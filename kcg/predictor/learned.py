@@ -123,8 +123,9 @@ class LearnedPredictor:
     ) -> tuple[Array, Array, Array, Array]:
         """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
         outputs, hidden = self._ensemble(made, kernel_x[kernel], target_x[kernel])
-        found = averaged(outputs, self.checkpoint.about.spread_scale)
-        mean, sigma = found["rank"], np.exp(found["log_sigma"])
+        with np.errstate(all="ignore"):  # weights may be anything
+            found = averaged(outputs, self.checkpoint.about.spread_scale)
+            mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
         broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
         return (

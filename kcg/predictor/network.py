@@ -72,6 +72,9 @@ def linear(name: str, inputs: int, outputs: int) -> Shapes:
 def shapes(settings: NetSettings) -> Shapes:
     """The arrays of a network. Raises ValueError where no network is of these settings."""
     hidden, layers = settings.hidden, settings.layers
+    switches = settings.messages, settings.schedule, settings.kernel, settings.compare
+    if any(type(size) is not int for size in (hidden, layers)) or not all(type(one) is bool for one in switches):
+        raise ValueError(f"a network of {settings}")  # of a file: 64.0 equals 64, and is no length
     if not (1 <= hidden <= MOST_HIDDEN and 0 <= layers <= MOST_LAYERS):
         raise ValueError(f"a network of {layers} layers of {hidden}")
     found: Shapes = {f"{name}_{what}": (size,) for name, size in SIZES.items() for what in ("mean", "scale")}

@@ -12,6 +12,7 @@ Graphs stand last but one in every block: what is summed over axes or others is 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -159,8 +160,8 @@ class Stacked:
             time, rank, sigma, failure = self._heads(hidden).transpose(2, 0, 1)
             if self._skip is not None:
                 time = time + self._skip(self._scaled("schedule", made.schedule))[..., 0]
-        log_sigma = np.clip(sigma, LEAST_LOG_SIGMA, MOST_LOG_SIGMA)
-        return Answers(time + self._log_s_mean + rank, log_sigma, failure, hidden)
+            log_sigma = np.clip(sigma, LEAST_LOG_SIGMA, MOST_LOG_SIGMA)
+            return Answers(time + self._log_s_mean + rank, log_sigma, failure, hidden)
 
     def _last(self, states: Array) -> Array:
         first, second = self._read
@@ -283,9 +284,11 @@ def _blocks(made: Graphs, most_edges: int) -> tuple[Array | None, list[_Blocks]]
     edges = {other: counts["axes"] * counts[other] for other in OTHERS}
     rows = {**counts, **{OTHERS[other]: number for other, number in edges.items()}}
     ends = {name: np.concatenate([[0], np.cumsum(number)]) for name, number in rows.items()}
-    of_each, first, found = np.maximum(sum(edges.values()), 1), 0, list[_Blocks]()
+    first, found = 0, list[_Blocks]()
     while first < len(made):
-        last = min(first + max(most_edges // int(of_each[first]), 1), len(made))
+        most = {name: np.maximum.accumulate(number[first : first + most_edges]) for name, number in counts.items()}
+        padded = most["axes"] * (most["accesses"] + most["groups"]) * np.arange(1, len(most["axes"]) + 1)
+        last = first + max(int(np.searchsorted(padded, most_edges, "right")), 1)
         part = {name: getattr(made, name)[at[first] : at[last]] for name, at in ends.items()}
         found.append(_block(replace(made, **part), {name: number[first:last] for name, number in counts.items()}))
         first = last
@@ -333,19 +336,43 @@ class _OneThread:
         self._lock, self._inside = threading.Lock(), 0
         self._blas: Any = None  # found once, in a millisecond
         self._limit: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
 
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._blas = self._blas or ThreadpoolController()
+                if self._blas is None:  # one without any is false
+                    self._blas = ThreadpoolController().select(user_api="blas")
+                self._let_go()
                 self._limit = self._blas.limit(limits=1, user_api="blas")
+                self._let_go()
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._limit.restore_original_limits()
+                self._restore()
+
+    def _restore(self) -> None:
+        self._let_go()
+        self._limit.restore_original_limits()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Since threadpoolctl 3.8 the first thread that sets a limit of OpenBLAS is the only one that can, until it
+        ends. Here any may come first, and any go last."""
+        for library in self._blas.lib_controllers:
+            if (clear := getattr(library, "clear_controlling_thread", None)) is not None:
+                clear(force=True)
+
+    def _forked(self) -> None:
+        """In a child, where no other thread is: whoever was inside is not, nor holds the lock."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._inside = 0
+            self._restore()
 
 
 one_thread: Final = _OneThread()

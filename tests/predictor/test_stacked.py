@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import stacked as stacked_module
-from kcg.predictor.checkpoint import Checkpoint, read
+from kcg.predictor.checkpoint import Checkpoint, read, save
 from kcg.predictor.choice import shipped_path
 from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel_features, target_features
-from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.header import read_tensors, save_tensors
+from kcg.predictor.learned import IMPOSSIBLE, LearnedPredictor
 from kcg.predictor.network import NetSettings, Network, shapes
 from kcg.predictor.stacked import Stacked, one_thread
 from kcg.training.network import GraphSet, Net
@@ -125,6 +129,26 @@ def test_how_many_edges_are_taken_at_once_changes_nothing(shipped: Checkpoint, m
         assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
 
 
+def test_one_small_graph_does_not_make_large_ones_one_block(shipped: Checkpoint) -> None:
+    """A kernel of one element has no edges, and as many graphs as were to stand with it were padded to the largest."""
+    region = Region((kernel_of(kernels_of((empty(1) + empty(1)).exp2())[0]),))
+    tiny, large = graphs(encode(KernelSpace(region, TARGET).loop_nests([RAW])), TARGET), graphs_of(matmul(), 300)
+    assert not (tiny.n_axes * (tiny.n_accesses + tiny.n_groups)).any()
+    stacked = Stacked(shipped.nets)
+
+    def most_bytes(made: Graphs) -> int:
+        kernel_x = np.stack([kernel_features(matmul())] * len(made))
+        target_x = np.stack([target_features(TARGET)] * len(made))
+        tracemalloc.start()
+        stacked(made, kernel_x, target_x)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    most_bytes(tiny)  # once, and what is imported then is imported
+    assert most_bytes(joined([tiny, large])) < 1.1 * most_bytes(large)
+
+
 @pytest.mark.parametrize("kind", ["axes", "accesses", "groups"])
 def test_a_graph_may_lack_a_kind_of_nodes(shipped: Checkpoint, kind: str) -> None:
     """Alone, and beside one that has them."""
@@ -225,3 +249,140 @@ def test_blas_has_one_thread_while_anything_predicts_and_as_many_as_before_after
                 pass
             assert 1 in threads()
         assert threads() == {2}
+
+
+def test_where_threadpoolctl_knows_no_blas_it_looks_for_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, where NumPy's is Apple's: each look takes a millisecond."""
+    looks = 0
+
+    def none_found() -> ThreadpoolController:
+        nonlocal looks
+        looks += 1
+        return ThreadpoolController().select(prefix="of no library")
+
+    monkeypatch.setattr(stacked_module, "ThreadpoolController", none_found)
+    here = type(one_thread)()
+    for _ in range(3):
+        with here, here:
+            pass
+    assert looks == 1
+
+
+ANY_THREAD = """
+import json, threading
+from threadpoolctl import threadpool_info
+from kcg.predictor.stacked import one_thread
+
+seen = {}
+
+def note(name):
+    seen[name] = max(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+
+def predict(inside, leave, left):
+    with one_thread:
+        inside.set()
+        leave.wait()
+    left.set()
+    ended.wait()
+
+ended, signals = threading.Event(), [[threading.Event() for _ in range(3)] for _ in range(2)]
+threads = [threading.Thread(target=predict, args=three) for three in signals]
+for thread, (inside, _, _) in zip(threads, signals):
+    thread.start()
+    inside.wait()
+note("both inside")
+for name, (_, leave, left) in zip(("the first left", "both left"), signals):
+    leave.set()
+    left.wait()
+    note(name)
+with one_thread:
+    note("another inside, both alive")
+note("all left")
+ended.set()
+print(json.dumps(seen))
+"""
+
+
+def test_blas_has_one_thread_whichever_threads_predict_and_in_whatever_order_they_leave() -> None:
+    """Also while those that predicted before are alive, as those of a server."""
+    done = python("-c", ANY_THREAD, cwd=ROOT, OPENBLAS_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "both inside": 1, "the first left": 1, "both left": 2, "another inside, both alive": 1, "all left": 2
+    }  # fmt: skip
+
+
+FORKED = """
+import os, threading
+from threadpoolctl import threadpool_info
+from kcg.predictor.stacked import one_thread
+
+def threads():
+    return max(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+
+def predict():
+    with one_thread, one_thread._lock:
+        inside.set()
+        leave.wait()
+
+inside, leave = threading.Event(), threading.Event()
+thread = threading.Thread(target=predict)
+thread.start()
+inside.wait()
+if not (child := os.fork()):
+    before = threads()
+    with one_thread:
+        within = threads()
+    os._exit(0 if (before, within, threads()) == (2, 1, 2) else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+leave.set()
+thread.join()
+raise SystemExit(code)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_another_thread_predicts_predicts_too() -> None:
+    done = python("-c", FORKED, cwd=ROOT, OPENBLAS_NUM_THREADS="2", timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_weights_that_overflow_are_expected_to_fail_without_a_warning(shipped: Checkpoint) -> None:
+    """Warnings are errors in tests, and one line each for who predicts."""
+    huge = [
+        replace(net, numbers={**net.numbers, "heads.bias": np.full(4, sign * 3e38, np.float32)})
+        for net, sign in zip(shipped.nets, (1, -1), strict=False)
+    ]
+    space = KernelSpace(matmul(), TARGET)
+    for nets in (huge, huge[:1]):
+        found = LearnedPredictor(replace(shipped, nets=tuple(nets))).predict(space, [RAW])
+        assert found == [IMPOSSIBLE]
+    about = replace(shipped.about, spread_scale=10**400)
+    (found_one,) = LearnedPredictor(replace(shipped, about=about)).predict(space, [RAW])
+    assert found_one == IMPOSSIBLE
+
+
+@pytest.mark.parametrize("name", ["hidden", "kernel", "schedule", "messages"])
+def test_settings_of_a_file_that_only_equal_what_they_should_be_are_refused(
+    shipped: Checkpoint, name: str, tmp_path: Path
+) -> None:
+    """64.0 is equal to 64, so that shapes are too, and is no length."""
+    save(shipped, path := tmp_path / "p")
+    header, tensors = read_tensors(path, "checkpoint")
+    header["nets"] = [{**net, name: float(net[name])} for net in header["nets"]]
+    save_tensors(path, tensors, header)
+    with pytest.raises(DataError, match="does not hold what it says"):
+        read(path)
+
+
+def test_a_file_larger_than_any_checkpoint_is_not_read(tmp_path: Path) -> None:
+    """Sparse, of more bytes than any memory has."""
+    shape = [1 << 38]
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * shape[0]]}
+    start = json.dumps({"net0.heads.bias": tensor}).encode()
+    path = tmp_path / "p"
+    with path.open("wb") as file:
+        file.write(len(start).to_bytes(8, "little") + start)
+        file.truncate(8 + len(start) + 4 * shape[0])
+    with pytest.raises(DataError, match="no checkpoint has more than"):
+        read(path)

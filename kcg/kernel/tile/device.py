@@ -206,6 +206,12 @@ SM_89: Final = replace(
 SM_100: Final = replace(
     SM_90, arch="sm_100", capability=100, has_wgmma=False, tensor_memory=512, products=OF_TENSOR_MEMORY
 )
+SM_103: Final = replace(
+    SM_100, arch="sm_103", capability=103,
+    products=(Product(128, 256, 16, HALF), Product(128, 256, 32, FP8), Product(128, 256, 8, TF32)),
+)  # fmt: skip
+"""Of bytes it has no `tcgen05.mma` (PTX ISA: `.kind::i8` is of sm_100a and sm_110a)."""
+SM_110: Final = replace(SM_100, arch="sm_110", capability=110, threads_at_once=1_536, programs_at_once=24)
 SM_120: Final = replace(
     SM_90,
     arch="sm_120",
@@ -244,8 +250,8 @@ DEVICES: Final[dict[str, Device]] = {
         SM_89,
         SM_90,
         SM_100,
-        replace(SM_100, arch="sm_103", capability=103),
-        replace(SM_100, arch="sm_110", capability=110),
+        SM_103,
+        SM_110,
         SM_120,
         replace(SM_120, arch="sm_121", capability=121),
         GFX942,

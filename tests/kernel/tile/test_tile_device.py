@@ -55,6 +55,31 @@ def test_an_architecture_without_a_record_has_that_of_the_one_before_it() -> Non
         assert device_of(other).runtimes == () and unsupported(other).endswith(f"not for {other.device} {arch}")
 
 
+@pytest.mark.parametrize(
+    ("arch", "shared", "threads", "programs"),
+    [
+        ("sm_80", 164, 2_048, 32), ("sm_86", 100, 1_536, 16), ("sm_87", 164, 1_536, 16), ("sm_89", 100, 1_536, 24),
+        ("sm_90", 228, 2_048, 32), ("sm_100", 228, 2_048, 32), ("sm_103", 228, 2_048, 32), ("sm_110", 228, 1_536, 24),
+        ("sm_120", 100, 1_536, 24), ("sm_121", 100, 1_536, 24),
+    ],
+)  # fmt: skip
+def test_what_nvidias_multiprocessors_hold_is_as_published(arch: str, shared: int, threads: int, programs: int) -> None:
+    """KB of shared memory, threads and programs, as libcu++ has them (`cuda/__device/arch_traits.h`)."""
+    device = DEVICES[arch]
+    assert device.shared_bytes + device.reserved_bytes == shared << 10 and device.reserved_bytes == 1 << 10
+    assert (device.threads_at_once, device.programs_at_once) == (threads, programs)
+    assert (device.warp, device.registers, device.registers_of_one) == (32, 65_536, 255)
+    assert device.threads_of_program == 1_024 and device.has_copies
+    assert device.has_tma == (device.capability >= 90) and device.has_wgmma == (arch == "sm_90")
+
+
+def test_what_tensor_memory_sums_of_bytes_is_not_on_every_device() -> None:
+    """LLVM: `hasTcgen05MMAI8Kind`."""
+    bytes_ = {arch for arch, device in DEVICES.items() if device.tensor_memory and device.multiplies("signed char")}
+    assert bytes_ == {"sm_100", "sm_110"}
+    assert all(device.multiplies("float8_e4m3") for device in DEVICES.values() if device.tensor_memory)
+
+
 # ---- an MI300X: 64 threads of a wave, 64 KB of shared memory, matrix cores for float32
 
 MI300X = TARGETS["gfx942"]
