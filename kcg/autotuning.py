@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 import uuid
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError, VerificationError
-from kcg.files import lock_file
+from kcg.files import cache_folder, lock_file
 from kcg.tuning import (
     Installed,
     Tuned,
@@ -175,7 +174,7 @@ def facts_of(dev: str) -> tuple[Target, Toolchain]:
 
 def default_cache() -> Path:
     """Where results are kept by default: `kcg/tuned` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / "tuned"
+    return cache_folder("tuned")
 
 
 @overload

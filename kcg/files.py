@@ -77,6 +77,11 @@ def read_limited(path: Path, *, most_bytes: int) -> bytes:
     return data
 
 
+def cache_folder(name: str) -> Path:
+    """A folder of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / name
+
+
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as lists of checksums hold it."""
     with path.open("rb") as file:

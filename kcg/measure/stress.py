@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kcg.compat.programs import Spin, hidden_s
 from kcg.compat.streams import Stream, has_second_stream, second_stream
 from kcg.compat.tiny import Buffer, KernelInfo, UOp, dtypes
-from kcg.files import write_whole
+from kcg.files import cache_folder, write_whole
 from kcg.measure.inputs import launcher_of
 from kcg.measure.workbench import GUARD_BYTES, Workbench, copied
 from kcg.types import Region, Target, Toolchain, Variables, canonical_json
@@ -319,9 +318,8 @@ def _place(
     region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables, *, whole: bool = True
 ) -> Path:
     """The file of a pass; one that is not of the `whole` of `LAUNCHES` lies elsewhere, where nobody takes it for it."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     of: list[Any] = [RULES, region.id, binary, target.model, toolchain.driver, variables, LAUNCHES if whole else "part"]
-    return caches / "kcg" / "stress" / hashlib.sha256(canonical_json(of).encode()).hexdigest()
+    return cache_folder("stress") / hashlib.sha256(canonical_json(of).encode()).hexdigest()
 
 
 def passed(region: Region, binary: str, target: Target, toolchain: Toolchain, variables: Variables) -> int:

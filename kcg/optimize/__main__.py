@@ -16,6 +16,7 @@ import typer  # noqa: E402
 from kcg.cli import command_app, command_text, examples, guarded, interrupted, run_app, showing  # noqa: E402
 from kcg.commands import SETTINGS, command_name, program_name  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
+from kcg.files import cache_folder  # noqa: E402
 
 if TYPE_CHECKING:
     from kcg.types import Result
@@ -201,6 +202,7 @@ def optimize(
         store=store,
         kernels=tuple(path.absolute() for path in kernels or ()),
         allow_tf32=allow_tf32,
+        costs=cache_folder("costs"),
         command=command_text("optimize"),
     )
     if own_args and not settings.is_script:

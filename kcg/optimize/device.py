@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -25,6 +26,7 @@ from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
+from kcg.optimize import costs
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
@@ -85,18 +87,6 @@ class JudgingBench:
         self.device.record(measurements)
 
 
-@dataclass
-class Taken:
-    """What some jobs were expected to take, and what they took, in seconds."""
-
-    expected_s: float = 0.0
-    spent_s: float = 0.0
-
-    def add(self, expected_s: float, spent_s: float) -> None:
-        self.expected_s += expected_s
-        self.spent_s += spent_s
-
-
 class Device:
     """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
     manager: leaving it kills every child and closes the journal. Other GPUs that the settings allow, and the hosts of a
@@ -119,7 +109,8 @@ class Device:
         self.failed_under_stress: dict[Place, str] = {}  # why, in this run or before
         self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
         self.samples_s = 0.0
-        self.judging = Taken()  # comparisons of this run, while its search went on
+        self._costs_file: Path | None = None
+        self.taken: dict[str, costs.Taken] = {}  # what jobs of this run took, by their kind
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._failed: set[tuple[str, Schedule, Status]] = set()
@@ -222,9 +213,30 @@ class Device:
         self.close_children()
         early = JobOutcome.STOPPED if self._log.ended_early else JobOutcome.OK
         self.jobs.close(early if kind is None else JobOutcome.FAILED)
+        if self._costs_file is not None:
+            costs.keep(self._costs_file, self.taken)
         if self.journal is not None:
             self.journal.close()
         self._held.close()
+
+    @functools.cached_property
+    def earlier(self) -> dict[str, costs.Taken]:
+        """What jobs took on this target in earlier runs, by their kind; of a CPU nothing is kept, since that depends
+        more on what else runs there."""
+        if self._settings.costs is None or self.is_cpu:
+            return {}
+        self._costs_file = costs.file_of(self._settings.costs, self.service.target)
+        return costs.read(self._costs_file)
+
+    def took(self, kind: str, expected_s: float, spent_s: float) -> None:
+        """A job of a kind was expected to take so long, and took so long."""
+        self.taken.setdefault(kind, costs.Taken()).add(expected_s, spent_s)
+
+    def slower(self, kind: str, otherwise: float, weight_s: float) -> float:
+        """How many times what is expected jobs of a kind take, by this run and those before; without any `otherwise`,
+        which counts as `weight_s`."""
+        before, weight_s = costs.known_before(self.earlier, kind, otherwise, weight_s)
+        return self.taken.get(kind, costs.Taken()).slower(before, weight_s)
 
     def _remove_new_folder(self) -> None:
         if self._is_new:

@@ -21,6 +21,7 @@ from kcg.judge.whole import Cost
 from kcg.kernel.kinds import JoinsKernels, kind_named, needs_stress
 from kcg.measure import stress
 from kcg.measure.protocol import samples_for
+from kcg.optimize import costs
 from kcg.optimize.settings import TINY_BEAM
 from kcg.optimize.work import total_s
 from kcg.report.counts import how_many
@@ -59,6 +60,7 @@ JUDGING_SLOWER: Final = 1.4
 """So many times what is expected judging took on one NVIDIA H100, most of it of tile programs: 183 s for 119 with the
 regions of Flux at 768, 251 for 190 at 1024. What a run itself has judged counts `JUDGED_S` seconds of it."""
 JUDGED_S: Final = 5.0
+WHOLE_S: Final = 10.0  # as which what is expected of the check of the whole counts beside what runs before took
 ENDING_S: Final = 1.5  # for writing the result and its report, and ending
 FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 MATTERS: Final = 0.05  # of the time: kernels that take a smaller part of it are not worth a run
@@ -336,10 +338,9 @@ class Estimates:
 
     @property
     def slower(self) -> float:
-        """So many times what is expected of it judging takes: what is known before this run has judged, and more and
-        more what its own judging took while the search went on."""
-        before, taken = 1.0 if self.device.is_cpu else JUDGING_SLOWER, self.device.judging
-        return (before * JUDGED_S + taken.spent_s) / (JUDGED_S + taken.expected_s)
+        """So many times what is expected of it judging takes: what is known of runs before, and more and more what its
+        own judging took while the search went on."""
+        return self.device.slower(costs.JUDGING, 1.0 if self.device.is_cpu else JUDGING_SLOWER, JUDGED_S)
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
@@ -352,7 +353,7 @@ class Estimates:
         before_s = self.device.bench.service.used_s
         yield
         if not known and stress_s <= 0:
-            self.device.judging.add(expected_s, self.device.bench.service.used_s - before_s)
+            self.device.took(costs.JUDGING, expected_s, self.device.bench.service.used_s - before_s)
 
     def compiling_s(self) -> float:
         """About how long it takes to compile what is to be judged and this run has not compiled, as one that goes on
@@ -482,7 +483,8 @@ class Estimates:
             changed = max(sum(bool(work.found) for work in self.works), 1)
         spread = self.device.spread
         step_s = sum(work.before_s for work in self.works if not work.proposed)
-        return self.runner.expected_s(
+        slower = self.device.slower(f"{costs.WHOLE} {self.runner.what}", 1.0, WHOLE_S)
+        return slower * self.runner.expected_s(
             Cost(
                 changed=changed,
                 plans=plans,
@@ -492,6 +494,12 @@ class Estimates:
                 compile_s=spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0,
             )
         )
+
+    def took_whole(self, expected_s: float, spent_s: float) -> None:
+        """The check of the whole was expected to take so long, and took so long, with rounds for which there was time:
+        these say nothing."""
+        if self.runner.rounds == 1:
+            self.device.took(f"{costs.WHOLE} {self.runner.what}", expected_s, spent_s)
 
     def _model_s(self) -> float:
         """What checking the whole model is expected to take, in seconds; 0 where the budget had no room for it when

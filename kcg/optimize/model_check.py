@@ -65,7 +65,10 @@ def check_models(
         due = first(many[-1] if many else min(2, len(due)), f"a run of the {runner.what} is long")
         timeout_s = runner.timeout_s(needed_s(len(due)))
     words = f" of {len(due)} plans" if len(due) > 1 else ""
+    begun, expected_s = time.monotonic(), needed_s(len(due))
     seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)
+    if not log.ended_early and all(check.passed for check in seen):  # else it ended before, or looked for why
+        estimates.took_whole(expected_s, time.monotonic() - begun)
     if not log.ended_early:
         _warn_of(seen, runner.what, estimates, log=log)
     for place, check in zip(due, seen, strict=True):

@@ -59,6 +59,7 @@ class Settings:
     store: str = ""  # a folder, or `hf://owner/name@revision`: looked at first, and added to; empty: none
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     allow_tf32: bool = False  # whether products of tile programs may round float32 operands to tf32
+    costs: Path | None = None  # where it is kept how long jobs took here, for the estimates of later runs; None: not
     command: str = ""
     in_memory: bool = False  # whether the workload is of this process, and comes with it: `workload` is but its name
 

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +26,7 @@ from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import CodecError, DataError, ScheduleError
-from kcg.files import whole
+from kcg.files import cache_folder, whole
 from kcg.kernel.kinds import Space, space_of
 from kcg.measure.device_info import usable_cores
 from kcg.measure.protocol import PROTOCOL
@@ -98,11 +97,6 @@ def in_processes(work: Callable[[KernelJob], T], jobs: Sequence[KernelJob], work
 
 def _all(work: Callable[[KernelJob], T], jobs: Sequence[KernelJob]) -> list[T]:
     return [work(job) for job in jobs]
-
-
-def cache_folder(name: str) -> Path:
-    """A folder of the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / name
 
 
 def keep(arrays: Mapping[str, Any], path: Path) -> None:

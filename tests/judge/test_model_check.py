@@ -55,7 +55,13 @@ class Run:
         jobs = JobLog(0.0)
         self.log: Any = SimpleNamespace(warn=self.warnings.append, progress=progress, ended_early=False, jobs=jobs)
         kept = SimpleNamespace(forget=lambda: True)
-        self.estimates: Any = SimpleNamespace(budget=budget, kept=kept, whole_s=self.whole_s)
+        took = self.took = list[tuple[float, float]]()
+        self.estimates: Any = SimpleNamespace(
+            budget=budget,
+            kept=kept,
+            whole_s=self.whole_s,
+            took_whole=lambda expected_s, spent_s: took.append((expected_s, spent_s)),
+        )
 
     def whole_s(self, **of: int) -> float:
         return self.whole.expected_s(Cost(**of))

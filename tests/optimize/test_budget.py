@@ -28,7 +28,7 @@ from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import nothing_faster
 from kcg.optimize.budget import LEAST_OVERTIME_S, Budget
 from kcg.optimize.console import _summary
-from kcg.optimize.device import Device, Taken
+from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.judging import CHECKED, Judging
 from kcg.optimize.outlook import outlook_of
@@ -537,7 +537,7 @@ def test_how_long_the_process_that_judges_takes_to_start_says_nothing_of_how_lon
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_ten_seconds_each(monkeypatch, whole_s=0.0)
-    monkeypatch.setattr(opened.device, "judging", Taken())
+    monkeypatch.setattr(opened.device, "taken", {})
     for judges, slower in ((False, 1.0), (True, (estimates.JUDGED_S + 20.0) / (estimates.JUDGED_S + 10.0))):
         monkeypatch.setattr(Device, "judges", judges)
         monkeypatch.setattr(MeasureService, "used_s", 0.0)
@@ -673,7 +673,7 @@ def test_what_cannot_be_judged_in_the_budget_is_not_searched_and_others_are(
     assert over_at is not None and not expected.too_short()
     line = expected.too_short_for_some()
     assert "40" not in line and f"{TIMED_S + 40:g} s is too short to judge 1 kernel that takes 80" in line
-    assert "judging one takes about 60 s: try --budget" in line
+    assert "judging it takes about 60 s: try --budget" in line
     until = expected.searched_until(largest)
     assert until is not None and until < since
     assert [expected.searched_until(work) for work in others] == [over_at - FRESH_CHILD_S - s for s in (5.0, 10.0)]

@@ -24,7 +24,7 @@ from typing import Any
 from kcg.compat.assembler import Assembler, assemble, assembler, ending_with_ptx
 from kcg.compat.tiny import DType, dtypes
 from kcg.errors import ScheduleError, UsageError
-from kcg.files import write_whole
+from kcg.files import cache_folder, write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
@@ -128,7 +128,7 @@ def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
     made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, device.capability]
     with_ = using.version if using is not None else ""
     key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
-    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, device)
+    return _Kept(cache_folder("tile") / key[:2] / f"{key}.json", using, options, device)
 
 
 def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
@@ -343,10 +343,6 @@ def in_tinygrads_order(
 
 
 # ---- the cache
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / "tile"
 
 
 def _written(binary: Binary) -> str:
