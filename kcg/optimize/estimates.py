@@ -524,13 +524,13 @@ class Pace:
         self._expected_s = self._spent_s = 0.0
         self._first = True  # in which the new process starts too
 
-    def allows(self, work: RegionWork, *, improved: bool) -> bool:
-        """Whether there is time to re-time and verify `work`."""
+    def allows(self, work: RegionWork, *, improved: bool, referee_s: float = 0.0) -> bool:
+        """Whether there is time to re-time and verify `work`, for which the reference is asked for so long besides."""
         estimates, until = self._estimates, self.until(improved=improved)
         if until is None or estimates.kept.holds_first(work):
             return True
         starting_s = estimates.starting_s if self._first else 0.0
-        return time.monotonic() + starting_s + self._slower * estimates.timing_s(work) <= until
+        return time.monotonic() + starting_s + self._slower * estimates.timing_s(work) + referee_s <= until
 
     def left_s(self, works: Sequence[RegionWork]) -> float:
         """What judging these is expected to take, and after it the check of the whole, in seconds."""

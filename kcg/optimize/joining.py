@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 BEGUN: Final = 0.25  # of the time, which kernels may take that were not begun to be searched when regions get ready
 MOST: Final = 2  # of the others that are timed at once: what is judged meanwhile waits for no more
+LATEST: Final = 1 / 2  # of the time that a budget has until regions are to be ready: then they get so in any case
 FIRSTS: Final = 14  # regions that join first: the best expected plan of Flux has as many
 POLL_S: Final = 0.2
 
@@ -137,9 +138,13 @@ class Joining:
         return self._proposing.is_found and (is_begun or self._is_due())
 
     def _is_due(self) -> bool:
-        """Whether a search without a budget had its time, and goes on for what joins it."""
-        settings, limit_s = self._estimates.settings, self._estimates.budget.limit_s
-        return limit_s is None and time.monotonic() >= self._since + EFFORTS[settings.effort].search_s
+        """Whether a search without a budget had its time, and goes on for what joins it; of a budget half of the time
+        until regions are to be ready."""
+        estimates = self._estimates
+        if estimates.budget.limit_s is None:
+            return time.monotonic() >= self._since + EFFORTS[estimates.settings.effort].search_s
+        until = estimates.regions_until()
+        return until is not None and time.monotonic() >= self._since + LATEST * (until - self._since)
 
     def _get_ready(self) -> None:
         estimates, device, log = self._estimates, self._device, self._log

@@ -272,7 +272,8 @@ class Judging:
         return self.judge.with_offers(work, row, offers)
 
     def _allows(self, work: RegionWork) -> bool:
-        return self._pace.allows(work, improved=self._is_worth_checking())
+        referee_s = self._comparisons.referee_s(work)
+        return self._pace.allows(work, improved=self._is_worth_checking(), referee_s=referee_s)
 
     def _until(self, *rows: RegionResult) -> float | None:
         """When judging is to end, by `time.monotonic`; None: whenever. `rows` are of what is judged now."""

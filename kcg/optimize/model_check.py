@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.errors import DeviceError
@@ -73,6 +74,8 @@ def check_models(
         _warn_of(seen, runner.what, estimates, log=log)
     for place, check in zip(due, seen, strict=True):
         checks[place] = check
+    if seen and all(check.passed is False for check in seen) and checks[-1].passed is None and checks[-1].reason:
+        checks[-1] = replace(checks[-1], reason=f"{checks[-1].reason}, and what was run is wrong: {seen[-1].reason}")
     return checks
 
 

@@ -353,7 +353,7 @@ class _Search:
             between=self._between,
             patience_s=self._patience_s,
             arriving=functools.partial(self._arrive, predictor),
-            elsewhere=lambda: 0.0 if self.ahead is None else self.ahead.rate,
+            elsewhere=self._elsewhere,
         )
         self._enter(predictor, self.works)
         allocator.run()
@@ -423,6 +423,11 @@ class _Search:
             self.budget.search_until(time.monotonic() + effort_s)
         self._enter(predictor, joined.works)
 
+    def _elsewhere(self) -> float:
+        """What a second of the device is worth to judging. Without a budget all is judged in the end: to wait would
+        only take the search its time."""
+        return self.ahead.rate if self.ahead is not None and self.budget.limit_s is not None else 0.0
+
     def _between(self) -> None:
         """While nothing is at work on a CPU: the search's own thoughts would disturb a sample."""
         if self.ahead is not None:
@@ -434,7 +439,7 @@ class _Search:
         if self.device.is_cpu:  # four of one device take no more than one
             return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
-        if self.joins is not None and not self.joins.is_over:
+        if self.joins is not None and not self.joins.is_over and not any(work.proposed for work in self.works):
             compilers = max(int(WAITING * compilers), 1)
         return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
 

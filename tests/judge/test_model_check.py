@@ -113,3 +113,8 @@ def test_what_is_said_is_of_what_may_be_chosen(passed: tuple[bool | None, ...], 
 def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared() -> None:
     Run(whole := Whole(nothing=[3]), 55.0).checks(4)
     assert whole.compared == [0, 1]
+
+
+def test_what_there_was_no_time_for_says_that_the_plan_that_ran_is_wrong() -> None:
+    *_, last = Run(Whole(False), 45.0).checks(3)
+    assert last.passed is None and "no time for so many plans, and what was run is wrong: " in last.reason

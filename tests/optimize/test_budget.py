@@ -551,7 +551,7 @@ def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budg
 ) -> None:
     find(opened.works[0])
     monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: Future())
-    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, **_: True)
     monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
     results = opened.judge(expected, Candidates(opened.works, searched=False)).run()
     outcomes = [row.outcome for row in results.rows]
@@ -569,7 +569,7 @@ def test_one_that_is_stopped_while_it_compares_several_is_waited_for_once(
     sides = [side for side in both if not isinstance(side, str)]
     monkeypatch.setattr(opened.device.service, "compare_jointly", lambda job, *, timeout_s: Future())
     monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: asked.append(job))
-    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, **_: True)
     monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
     monkeypatch.setattr(Judge, "compare_kinds", lambda judge, work: judge._comparisons.compare_jointly(work, sides))
     assert judge.run().rows[0].outcome == "undecided" and not asked
@@ -723,7 +723,7 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
     find(opened.works[1], times=1.1)
     asked: list[bool] = []
 
-    def allows(pace: Pace, work: RegionWork, *, improved: bool) -> bool:
+    def allows(pace: Pace, work: RegionWork, *, improved: bool, referee_s: float) -> bool:
         asked.append(improved)
         return True
 
@@ -900,7 +900,7 @@ def test_only_regions_that_the_best_plans_have_are_judged(
     judge._needed, judge._judged = needed, dict[str, RegionResult]()
     monkeypatch.setattr(RegionWork, "id", property(lambda work: f"{work.call.region.id} {work.proposed}"))
     monkeypatch.setattr(Judging, "_judged_one", judged_one)
-    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, **_: True)
     prepared: list[str] = []
     monkeypatch.setattr(
         Comparisons, "prepare", lambda seen, works, sides, **_: prepared.extend(w.call.region.id for w in works)
@@ -941,7 +941,7 @@ def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
         return next((work for work in works if not work.proposed), works[0])  # its references take longest
 
     monkeypatch.setattr(Judging, "_judged_one", judged_one)
-    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, **_: True)
     monkeypatch.setattr(Comparisons, "first_ready", first_ready)
     prepared: list[str] = []
     monkeypatch.setattr(
@@ -1037,7 +1037,7 @@ def test_when_time_is_over_no_plan_is_made_again(
         return {work.call.region.id for work in regions[: 1 + len(judged)]}
 
     judge._needed = needed
-    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: False)
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, **_: False)
     monkeypatch.setattr(Pace, "until", lambda pace, *, improved: time.monotonic() - 1)
     rows = judge.run().rows
     assert made == [0] and [row.outcome for row in rows] == ["undecided", "not judged", "not judged"]

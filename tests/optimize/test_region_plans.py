@@ -465,6 +465,7 @@ def joining_of(
     works: list[Any],
     *,
     limit_s: float | None = 60.0,
+    until_s: float = 1e6,
 ) -> tuple[joining.Joining, list[str], Callable[[], None]]:
     """Regions that get `ready` beside the search of kernels, what a run is warned of, and what ends its children."""
     warned, closing = list[str](), list[Callable[[], None]]()
@@ -476,7 +477,8 @@ def joining_of(
     looks: Any = SimpleNamespace(is_found=True, end=lambda: None)
     log: Any = SimpleNamespace(warn=warned.append)
     settings, budget = SimpleNamespace(effort="normal"), SimpleNamespace(limit_s=limit_s)
-    estimates: Any = SimpleNamespace(works=works, settings=settings, budget=budget)
+    until = time.monotonic() + until_s
+    estimates: Any = SimpleNamespace(works=works, settings=settings, budget=budget, regions_until=lambda: until)
     made = joining.Joining(estimates, looks, device=device, log=log, ahead=looks, begun=lambda proposed: None)
     return made, warned, lambda: [close() for close in closing] and None
 
@@ -521,6 +523,15 @@ def test_regions_get_ready_once_the_first_programs_of_kernels_that_matter_were_m
     assert joins.proposed is both and joins.turn() is None
     joins.end(None)
     assert not warned
+
+
+def test_of_a_budget_regions_get_ready_in_any_case_once_half_of_their_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proposed: Any = SimpleNamespace(estimates="both", timed=["a region"])
+    kernels = [timed_kernel(1.0, searched=False)]
+    joins, _, _ = joining_of(monkeypatch, lambda self: self._ready.append(proposed), kernels, until_s=0.0)
+    assert next_of(joins).works == ["a region"]
 
 
 def test_a_search_that_ends_before_regions_are_ready_goes_without_them_and_says_so(
