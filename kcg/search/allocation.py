@@ -578,7 +578,12 @@ class Allocator:
     def _measured(self, entry: Entry, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
             begun = self.ledger.clock()
-            futures = measure(schedules)
+            try:
+                futures = measure(schedules)
+            except BaseException:  # nothing is with the device, and others need not wait for it
+                with self._changed:
+                    self._measuring -= len(schedules)
+                raise
             idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it asks again
             with self._changed:
                 self._searching -= idle

@@ -170,8 +170,11 @@ def test_tile_programs_are_searched_as_named_from_what_they_are_expected_to_gain
     own = seen(space.baseline(), 0.05, "own")
     work.keep(own)
 
-    def measure(of: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None) -> list[Future[Observation]]:
+    def measure(
+        of: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None, known_s: float | None
+    ) -> list[Future[Observation]]:
         futures = []
+        assert known_s is not None and known_s <= of.best_s, "what its cost expected is no surprise"
         for schedule in batch:
             assert stop_above_s == HOPELESS * of.best_s
             future: Future[Observation] = Future()

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import StepSpace, describe, kind_named
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.tile.space import TileSpace
+from kcg.optimize.search import watched
 from kcg.optimize.settings import strategy_of
 from kcg.predictor.cost import KnownCost
 from kcg.predictor.interface import Judge
@@ -28,6 +30,7 @@ from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.workers import FromItsStart, SearchJob, SearchWorkers, _Worker
 from kcg.types import Region, Schedule, ScheduleKind, Status
+from kcg.unexpected import reported_to
 from tests.faults import processes
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
@@ -120,6 +123,23 @@ def test_what_saves_more_by_a_schedule_does_not_wait_behind_what_saves_most() ->
         assert allocator._next() and more.granted == 1
         assert not allocator._next() and not most.granted
         assert allocator._worthwhile() is most, "it is not over"
+
+
+def test_a_search_that_cannot_ask_the_device_ends_and_others_go_on() -> None:
+    """Once it hung: what was granted and never asked for counted as being measured."""
+    order = list[str]()
+    allocator = Allocator(Ledger(max_measurements=6), Limits(), report=lambda name, _: order.append(name))
+    table = chain_table([1e-3, 9e-4, 8e-4])
+    entered(allocator, table, "good")
+
+    def broken(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+        raise TypeError("measure() got an unexpected keyword argument")
+
+    problem = replace(table.problem(oracle_predict(table), ledger=allocator.ledger), measure=broken)
+    allocator.enter("broken", 10, problem, watched(strategy("mcts")))
+    with reported_to(lambda line: None):
+        allocator.run()
+    assert set(order) == {"good"} and allocator.entries[0].best_s == 8e-4
 
 
 def test_taking_turns_repeats_itself() -> None:
