@@ -483,8 +483,7 @@ class Estimates:
             changed = max(sum(bool(work.found) for work in self.works), 1)
         spread = self.device.spread
         step_s = sum(work.before_s for work in self.works if not work.proposed)
-        slower = self.device.slower(f"{costs.WHOLE} {self.runner.what}", 1.0, WHOLE_S)
-        return slower * self.runner.expected_s(
+        return self._whole_slower * self.runner.expected_s(
             Cost(
                 changed=changed,
                 plans=plans,
@@ -497,9 +496,19 @@ class Estimates:
 
     def took_whole(self, expected_s: float, spent_s: float) -> None:
         """The check of the whole was expected to take so long, and took so long, with rounds for which there was time:
-        these say nothing."""
+        these say nothing. `expected_s` is of `whole_s`, which counts what earlier ones took; what is learned does not,
+        or it would be learned of itself."""
         if self.runner.rounds == 1:
-            self.device.took(f"{costs.WHOLE} {self.runner.what}", expected_s, spent_s)
+            self.device.took(self._whole_kind, expected_s / self._whole_slower, spent_s)
+
+    @property
+    def _whole_kind(self) -> str:
+        return f"{costs.WHOLE} {self.runner.what}"
+
+    @property
+    def _whole_slower(self) -> float:
+        """How many times what is expected of it the check of the whole takes."""
+        return self.device.slower(self._whole_kind, 1.0, WHOLE_S)
 
     def _model_s(self) -> float:
         """What checking the whole model is expected to take, in seconds; 0 where the budget had no room for it when

@@ -416,6 +416,17 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     assert before - expected.search_until() < 90, "it would not fit anyhow"
 
 
+def test_what_checks_of_the_whole_took_is_learned_of_what_was_expected_at_first(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is learned: a ratio to what was corrected already would fall back to one, again and again."""
+    monkeypatch.setattr(type(expected.runner), "rounds", 1)  # as a model's: nothing is learned of further rounds
+    first_s = expected.whole_s(changed=1)
+    for _ in range(50):
+        expected.took_whole(expected.whole_s(changed=1), 3 * first_s)
+    assert expected.whole_s(changed=1) == pytest.approx(3 * first_s, rel=0.2)
+
+
 def test_regions_that_are_timed_later_do_not_take_the_room_of_the_check(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
