@@ -424,13 +424,9 @@ class Ahead:
             since = known.since if known is not None and known.firsts == firsts else now
             judging_s = estimates.comparing_s(work) + self.comparisons.referee_s(work)
             judging_s = 0.0 if estimates.kept.holds_first(work) else judging_s
-            known = _Known(stamp, firsts, self._gain_s(work), judging_s, since)
+            known = _Known(stamp, firsts, gain_s(work, self.rows), judging_s, since)
             self._known[work.id] = known
         return known
-
-    def _gain_s(self, work: RegionWork) -> float:
-        """What one execution gains by the first candidate of a region over what was judged ahead."""
-        return gain_s(work, self.rows)
 
     def _of_best(self, view: _View) -> tuple[Collection[str], Collection[str]]:
         """Which regions the best plans have by what is judged, and the kernels that run only inside of them."""

@@ -19,7 +19,7 @@ from kcg.cli import counted
 from kcg.errors import DeviceError
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.proposing import left_s, works_of
-from kcg.optimize.region_plans import among, best_parts
+from kcg.optimize.region_plans import best_parts
 from kcg.optimize.region_search import (
     NONE,
     Proposed,
@@ -30,6 +30,7 @@ from kcg.optimize.region_search import (
     unmade,
     weights_of,
     with_regions,
+    without,
 )
 from kcg.optimize.search import Joined
 from kcg.optimize.settings import EFFORTS
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.optimize.proposing import Proposing
-    from kcg.optimize.region_plans import Proposals
     from kcg.optimize.work import RegionWork
     from kcg.search.problem import Observation
 
@@ -169,7 +169,7 @@ class Joining:
                 return
             missing = unmade(some, device, until=until)
             made = [work for work in some if work.call.region.id not in missing]
-            proposals = _without(proposals, missing)
+            proposals = without(proposals, missing)
             works, before = [*works, *made], len(timed)
             timed += self._begun(made, kernels, until=until, most=MOST if timed else len(made))
             if len(timed) == before:
@@ -206,13 +206,8 @@ class Joining:
                     work.keep(future.result())
         self._device.check_journal()
 
-        def ran(work: RegionWork, parts: object) -> bool:
-            seen = [one for one in work.known.values() if one.schedule == parts]
-            return bool(work.baseline_s) and any(one.status == Status.OK for one in seen)
+        def ran(work: RegionWork, parts: Schedule) -> bool:
+            seen = work.observed(parts)
+            return bool(work.baseline_s) and seen is not None and seen.status == Status.OK
 
         return [work for work, parts, _ in sent if ran(work, parts)]
-
-
-def _without(proposals: Proposals, missing: frozenset[str]) -> Proposals:
-    """The candidates but those of some regions, by id."""
-    return among(proposals, lambda region: region.id not in missing) if missing else proposals

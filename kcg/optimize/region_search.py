@@ -205,8 +205,7 @@ def _that_compile(
     for number in range(ROUNDS):
         missing = unmade(fresh, device, until=until)
         found = [work for work in found if work.call.region.id not in missing]
-        if missing:
-            proposals = among(proposals, functools.partial(_is_made, missing))
+        proposals = without(proposals, missing)
         if not missing or number + 1 == ROUNDS:
             break
         others = [work for work in works_of(proposals, kernels, device=device) if work.id not in seen]
@@ -218,8 +217,9 @@ def _that_compile(
     return proposals, found, [work for work in found if id(work) not in before]
 
 
-def _is_made(unmade: frozenset[str], region: Region) -> bool:
-    return region.id not in unmade
+def without(proposals: Proposals, missing: frozenset[str]) -> Proposals:
+    """The candidates but those of some regions, by id."""
+    return among(proposals, lambda region: region.id not in missing) if missing else proposals
 
 
 def unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) -> frozenset[str]:

@@ -409,7 +409,7 @@ class _Search:
 
     def _await_first(self) -> None:
         """Without a budget a search is not over before what joins it is ready, if anything is."""
-        waits = self.joins is not None and not self.joins.is_over and not any(work.proposed for work in self.works)
+        waits = _waits_for_first(self.joins, self.works)
         if waits and self.budget.limit_s is None and (deadline := self.ledger.deadline) is not None:
             self.budget.search_until(max(deadline, time.monotonic() + AWAITED_S))
 
@@ -439,7 +439,7 @@ class _Search:
         if self.device.is_cpu:  # four of one device take no more than one
             return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
-        if self.joins is not None and not self.joins.is_over and not any(work.proposed for work in self.works):
+        if _waits_for_first(self.joins, self.works):
             compilers = max(int(WAITING * compilers), 1)
         return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
 
@@ -525,6 +525,11 @@ class _Search:
                 }
             )
             self._show(kernels=(index + 1, len(self.works)))
+
+
+def _waits_for_first(joins: Joins | None, works: Sequence[RegionWork]) -> bool:
+    """Whether regions will join the search, and none has."""
+    return joins is not None and not joins.is_over and not any(work.proposed for work in works)
 
 
 def share_efforts(works: Sequence[RegionWork], seconds: float) -> None:
