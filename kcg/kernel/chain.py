@@ -110,6 +110,11 @@ class Chain:
         kinds = {index.dtype for index in stored if dtypes.is_float(index.dtype)}
         return any(significant_bits(kind) < significant_bits(dtypes.float32) for kind in kinds)
 
+    @property
+    def is_shaken(self) -> bool:
+        """Whether random roundings tighten the bounds of what the chain computes."""
+        return len(self.asts) > 1 and self.rounds_between
+
     def on(
         self, inputs: Mapping[int, Any], variables: Mapping[str, int], *, enough: int = 0, shaken: bool = True
     ) -> Evaluation:
@@ -138,7 +143,7 @@ class Evaluation:
     ) -> None:
         self.chain, self._inputs, self._variables, self._noise, self._enough = chain, inputs, variables, noise, enough
         # tf32 may cut all factors in one direction, which no random roundings show
-        is_shaken = shaken and noise is None and chain.rounds_between and not products_are_tf32()
+        is_shaken = shaken and noise is None and chain.is_shaken and not products_are_tf32()
         seeds = range(SHAKEN) if is_shaken else ()
         self._shaken = [Evaluation(chain, inputs, variables, Noise(seed)) for seed in seeds]
         self._contents: dict[tuple[int, int], _Contents] = {}

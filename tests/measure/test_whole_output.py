@@ -8,26 +8,31 @@ import numpy as np
 import pytest
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.codec import kernel_of
+from kcg.kernel.arithmetic import CONFIDENT
+from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import program_of_parts
 from kcg.kernel.reference import StoreIndex, StoreValues, evaluate, sample_points
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, to_bits
 from kcg.measure.verify import (
     BESIDE,
+    FINAL_SEEDS,
     POINTS,
     PROJECTED,
     REPEATS,
     SUSPECTS,
     CheckedBench,
     Launch,
+    WholeOutput,
     as_wide,
     elements_to_points,
     most_different,
 )
 from kcg.types import Region, Schedule, Target, Verification
+from tests.chains import X86, compiled_of, region_of
 from tests.kernels import empty, example_asts, kernels_of
 
 TARGET: Target = detect("CPU:X86", 1)[0]
@@ -200,3 +205,47 @@ def test_errors_at_few_points_are_no_smaller_than_the_reference_of_the_seed_says
     assert as_wide(values, narrow) is values
     exact = replace(values, error=np.zeros(4), share=0.0)
     assert as_wide(exact, wide) is exact
+
+
+@pytest.fixture(scope="module")
+def half_attention() -> tuple[CheckedBench, WholeOutput]:
+    """Scores, a softmax and its product with values, all stored as float16, as they ran; and the reference of them."""
+    q, k, v = (empty(24, 16, dtype="half") for _ in range(3))
+    region = region_of((q @ k.T).contiguous().softmax(-1).contiguous() @ v)
+    bench = CheckedBench(region, X86)
+    assert bench.chain.is_shaken
+    run = bench.launcher(program_of_parts(region, [compiled_of(ast_of(kernel)) for kernel in region.kernels]))
+    bench.fill(FINAL_SEEDS[0], RECIPE)
+    bench.poisoned_run(run)
+    reference = bench.reference(FINAL_SEEDS[0], RECIPE, ())
+    assert all(0 < store.share < 1 for store in reference.stores)
+    return bench, WholeOutput(bench, FINAL_SEEDS[0], {}, only=False, reference=reference)
+
+
+def test_what_passes_without_random_roundings_takes_none(half_attention: tuple[CheckedBench, WholeOutput]) -> None:
+    bench, whole = half_attention
+    (index,) = (whole._evaluation(False, shaken=False).index(store) for store in bench.chain.stores)
+    points, _ = elements_to_points(index, np.arange(7, 380, 8))
+    assert whole._at_points([points], tf32=False) == ""
+    assert (False, True) not in whole._evaluations
+
+
+@pytest.mark.parametrize("errors", [0.3, 2.0, 30.0, 1000.0])
+def test_a_verdict_is_that_of_random_roundings(half_attention: tuple[CheckedBench, WholeOutput], errors: float) -> None:
+    """One element is off by so many of the errors that count; what is refused, is by what these say."""
+    bench, whole = half_attention
+    (store,) = bench.chain.stores
+    slot, reference = store.slot, whole._reference
+    assert reference is not None
+    points, _ = elements_to_points(whole._evaluation(False, shaken=False).index(store), np.arange(7, 380, 8))
+    (found,) = bench.chain.on(bench.values(), {}).at([points])
+    found = as_wide(found, reference.stores[0])
+    at, before = int(found.indices[3]), bench.read(slot).copy()
+    off = found.values[3] + errors * CONFIDENT * found.error[3]
+    where = bench._views[slot].view(1, dtypes.uint16, 2 * at).ensure_allocated()
+    bench._write(where, np.asarray([off], np.float16).view(np.uint16))
+    try:
+        assert whole._at_points([points], tf32=False) == bench.compare([found])
+        assert bool(bench.compare([found])) is (errors > 1)
+    finally:
+        bench._write(where, before[at : at + 1].view(np.uint16))
