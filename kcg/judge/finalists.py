@@ -42,13 +42,15 @@ class Judge:
         *,
         without_candidate: Callable[[Any], tuple[str, str]],
         until: Callable[[RegionResult], float | None],
+        launches_until: Callable[[RegionResult], float | None],
         seen: dict[tuple[str, Schedule], Compared] | None = None,
     ) -> None:
-        """`without_candidate` gives the outcome of a region for which nothing was found, and why; `until` when stress
-        is to end, by `time.monotonic`, where a region's result is this so far. None: whenever. `seen` has what another
-        one saw before."""
+        """`without_candidate` gives the outcome of a region for which nothing was found, and why; `until` from when on
+        nothing more is compared, by `time.monotonic`, where a region's result is this so far, and `launches_until` when
+        the first launches under stress of what won are to end. None: whenever. `seen` has what another one saw before.
+        """
         self._device, self._comparisons = bench, comparisons
-        self._without_candidate, self._until = without_candidate, until
+        self._without_candidate, self._until, self._launches_until = without_candidate, until, launches_until
         self.seen = {} if seen is None else seen  # the last comparison of each schedule, by `Subject.id`
 
     def judged(self, work: Found) -> RegionResult | None:
@@ -151,9 +153,9 @@ class Judge:
         """The result after what a search found faster of other kinds had its turn; the best Opts stay in it."""
         if row.outcome in ("undecided", "quarantined", "unjudged"):
             return row
-        for schedule in self._in_turn(work):
+        for schedule in self._in_turn(work, row):
             won, fate = self._challenge(work, row, schedule)
-            until = self._until(row)
+            until = self._launches_until(row)
             if won is not row and not (
                 failed := self._comparisons.stress(work, schedule, launches=stress.PROVISIONAL, until=until)
             ):
@@ -164,13 +166,14 @@ class Judge:
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
 
-    def _in_turn(self, work: Found) -> Iterator[Schedule]:
-        """What has its turn of other kinds, in order: before a second choice the first one that is as fast."""
+    def _in_turn(self, work: Found, row: RegionResult) -> Iterator[Schedule]:
+        """What has its turn of other kinds, in order: before a second choice the first one that is as fast. The result
+        was `row` before them."""
         given = set[Schedule]()
         for schedule in work.other_candidates:
             plain = work.better_chosen(schedule)
             if plain is not None and plain not in given:
-                seen = self._compared(work, plain, schedule)
+                seen = self._compared(work, plain, schedule, until=self._until(row))
                 if not isinstance(seen, str) and not seen.is_faster:
                     given.add(plain)
                     yield plain
@@ -237,7 +240,7 @@ class Judge:
         best = dict.fromkeys((row.chosen.schedule, own))  # once, where nothing beat the baseline so far
         for before in best:
             against = "tinygrad's own schedule" if before == own else describe(before)
-            seen = self._compared(work, before, schedule)
+            seen = self._compared(work, before, schedule, until=self._until(row))
             if isinstance(seen, str):
                 return row, seen
             if not seen.is_faster:
@@ -249,14 +252,15 @@ class Judge:
             won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_ends_of(work, seen, won))
         return won, fate  # the last is the comparison with tinygrad's own
 
-    def _compared(self, work: Found, before: Schedule, after: Schedule) -> Compared | str:
-        """`after` compared with `before`; why it is out, where it is."""
+    def _compared(self, work: Found, before: Schedule, after: Schedule, *, until: float | None) -> Compared | str:
+        """`after` compared with `before`; why it is out, where it is. After `until` nothing new is begun: a region has
+        time for one comparison, and what is compared two by two after it takes as long each time."""
         mine, theirs = self._comparisons.side(work, after), self._comparisons.side(work, before)
         if isinstance(mine, str):
             return f"rejected: it does not compile: {mine}"
         if isinstance(theirs, str):
             return f"not compared: {describe(before)} does not compile again: {theirs}"
-        seen = self._comparisons.compare(work, theirs, mine)
+        seen = self._comparisons.compare(work, theirs, mine, until=until)
         if seen.late:
             return "not judged: the budget was over"
         self.seen[work.id, after] = seen

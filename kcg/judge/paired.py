@@ -320,13 +320,14 @@ class Comparisons:
         if not outcome.noisy and not outcome.tainted:
             self._seen[_place(work, end, sides)] = outcome
 
-    def compare(self, work: Subject, before: Side, after: Side | None) -> Compared:
+    def compare(self, work: Subject, before: Side, after: Side | None, *, until: float | None = None) -> Compared:
         """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
         saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first.
+        What is not known is late after `until`, by `time.monotonic`.
         """
         outcomes: list[PairedOutcome] = []
         for end in work.ends:
-            seen = self._compare_at(work, end, before, after)
+            seen = self._compare_at(work, end, before, after, until)
             if seen.outcome is None:
                 return replace(seen, reason=ends.reason_at(work.ends, end, seen.reason))
             outcomes.append(seen.outcome)
@@ -334,7 +335,7 @@ class Comparisons:
                 break
         return Compared(before, after, ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
 
-    def _compare_at(self, work: Subject, end: End, before: Side, after: Side | None) -> Compared:
+    def _compare_at(self, work: Subject, end: End, before: Side, after: Side | None, until: float | None) -> Compared:
         sides = [before] if after is None else [before, after]
         if (known := self._seen.get(_place(work, end, sides))) is not None:
             return Compared(before, after, known)
@@ -343,6 +344,8 @@ class Comparisons:
             programs = [side.compiled for side in sides]
             self._device.service.took_over(JobKind.PAIRED, work.call.region, programs=programs)
             return Compared(before, after, known)
+        if until is not None and time.monotonic() >= until:
+            return Compared(before, after, late=True)
         self.made.add(work.id)
         service, patience = self._device.service, self._patience
         job = PairedJob(

@@ -182,6 +182,7 @@ class Ahead:
             self.comparisons,
             without_candidate=lambda work: ("kept", "nothing faster was found so far"),
             until=lambda row: self._view.estimates.judge_until(),
+            launches_until=lambda row: self._view.estimates.launches_until(self._view.estimates.judge_until()),
             seen=self.seen,
         )
         self.rows: dict[str, RegionResult] = {}  # what it judged

@@ -61,6 +61,7 @@ JUDGING_SLOWER: Final = 1.4
 regions of Flux at 768, 251 for 190 at 1024. What a run itself has judged counts `JUDGED_S` seconds of it."""
 JUDGED_S: Final = 5.0
 WHOLE_S: Final = 10.0  # as which what is expected of the check of the whole counts beside what runs before took
+LAUNCHES_S: Final = 2.0  # after which the first launches of what was seen to be faster end, though judging is over
 ENDING_S: Final = 1.5  # for writing the result and its report, and ending
 FEW: Final = 2  # measurements that a search must have time for, or it is not begun
 MATTERS: Final = 0.05  # of the time: kernels that take a smaller part of it are not worth a run
@@ -206,6 +207,15 @@ class Estimates:
         if self.budget.over_at is None or not model_s:
             return self.late_at
         return self._end - model_s - self._of_regions(PLANS_S)
+
+    def launches_until(self, until: float | None) -> float | None:
+        """When the first launches under stress of what was just seen to be faster are to end, by `time.monotonic`,
+        where judging is to end at `until`: what took ten seconds to compare is not given up for want of one more, while
+        the budget is not over."""
+        over_at = self.budget.over_at
+        if until is None or over_at is None:
+            return until
+        return max(until, min(over_at, time.monotonic() + LAUNCHES_S))
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""

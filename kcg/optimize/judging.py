@@ -89,12 +89,13 @@ class Judging:
             self._comparisons,
             without_candidate=self.without_candidate,
             until=self._until,
+            launches_until=lambda row: estimates.launches_until(self._until(row)),
             seen=None if ahead is None else ahead.seen,
         )
         self._pace = Pace(estimates)
         self._undecided: list[RegionWork] = []
         self._kernels: list[RegionWork] = []  # that are due
-        self._done: set[str] = set()  # what was judged, by `RegionWork.id`
+        self._done: set[str] = set(self._ahead)  # what was judged, by `RegionWork.id`
         self._completes = completes
         self._stuck: set[str] = set()  # what stays provisional, by the same
         self.failed = {} if ahead is None else ahead.failed

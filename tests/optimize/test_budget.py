@@ -26,11 +26,12 @@ from kcg.measure.service import MeasureService
 from kcg.optimize import baselines, estimates
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import nothing_faster
+from kcg.optimize.ahead import Ahead
 from kcg.optimize.budget import LEAST_OVERTIME_S, Budget
 from kcg.optimize.console import _summary
 from kcg.optimize.device import Device
-from kcg.optimize.estimates import Estimates, Pace
-from kcg.optimize.judging import CHECKED, Judging
+from kcg.optimize.estimates import LAUNCHES_S, Estimates, Pace
+from kcg.optimize.judging import CHECKED, Judging, as_judged
 from kcg.optimize.outlook import outlook_of
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
@@ -811,7 +812,7 @@ def test_what_has_no_reference_is_not_compared(
     judge = opened.judge(expected)
     monkeypatch.setattr(judge._comparisons, "_references", {(work.id, work.bindings[0]): failed})
     monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
-    monkeypatch.setattr(Comparisons, "compare", lambda *asked: pytest.fail("compared"))
+    monkeypatch.setattr(Comparisons, "compare", lambda *asked, **how: pytest.fail("compared"))
     row = judge.run().rows[0]
     assert row.outcome == "unjudged" and row.chosen == row.baseline and row.note
 
@@ -829,6 +830,49 @@ def test_stress_has_the_time_that_judging_has(
     assert judge._until() == expected.late_at
     judge._done.add(one.id)
     assert judge._until() == 0.0
+
+
+def test_what_was_judged_ahead_counts_as_judged(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the time of the check of the whole would go to verdicts, with most of what was found verified already."""
+    one, two = opened.works[:2]
+    find(one), find(two, times=1.1)
+    ahead = Ahead(opened.device, expected, log=opened.log, judged={})
+    ahead.rows[one.id] = as_judged([one], {}, why="ahead").rows[0]
+    judge = opened.judge(expected, ahead=ahead)
+    judge._kernels = [one, two]
+    monkeypatch.setattr(Judging, "_improved", staticmethod(lambda *rows: True))
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
+    assert judge._until() == 0.0
+
+
+def test_what_won_has_a_little_longer_for_its_first_launches_while_the_budget_lasts(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    for left_s, until_s in ((100.0, LAUNCHES_S), (0.5, 0.5), (-1.0, -1.0)):
+        budget = Budget(started=clock.now_s - 50.0, limit_s=50.0 + left_s, measurements=None)
+        found = replace(expected, budget=budget)
+        assert found.launches_until(clock.now_s - 10.0) == pytest.approx(clock.now_s + until_s)
+        assert found.launches_until(clock.now_s + 200.0) == clock.now_s + 200.0
+    assert expected.launches_until(None) is None
+
+
+def test_nothing_more_is_compared_once_it_is_too_late(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region has time for one comparison; what is compared two by two after it takes as long each time."""
+    work = opened.works[0]
+    comparisons = opened.comparisons(expected)
+    own = comparisons.side(work, work.space.baseline())
+    assert not isinstance(own, str)
+    late = time.monotonic() - 1
+    assert comparisons.compare(work, own, None, until=late).late and not comparisons.made
+    seen = comparisons.compare(work, own, None)
+    assert seen.outcome is not None and not seen.late
+    again = comparisons.compare(work, own, None, until=late)
+    assert again.outcome == seen.outcome and not again.late, "it is known"
 
 
 def test_regions_have_the_time_that_judging_kernels_leaves(
