@@ -111,7 +111,8 @@ class Judging:
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
         held = {work.id for work in works if estimates.kept.holds_first(work)}
         due = (work for work in works if estimates.is_due(work))
-        order = sorted(due, key=lambda work: (work.id not in held, -work.saving_s, -work.before_s))
+        gains_s = {work.id: gain_s(work, self._ahead) for work in works}  # over what was verified ahead
+        order = sorted(due, key=lambda work: (work.id not in held, -gains_s[work.id], -work.before_s))
         self._kernels = [work for work in order if not work.proposed]
         for work in works:
             if work not in order:

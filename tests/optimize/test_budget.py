@@ -847,6 +847,29 @@ def test_what_was_judged_ahead_counts_as_judged(
     assert judge._until() == 0.0
 
 
+def test_what_gains_most_over_what_was_verified_ahead_is_judged_first(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that changed since it was verified gains little more, however much it saves in all."""
+    for work in opened.works:
+        find(work, times=1.5)
+    largest, *others = sorted(opened.works, key=lambda work: -work.saving_s)
+    ahead = Ahead(opened.device, expected, log=opened.log, judged={})
+    (row,) = as_judged([largest], {}, why="ahead").rows
+    chosen = replace(row.baseline, schedule=largest.found[0], cold_s=largest.best_s)
+    ahead.rows[largest.id] = replace(row, outcome="improved", chosen=chosen)
+    judge, asked = opened.judge(expected, ahead=ahead), list[str]()
+
+    def judged_one(judge: Judging, work: RegionWork) -> RegionResult:
+        asked.append(work.id)
+        return judge._as_searched(work)
+
+    monkeypatch.setattr(Judging, "_judged_one", judged_one)
+    monkeypatch.setattr(Comparisons, "prepare", lambda seen, works, sides, **_: None)
+    judge.run()
+    assert asked == [*(work.id for work in others), largest.id]
+
+
 def test_what_won_has_a_little_longer_for_its_first_launches_while_the_budget_lasts(
     expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
