@@ -131,9 +131,9 @@ def _finalist(
     )
 
 
-REFEREE_SHARE: Final = 0.5
+REFEREE_SHARE: Final = 0.2
 """Of what the references of a region of several kernels take a core, its comparison takes so much on the host. On one
-NVIDIA H200: of attention with the norms before it 13 s and 9.8, 14 s and 12, of other regions 18 s and 5.4, 7 and 1.8.
+NVIDIA H200: of attention with the norms before it 20 s and 3.8, 15 s and 3.6, of other regions 22 s and 2.1, 7 and .3.
 """
 
 
