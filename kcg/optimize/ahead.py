@@ -7,7 +7,8 @@ over what is verified, times the probability that it still leads at the end, by 
 (`order_of`, a function of estimates alone).
 
 On a GPU a thread does so beside the search; both take turns on the device (`kcg.measure.gate`), which a search needs
-for a small part of its time, and the references are computed beside both. On a CPU nothing else may run while a sample
+for a small part of its time, and the references are computed beside both, as are the plans that verdicts change and the
+file that has them: the device waits for neither. On a CPU nothing else may run while a sample
 is taken, so the search stops for a turn of judging. That takes no time from the search where the leader stays, since
 judging it is paid for at the end otherwise; it is lost where the leader changes. So (`has_a_turn`) a leader that is
 more likely to change than not has no turn but the first, which there is once the search took `FIRST` times as long;
@@ -25,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kcg.errors import DeviceError
@@ -33,6 +35,7 @@ from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.pools import ServiceClosed
+from kcg.optimize.beside import Beside
 from kcg.types import RegionResult, Schedule, Status
 
 if TYPE_CHECKING:
@@ -136,7 +139,10 @@ def covered_by(works: Sequence[RegionWork], regions: Collection[str]) -> set[str
     return {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
 
 
-_NOTHING: Final[tuple[tuple[int, int], Collection[str], Collection[str]]] = ((-1, -1), (), ())
+_Best = tuple[tuple[int, int], Collection[str], Collection[str]]
+"""Verdicts and measurements by which the best plans were found, their regions by id, and the kernels that run only
+inside of these, by `RegionWork.id`."""
+_NOTHING: Final[_Best] = ((-1, -1), (), ())
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class Ahead:
         self._stuck: set[str] = set()  # what stays provisional until the search is over
         self._known: dict[str, _Known] = {}
         self._verdicts = 0
-        self._best: tuple[tuple[int, int], Collection[str], Collection[str]] = _NOTHING
+        self._best: _Best = _NOTHING
         self._best_until = 0.0  # it stands until then, by `time.monotonic`, whatever is measured
         self._judged_s = 0.0  # of the time of searches
         self._news = False  # whether there are verdicts that the incumbent does not have
@@ -201,6 +207,7 @@ class Ahead:
         self._error: BaseException | None = None
         self._rate = 0.0  # of what is judged now, beside a search
         self._beside = not device.is_cpu  # the search, in a thread of its own
+        self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[tuple[_View, _Best]]("kcg-plans")
         self._thread: threading.Thread | None = None
         device.close_too(self.stop)
 
@@ -271,6 +278,9 @@ class Ahead:
         if self._thread is not None:
             while self._thread.is_alive():
                 self._thread.join(POLL_S)
+        for beside in (self._planning, self._telling):  # the file is whoever judges next's
+            beside.end()
+            beside.taken()
         self.check()
 
     def stop(self) -> None:
@@ -279,6 +289,8 @@ class Ahead:
         self._changed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
+        self._planning.end(STOP_S)
+        self._telling.end(STOP_S)
 
     # ---- the thread beside a search, or whoever has a turn ----
 
@@ -384,10 +396,23 @@ class Ahead:
 
     def _tell(self) -> None:
         """Have the incumbent improve by what it does not have yet."""
-        if self._incumbent is not None and self._news and not self._ended.is_set():
-            self._news = not self._incumbent.improve(self._saved_s)
-            self._saved_s = 0.0
-            self._log.verified_s = self._incumbent.verified_s
+        if self._incumbent is None or self._ended.is_set():
+            return
+        self._news = self._telling.taken() is False or self._news  # it came too soon
+        if not self._news or not self._telling.is_free:
+            return
+        tell, self._saved_s = partial(self._told, self._incumbent, self._saved_s), 0.0
+        if self._beside:
+            self._telling.begin(tell)
+            self._news = False
+        else:
+            self._news = not tell()
+
+    def _told(self, incumbent: Incumbent, saved_s: float) -> bool:
+        """The incumbent was told of verdicts that save so many seconds: whether that was not too soon."""
+        in_time = incumbent.improve(saved_s)
+        self._log.verified_s = incumbent.verified_s
+        return in_time
 
     def _leads(self) -> list[Lead]:
         """What could be judged now."""
@@ -430,18 +455,31 @@ class Ahead:
         return known
 
     def _of_best(self, view: _View) -> tuple[Collection[str], Collection[str]]:
-        """Which regions the best plans have by what is judged, and the kernels that run only inside of them."""
+        """Which regions the best plans have by what is judged, and the kernels that run only inside of them. On a GPU
+        those before are the best until others are found."""
         if view.needed is None:
             return (), ()
+        if (found := self._planning.taken()) is not None and found[0] is view:
+            self._best = found[1]
         begun = time.monotonic()
         measured = sum(len(seen) for work in view.estimates.works if work.proposed for seen in [*work.seen.values()])
         stamp = self._verdicts, measured  # plans change with verdicts, and with what the search finds of regions
         if self._best[0] != stamp and (self._best[0][0] != self._verdicts or begun >= self._best_until):
-            of_best = view.needed(dict(self._judged))
-            self._best = stamp, of_best, covered_by(view.estimates.works, of_best)
-            now = time.monotonic()
-            self._best_until = now + (now - begun) / PLANNING
+            if self._best is _NOTHING or not self._beside:
+                self._best = self._planned(view, view.needed, stamp, dict(self._judged))[1]
+            elif self._planning.is_free:
+                self._planning.begin(partial(self._planned, view, view.needed, stamp, dict(self._judged)))
         return self._best[1:]
+
+    def _planned(
+        self, view: _View, needed: Needed, stamp: tuple[int, int], judged: Mapping[str, RegionResult]
+    ) -> tuple[_View, _Best]:
+        """The best plans by what was judged."""
+        begun = time.monotonic()
+        of_best = needed(judged)
+        now = time.monotonic()
+        self._best_until = now + (now - begun) / PLANNING
+        return view, (stamp, of_best, covered_by(view.estimates.works, of_best))
 
     def _left_s(self, view: _View, now: float) -> float:
         """How long the search is expected to go on."""

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,18 @@ from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
-from kcg.optimize.ahead import SHARE, YOUNG_S, Ahead, Lead, has_a_turn, order_of, share_until, stays, turn_of
+from kcg.optimize.ahead import (
+    _NOTHING,
+    SHARE,
+    YOUNG_S,
+    Ahead,
+    Lead,
+    has_a_turn,
+    order_of,
+    share_until,
+    stays,
+    turn_of,
+)
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import LEADS, Candidates, RegionResults, RegionWork
@@ -30,6 +41,7 @@ from kcg.report.result import read_result
 from kcg.search.problem import Observation
 from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule, Status
 from tests.optimize_run import Begun, begun, whole_run
+from tests.waiting import PATIENCE_S, waited
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
 
@@ -225,6 +237,54 @@ def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
         RegionWork, "searched", property(lambda work: [work.seen["tile"]] if "tile" in work.seen else [])
     )
     assert [lead.id for lead in run.ahead._leads()] == [region.id]
+
+
+def held(answers: Sequence[Any]) -> tuple[Callable[[], Any], threading.Event]:
+    """What gives these answers, each as soon as the event is set, and not before."""
+    hold, left = threading.Event(), iter(answers)
+
+    def answer() -> Any:
+        assert hold.wait(PATIENCE_S)
+        return next(left)
+
+    return answer, hold
+
+
+def test_on_a_gpu_verdicts_do_not_wait_for_the_file(opened: Begun) -> None:
+    """What came meanwhile is in the next one, and what came too soon too."""
+    told, (answer, hold) = list[float](), held([True, False, True])
+    incumbent: Any = SimpleNamespace(improve=lambda saved_s: told.append(saved_s) or answer(), verified_s=(1.0, 2.0))
+    ahead = Ahead(opened.device, opened.estimates(opened.measured()), log=opened.log, judged={}, incumbent=incumbent)
+    ahead._beside = True
+    for saved_s in (1.0, 2.0, 3.0):
+        ahead._news, ahead._saved_s = True, ahead._saved_s + saved_s
+        ahead._tell()
+    waited(lambda: told == [1.0])
+    hold.set()
+    waited(lambda: ahead._tell() or told == [1.0, 5.0])
+    waited(lambda: ahead._tell() or told == [1.0, 5.0, 0.0])
+    ahead.end()
+    assert not ahead._news and told == [1.0, 5.0, 0.0] and opened.log.verified_s == (1.0, 2.0)
+
+
+def test_on_a_gpu_verdicts_do_not_wait_for_the_best_plans(opened: Begun) -> None:
+    answer, hold = held([{"second"}, {"of another run"}])
+    estimates, found = opened.estimates(opened.measured()), iter([lambda: {"first"}, answer, answer])
+    ahead = Ahead(opened.device, estimates, log=opened.log, judged={})
+    view = replace(ahead._view, needed=lambda judged: next(found)())
+    ahead._beside = True
+    assert ahead._of_best(view) == ({"first"}, set()), "there is none before"
+    ahead._verdicts += 1
+    assert ahead._of_best(view) == ({"first"}, set())
+    hold.set()
+    waited(lambda: ahead._of_best(view) == ({"second"}, set()))
+    ahead._verdicts += 1
+    ahead._of_best(view)
+    ahead._best = _NOTHING
+    later = replace(view, needed=lambda judged: {"third"})
+    assert ahead._of_best(later) == ({"third"}, set())
+    ahead.end()
+    assert ahead._of_best(later) == ({"third"}, set()), "what was found of another view is not taken"
 
 
 def test_nothing_is_judged_again_at_the_end_where_nothing_changed(opened: Begun) -> None:
