@@ -401,14 +401,14 @@ class Ahead:
         self._news = self._telling.taken() is False or self._news  # it came too soon
         if not self._news or not self._telling.is_free:
             return
-        tell, self._saved_s = partial(self._told, self._incumbent, self._saved_s), 0.0
+        tell, self._saved_s = partial(self._improve, self._incumbent, self._saved_s), 0.0
         if self._beside:
             self._telling.begin(tell)
             self._news = False
         else:
             self._news = not tell()
 
-    def _told(self, incumbent: Incumbent, saved_s: float) -> bool:
+    def _improve(self, incumbent: Incumbent, saved_s: float) -> bool:
         """The incumbent was told of verdicts that save so many seconds: whether that was not too soon."""
         in_time = incumbent.improve(saved_s)
         self._log.verified_s = incumbent.verified_s
