@@ -26,8 +26,8 @@ from kcg.measure.device_info import first_line
 from kcg.measure.jobs import JointJob, NanJob, PairedJob, PairedOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import REFERENCES_TIMEOUT_S, paired_rows, why_no_reference
-from kcg.measure.verify import FINAL_SEEDS, references_job
+from kcg.measure.service import paired_rows, why_no_reference
+from kcg.measure.verify import FINAL_SEEDS
 from kcg.types import Finalist, JobKind, Region, Schedule, Variables, Verification
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class Comparisons:
                     return
                 for values in work.bindings:
                     if (work.id, values) not in self._references and not self._kept.holds_first(work):
-                        self._references[work.id, values] = self._device.service.beside(
-                            references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
+                        self._references[work.id, values] = self._device.service.references(
+                            work.call.region, values, FINAL_SEEDS
                         )
 
     def first_ready(self, works: Sequence[Work], *, until: float | None = None) -> Work:

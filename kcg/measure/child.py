@@ -41,7 +41,7 @@ from kcg.types import CacheState, Region, Schedule, Target, Toolchain, Variables
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
     from kcg.measure.stress import Stressed
-    from kcg.measure.verify import References, Watched
+    from kcg.measure.verify import Watched
 
 LATE_S = 0.25  # far more than a launch is ever late
 LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm one
@@ -138,16 +138,6 @@ def first_program_job(region: Region, kind: str, target: Target, bindings: Seque
     first, (variables, *also) = start_job(region, kind, target), bindings
     compile_job(CompileJob(region, first, target, variables, tuple(also)))
     return first
-
-
-def first_references_job(region: Region, variables: Variables) -> References:
-    """The reference of the check before a candidate is timed. Raises VerificationError where the region has none."""
-    from kcg.measure.verify import RefereeWithoutDevice, References
-
-    referee = RefereeWithoutDevice(region)
-    recipe = referee.choose_recipe(variables)
-    found = (TIMED_SEED, recipe), referee.reference(TIMED_SEED, recipe, variables)
-    return References((recipe,), (found,), ())
 
 
 def bench_for(region: Region, target: Target) -> Any:

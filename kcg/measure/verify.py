@@ -284,6 +284,17 @@ class Referee:
             return False
         return self.reference(0, SPIKY_RECIPE, variables).can_judge()
 
+    def use_references(self, expected: References, variables: Variables) -> None:
+        """Take the references that another process computed from the same region, seeds and recipes."""
+        for place, recipe in enumerate(expected.recipes):
+            self._recipes[place, variables] = recipe
+        for (seed, recipe), reference in expected.references:
+            self._references.setdefault((seed, recipe, variables, False), reference)
+        for key, projected in expected.projections:
+            self.projections.setdefault(key, projected)
+        if expected.plantings is not None:
+            self._plantings.setdefault((variables, False), expected.plantings)
+
     def planter(self, variables: Variables) -> Planter:
         """What is planted in inputs of the region, beside ordinary ones."""
         if variables not in self._planters:
@@ -349,9 +360,22 @@ class References:
     seconds: float = 0.0  # what computing them took
 
 
-def references_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> References:
-    """The references of a thorough check under `seeds`. Raises VerificationError where the region has none."""
+def first_references_job(region: Region, variables: Variables) -> References:
+    """The reference of the check before a candidate is timed. Raises VerificationError where the region has none."""
     begun, referee = time.perf_counter(), RefereeWithoutDevice(region)
+    recipe = referee.choose_recipe(variables)
+    found = (TIMED_SEED, recipe), referee.reference(TIMED_SEED, recipe, variables)
+    return References((recipe,), (found,), (), seconds=time.perf_counter() - begun)
+
+
+def references_job(
+    region: Region, variables: Variables, seeds: tuple[int, ...], first: References | None = None
+) -> References:
+    """The references of a thorough check under `seeds`, of which those of the `first` check are known. Raises
+    VerificationError where the region has none."""
+    begun, referee = time.perf_counter(), RefereeWithoutDevice(region)
+    if first is not None:
+        referee.use_references(first, variables)
     recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
     ordinary = recipes[0]
     keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
@@ -365,7 +389,7 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
             for place in range(len(referee.chain.stores)):
                 projected(referee, key[0], place)
     plantings = referee.plantings(variables)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun + (first.seconds if first is not None else 0.0)
     return References(recipes, tuple(found.items()), tuple(referee.projections.items()), plantings, seconds)
 
 
@@ -714,17 +738,6 @@ class CheckedBench(Workbench, Referee):
         super().restore_inputs(only_outputs=only_outputs)
         if not only_outputs and self.device != "CPU":
             self._filled = {slot: self.snapshot(slot) for slot in self.inputs if not self.by_slot[slot].is_output}
-
-    def use_references(self, expected: References, variables: Variables) -> None:
-        """Take the references that another process computed from the same kernel, seeds and recipes."""
-        for place, recipe in enumerate(expected.recipes):
-            self._recipes[place, variables] = recipe
-        for (seed, recipe), reference in expected.references:
-            self._references.setdefault((seed, recipe, variables, False), reference)
-        for key, projected in expected.projections:
-            self.projections.setdefault(key, projected)
-        if expected.plantings is not None:
-            self._plantings.setdefault((variables, False), expected.plantings)
 
     # ---- verdicts ----
 

@@ -244,6 +244,11 @@ class Ahead:
         """Have the references of some regions computed on idle cores, the first ones first."""
         self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2))
 
+    def prepare_early(self, works: Sequence[RegionWork]) -> None:
+        """The same of regions that will join the search, on what the references of kernels leave: these are judged
+        first."""
+        self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2) // 2)
+
     def over(self) -> None:
         """The search is over: what it found stays. Judging goes on."""
         self._view = replace(self._view, searched=frozenset())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kcg.cli import counted
 from kcg.errors import DeviceError
 from kcg.measure.pools import ServiceClosed
-from kcg.optimize.proposing import left_s, works_of
+from kcg.optimize.proposing import FIRSTS, left_s, works_of
 from kcg.optimize.region_plans import best_parts
 from kcg.optimize.region_search import (
     NONE,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 BEGUN: Final = 0.25  # of the time, which kernels may take that were not begun to be searched when regions get ready
 MOST: Final = 2  # of the others that are timed at once: what is judged meanwhile waits for no more
 LATEST: Final = 1 / 2  # of the time that a budget has until regions are to be ready: then they get so in any case
-FIRSTS: Final = 14  # regions that join first: the best expected plan of Flux has as many
 POLL_S: Final = 0.2
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LOOKING_TIMEOUT_S: Final = 30.0  # of looking whether a region has a program
 MOST: Final = 40  # regions that are searched: those of the best expected plans, then what is expected to save most
+FIRSTS: Final = 14  # of them, the first ones: the best expected plan of Flux has as many
 POLL_S: Final = 0.3
 
 
@@ -56,9 +57,12 @@ class Proposing:
         log: RunLog,
         *,
         usable: Callable[[Region], bool] | None = None,
+        prepare: Callable[[Sequence[RegionWork]], object] = lambda works: None,
     ) -> None:
-        """All that are `usable`, by default those with a program."""
+        """All that are `usable`, by default those with a program. `prepare` gets those of the best expected plan, again
+        and again while first programs are compiled: what judging them needs may be computed too."""
         self._workload, self._device, self._log, self._usable = workload, device, log, usable
+        self._prepare = prepare
         self._looked: Future[tuple[Proposals, Proposals]] = Future()
         self._timed = threading.Event()
         self._wanted = threading.Event()  # by whoever searches them
@@ -121,20 +125,25 @@ class Proposing:
 
     def _compile(self) -> None:
         """Have first programs compiled, and references computed, what matters most first, by no more than half of the
-        compilers: the search of the kernels has the others. What a search asks for after it is not made again."""
+        compilers: the search of the kernels has the others. What a search asks for after it is not made again. What
+        judging those of the best expected plan needs comes before the programs of those that no plan may have."""
         if self._wanted.is_set():
             return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
+        firsts = list[RegionWork]()
         for work in self._works(regions):
             if self._wanted.is_set():
                 return
+            if len(firsts) < FIRSTS:
+                firsts.append(work)
+            self._prepare(firsts)
             while len(under_way) >= most:
                 _, under_way = wait(under_way, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 if self._wanted.is_set():
                     return
-            under_way |= {one for firsts in self._device.first_programs([work]).values() for one in firsts}
+            under_way |= {one for programs in self._device.first_programs([work]).values() for one in programs}
             references = (self._device.service.begin_references(work.call.region, v) for v in work.bindings)
             under_way |= {one for one in references if one is not None}
 

@@ -210,7 +210,8 @@ def optimize(
             improving = None if settings.resume else incumbent
             so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
-            proposing = Proposing(captured.workload, device, log) if so_far.wants_regions else None
+            regions_too = so_far.wants_regions
+            proposing = Proposing(captured.workload, device, log, prepare=early.prepare_early) if regions_too else None
             measured = baselines(
                 settings,
                 works,

@@ -11,10 +11,11 @@ import pytest
 
 from kcg.errors import VerificationError
 from kcg.measure.calls import Call
-from kcg.measure.child import context_job, first_references_job, joint_job, nan_job, paired_job, stress_job, time_job
+from kcg.measure.child import context_job, joint_job, nan_job, paired_job, stress_job, time_job
 from kcg.measure.job_rows import job_of
 from kcg.measure.jobs import ContextOutcome, JointOutcome, NanOutcome, PairedOutcome, StressOutcome, TimeOutcome
 from kcg.measure.pools import CompilePool, ServiceClosed
+from kcg.measure.verify import first_references_job
 from kcg.types import JobKind, JobOutcome, Verification
 from tests.conftest import CPU
 from tests.faults import bad_jobs

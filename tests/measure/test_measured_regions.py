@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,18 @@ from kcg.kernel.kinds import compile_region
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.program import Program, ProgramLaunch, Scratch
-from kcg.measure import child
+from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request, paired_rows
-from kcg.measure.verify import FINAL_SEEDS, CheckedBench, References, references_job
+from kcg.measure.verify import (
+    FINAL_SEEDS,
+    CheckedBench,
+    Referee,
+    Reference,
+    References,
+    first_references_job,
+    references_job,
+)
 from kcg.types import CacheState, Measurement, Region, Schedule, ScheduleKind, Status
 from tests.chains import X86, program_of, region_of
 from tests.kernels import empty
@@ -269,7 +278,7 @@ def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkey
     beside = MeasureService.beside
 
     def counted(self: MeasureService, function: Callable[..., object], *args: object, timeout_s: float) -> object:
-        if function is child.first_references_job:
+        if function is first_references_job:
             sent.append(args[0])  # type: ignore[arg-type]
         return beside(self, function, *args, timeout_s=timeout_s)
 
@@ -283,3 +292,42 @@ def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkey
     assert [row.status for row in rows] == [Status.OK] * 3
     assert sent == [of]
     assert job.references is not None and job.references.recipes == (rows[0].input_recipe.split(":")[0],)
+
+
+def test_references_of_all_seeds_take_over_those_of_the_first_check(service: MeasureService) -> None:
+    """They are those that would be computed without it, and wait for it where it is under way."""
+    of = region("softmax", "float16")
+    first = first_references_job(of, ())
+    whole, following = (references_job(of, (), FINAL_SEEDS, known) for known in (None, first))
+    assert following.recipes == whole.recipes and following.seconds > first.seconds > 0
+    for (key, one), (again, other) in zip(following.references, whole.references, strict=True):
+        assert key == again
+        for a, b in zip(one.stores, other.stores, strict=True):
+            assert np.array_equal(a.values, b.values, equal_nan=True) and np.array_equal(a.error, b.error)
+
+    under_way = Future[References]()
+    service._references[of.id, ()] = under_way
+    try:
+        asked = service.references(of, (), FINAL_SEEDS)
+        assert not asked.done()
+        under_way.set_result(first)
+        assert asked.result(timeout=PATIENCE_S).recipes == whole.recipes
+        service._references[of.id, ()] = failed = Future[References]()
+        failed.set_exception(TimeoutError("no result within 120 s"))
+        assert service.references(of, (), FINAL_SEEDS).result(timeout=PATIENCE_S).recipes == whole.recipes
+    finally:
+        del service._references[of.id, ()]
+
+
+def test_a_known_reference_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, keys = region("softmax", "float16"), list[tuple[int, str]]()
+    first = first_references_job(of, ())
+    evaluate = Referee._evaluate
+
+    def counted(self: Referee, inputs: Any, seed: int, count: int, variables: Any, *, enough: int = 0) -> Reference:
+        keys.append((seed, "probe" if enough else self.recipe))
+        return evaluate(self, inputs, seed, count, variables, enough=enough)
+
+    monkeypatch.setattr(Referee, "_evaluate", counted)
+    references_job(of, (), FINAL_SEEDS, first)
+    assert (TIMED_SEED, first.recipes[0]) not in keys and (FINAL_SEEDS[0], first.recipes[0]) in keys

@@ -815,7 +815,15 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
         ],
     )
     log: Any = SimpleNamespace(jobs=SimpleNamespace(doing=lambda *what: contextlib.nullcontext()))
-    found = proposing.Proposing(proposals.workload, device, log, usable=lambda region: True)
+    prepared = list[list[str]]()
+    monkeypatch.setattr(proposing, "FIRSTS", 2)
+    found = proposing.Proposing(
+        proposals.workload,
+        device,
+        log,
+        usable=lambda region: True,
+        prepare=lambda works: prepared.append([work.id for work in works]),
+    )
     found.begin()
     found.timed(kernels)
     compiled.release(3)
@@ -825,6 +833,7 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
     found.end()
     compiled.release()
     assert found.found() == (proposals, proposals) and asked == order[:4]
+    assert prepared == [order[:1], *[order[:2]] * 3], "what judging the best expected plan needs, again and again"
 
 
 def begun_beside(
