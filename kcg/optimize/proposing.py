@@ -132,7 +132,7 @@ class Proposing:
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
-        firsts = list[RegionWork]()
+        firsts: list[RegionWork] = []
         for work in self._works(regions):
             if self._wanted.is_set():
                 return
