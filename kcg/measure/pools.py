@@ -293,7 +293,36 @@ class _Tasks(TaskManager):  # type: ignore[misc]
 class _Pool(ProcessPool):  # type: ignore[misc]
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pool_manager.task_manager = _Tasks(self._context.task_queue.task_done)
+        manager = self._pool_manager
+        manager.task_manager = _Tasks(self._context.task_queue.task_done)
+        manager.find_expired_task = functools.partial(_expired_task, manager, manager.find_expired_task)
+
+
+def _expired_task(manager: Any, find: Callable[[int], Any], worker_id: int) -> Any:
+    """What a child that died was at; raises as pebble's `find` where it was at nothing.
+
+    pebble hears in one thread that a child took a job, and in another that it died. Where cores are busy the latter may
+    be first: then a job that its child died of was one that no child had taken, or had none that would end it. So all
+    that the child said is heard before.
+    """
+    unheard = HEARINGS
+    while True:
+        try:
+            return find(worker_id)
+        except (LookupError, BrokenProcessPool):
+            waiting = any(not task.started for task in list(manager.task_manager.tasks.values()))
+            if not waiting or not unheard or not manager.context.alive:
+                raise
+        unheard = HEARINGS if _has_unheard(manager) else unheard - 1
+        time.sleep(HEARING_S)
+
+
+def _has_unheard(manager: Any) -> bool:
+    """Whether children said something that their pool has not read."""
+    try:
+        return bool(manager.worker_manager.pool_channel.poll(0))
+    except (OSError, EOFError, AttributeError):  # the pool ends
+        return False
 
 
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
@@ -358,6 +387,7 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
         log.warning("a child process could not be ended")
 
 
+HEARINGS, HEARING_S = 20, 0.01  # so often, and so far apart, nothing more is heard of a child that died
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
 POLL_S = 0.5  # between two looks at whether a pool is still there
 TRIES = 3  # of a job whose child ended before it took the job, or of whose pool broke: it says nothing of the job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pebble import ProcessExpired
 
 from kcg.measure import lifetime, pools
 from kcg.measure.pools import end_pool, schedule, start_pool
@@ -23,7 +26,7 @@ from tests.commands import python
 from tests.conftest import CPU
 from tests.loaded import loaded
 from tests.slow import first
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, waited
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
 
@@ -68,6 +71,55 @@ def seen_in_a_child(folder: Path, *gpu: str, **how: bool) -> dict[str, Any]:
     try:
         found: dict[str, Any] = pool.schedule(surroundings).result(timeout=PATIENCE_S)
         return found
+    finally:
+        end_pool(pool)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@linux
+def test_a_job_that_its_child_died_of_was_taken_whatever_is_heard_first(tmp_path: Path) -> None:
+    """On a busy machine a pool sees that its child is gone before it has read that the child took the job."""
+    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(tmp_path / "cache.db")))
+    try:
+        manager, died, deaf = pool._pool_manager, threading.Event(), threading.Event()
+        assert pool.schedule(os.getpid).result(timeout=PATIENCE_S)
+        read, expired = manager.process_next_message, manager.handle_worker_expiration
+
+        def reads(timeout: float) -> None:
+            deaf.set()
+            assert died.wait(PATIENCE_S)
+            read(timeout)
+
+        def is_gone(expiration: Any) -> None:
+            threading.Timer(0.3, died.set).start()
+            expired(expiration)
+
+        manager.process_next_message, manager.handle_worker_expiration = reads, is_gone
+        assert deaf.wait(PATIENCE_S)
+        job = schedule(pool, die, (), timeout_s=PATIENCE_S)
+        assert isinstance(error := job.exception(timeout=PATIENCE_S), ProcessExpired), error
+        assert error.exitcode == -signal.SIGSEGV
+    finally:
+        end_pool(pool)
+
+
+@linux
+def test_a_child_that_died_at_nothing_is_no_fault_of_the_job_that_waits(tmp_path: Path) -> None:
+    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(tmp_path / "cache.db")))
+    try:
+        manager = pool._pool_manager
+        child, dispatch = pool.schedule(os.getpid).result(timeout=PATIENCE_S), manager.worker_manager.dispatch
+
+        def too_late(task: Any) -> None:
+            os.kill(child, signal.SIGKILL)
+            waited(lambda: not manager.context.alive)
+
+        manager.worker_manager.dispatch = too_late
+        assert isinstance(schedule(pool, os.getpid, (), timeout_s=PATIENCE_S).exception(PATIENCE_S), BrokenProcessPool)
+        manager.worker_manager.dispatch = dispatch
     finally:
         end_pool(pool)
 
