@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 JUDGING, WHOLE = "judging", "whole"
 """Re-timing and verifying one region; the check of the whole, by what is checked: `whole model`."""
-FORMAT: Final = 1
+FORMAT: Final = 2  # in 1 judging was what it took beside a search
 FADES: Final = 1 / 2  # what earlier runs count beside the next, each time
 TRUSTED_S: Final = 20.0  # what earlier runs count at most: a run that judged as long counts as much
 MOST_BYTES: Final = 1 << 16

@@ -257,7 +257,7 @@ class Judging:
 
     def _judged_one(self, work: RegionWork) -> RegionResult:
         """The result of a region for which there is time."""
-        with self._pace.judging(work):
+        with self._pace.judging(work, referee_s=self._comparisons.referee_s(work)):
             row = self.judge.judged(work)
             return self._with_offers(work, self._too_late(work) if row is None else row)
 

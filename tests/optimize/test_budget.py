@@ -23,7 +23,7 @@ from kcg.judge.kept import KeptResults
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure.service import MeasureService
-from kcg.optimize import baselines, estimates
+from kcg.optimize import baselines, costs, estimates
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import nothing_faster
 from kcg.optimize.ahead import Ahead
@@ -282,6 +282,7 @@ def opened(started: tuple[Begun, Measured], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(device.service.spent_s, "sample", device.samples_s + device.samples * FLUSH_S)
     for work in opened.works:
         monkeypatch.setattr(work, "seen", {kind: dict(seen) for kind, seen in work.seen.items()})
+    opened.device.taken = {}  # by what earlier tests judged
     return opened
 
 
@@ -537,12 +538,31 @@ def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_f
 ) -> None:
     expect_ten_seconds_each(monkeypatch, whole_s=0.0)
     monkeypatch.setattr(Device, "is_cpu", False)
+    monkeypatch.setattr(opened.device, "taken", {})
     clock, pace = Clock(monkeypatch), Pace(expected)
     assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
     for _ in range(2):
         with pace.judging(opened.works[0]):
             clock.now_s += 0.5
     assert pace.left_s(opened.works[:1]) == pytest.approx(0.5), "by what it took here"
+    assert opened.device.taken == {costs.JUDGING: costs.Taken(10.0, 0.5)}, "which the next run knows"
+    for _ in range(99):
+        with pace.judging(opened.works[0], referee_s=90.0):
+            clock.now_s += 100.0
+    assert pace.left_s(opened.works[:1]) == pytest.approx(10.0, rel=0.02), "the reference took the other 90 s"
+
+
+def test_what_judging_takes_beside_a_search_on_a_gpu_says_nothing_of_it_alone(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened.device, "taken", {})
+    monkeypatch.setattr(Device, "judges", True)
+    for is_cpu, taken in ((True, [costs.JUDGING]), (False, [])):
+        monkeypatch.setattr(Device, "is_cpu", is_cpu)
+        opened.device.taken.clear()
+        with expected.judging(opened.works[0]):
+            pass
+        assert [*opened.device.taken] == taken
 
 
 def test_how_long_the_process_that_judges_takes_to_start_says_nothing_of_how_long_judging_takes(
