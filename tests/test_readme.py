@@ -239,6 +239,39 @@ def test_links_to_files_lead_somewhere(document: str) -> None:
     assert [link for link in local if not ((ROOT / document).parent / link).exists()] == []
 
 
+def headings(text: str) -> set[str]:
+    """The anchors of a document, as GitHub makes them of headings outside of blocks."""
+    outside = re.sub(r"(?ms)^\s*(`{3,}).*?^\s*\1\s*$", "", text)
+    titles = re.findall(r"(?m)^#{1,6} (.+)$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", outside))
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_to_headings_lead_somewhere(document: str) -> None:
+    lost = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", read(document)):
+        page = (ROOT / document).parent / link if link else ROOT / document
+        if not re.match(r"^[a-z]+:", link) and anchor not in headings(page.read_text(encoding="utf-8")):
+            lost.append(f"{link}#{anchor}")
+    assert lost == []
+
+
+def test_every_page_is_reached_from_the_index_of_the_documents() -> None:
+    """From README.md to docs/README.md, and from there to each page, link by link."""
+    left, seen = [ROOT / "README.md"], set()
+    while left:
+        page = left.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        left += [(page.parent / link).resolve() for link in links]
+    assert [document for document in DOCUMENTS if ROOT / document not in seen] == []
+    index = read("docs/README.md")
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert [page for page in pages if f"({page}" not in index] == []
+
+
 METHODS = {
     "tinygrad, hand-coded": "hand-coded",
     "BEAM=2": "tinygrad-beam:2",

@@ -16,7 +16,7 @@ an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (
 Where it is told the traits of a schedule (its space's `groups`: which kinds of steps it uses at all, and along which
 axes a thread computes several elements), each trait, there or not, has a part of its own: a predictor that promises too
 much of unrolling promises it of everything that unrolls, and what does not is not to be judged by it. What that is
-worth is in docs/experiments/2026-11-23-traits.md and, on recorded lattices, by
+worth is in docs/experiments/2026-11-23-correction.md and, on recorded lattices, by
 `evaluation/predictor/evaluate_correction.py`.
 """
 

@@ -44,7 +44,7 @@ round through variants of variants."""
 class MctsSettings:
     """How to search. An expansion costs a core 10 to 30 ms, compiling what is to be measured a hundred times as much.
     What is best by the predictor is five steps or more away from where a search begins, so the first batch waits for a
-    tree that reaches so far (docs/experiments/2026-11-22-draft-before-measuring.md)."""
+    tree that reaches so far (docs/experiments/2026-11-24-search-settings.md)."""
 
     exploration: float = 2.0  # weight of PUCT's bonus against values in 0..1
     temperature: float = 0.3  # of the prior over children, in log-seconds

@@ -40,7 +40,7 @@ Log = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a network is trained: the best trial of `docs/experiments/2026-11-22-predictor-settings.md`, rounded."""
+    """How a network is trained: the best trial of `docs/experiments/2026-11-22-predictor-ablation.md`, rounded."""
 
     split: str = "workload"
     seed: int = 0
