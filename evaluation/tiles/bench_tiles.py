@@ -1,4 +1,4 @@
-"""Tile programs beside torch.compile, a copy, a sum and cuDNN, on one GPU: the figures of docs/tiles.md.
+"""Tile programs beside torch.compile, a copy, a sum and cuDNN, on one GPU: the tables of docs/experiments.
 
     python -m evaluation.tiles.bench_tiles --only matmul --budget 5m --work kcg-out/tiles
     python -m evaluation.tiles.bench_tiles --only rows,gemv,conv --budget 8m --work kcg-out/tiles

@@ -228,7 +228,7 @@ def programs(
 
 @application.command()
 def table() -> None:
-    """Print what docs/tiles.md shows."""
+    """Print the table of docs/experiments/2026-11-25-tile-coverage.md."""
     runs = json.loads(RESULTS.read_text())["runs"]
     rows = list(runs["zoo"]["rows"].values())
     named = {f"the zoo and Flux: all presets of {len(rows)} workloads": rows}

@@ -2,7 +2,7 @@
 
     python -m evaluation.tiles.read_limit
 
-The rows of docs/tiles.md are compared with a copy. A copy reads half of its bytes, and what it writes may stay in the
+The rows of `bench_tiles` are compared with a copy. A copy reads half of its bytes, and what it writes may stay in the
 cache; a reduction reads all of them, and drives out what the flush before it wrote. Timed are maxima of rows of 1,024
 bfloat16 numbers by small Triton kernels written by hand, of many shapes, PyTorch's own reductions, and copies, in
 turns, by the clock of the comparison; once as there, after a flush that wrote, and once after one that read last.

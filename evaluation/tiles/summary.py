@@ -1,4 +1,4 @@
-"""What the rows of the comparison come to: figures with their thresholds, and tables for docs/tiles.md."""
+"""What the rows of the comparison come to: figures with their thresholds, and tables for docs/experiments."""
 
 from __future__ import annotations
 
