@@ -149,7 +149,8 @@ def test_replay_tables_have_a_config_and_their_columns_explained() -> None:
     assert all(f"`{column}`" in files.split("\nreplay.parquet:\n")[1] for column in REPLAY_COLUMNS)
 
 
-@pytest.mark.parametrize("name", [pytest.param("h200", marks=pytest.mark.slow), "cpu"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_the_recorded_datasets_have_todays_card(name: str) -> None:
     folder = ROOT / "datasets" / name
     data = read_export(folder)

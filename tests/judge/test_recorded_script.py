@@ -61,6 +61,7 @@ def test_one_further_run_is_enough_where_it_leaves_what_was_recorded(right: Resu
     assert first == second, "from the same seeds"
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_proven_as_before(wrong: Result, tmp_path: Path) -> None:  # noqa: F811
     """The recording counts as another run with tinygrad's own schedules where that left the same."""
     (seen,) = recorded(tmp_path, SCRIPT, "alive").checks([wrong], timeout_s=TIMEOUT_S)

@@ -349,7 +349,8 @@ def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("unoptimised", "beside")
-@pytest.mark.parametrize("happens", ["an interrupt", pytest.param("a lost device", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("happens", ["an interrupt", "a lost device"])
 def test_whatever_ends_a_search_leaves_what_was_verified_by_then(
     happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

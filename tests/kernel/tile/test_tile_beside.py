@@ -173,6 +173,7 @@ def test_layers_of_both_streams_spill_nothing(
         assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
 
 
+@pytest.mark.slow
 def test_one_launch_is_expected_to_take_less_than_two(layers: dict[tuple[int, ...], Candidate]) -> None:
     for candidate in layers.values():
         kernels = [read_region(candidate.region), *(read_kernel(Region((k,))) for k in candidate.region.kernels)]
@@ -180,6 +181,7 @@ def test_one_launch_is_expected_to_take_less_than_two(layers: dict[tuple[int, ..
         assert 0.9 * sum(alone_s) < both_s < sum(alone_s)
 
 
+@pytest.mark.slow
 def test_what_is_idle_in_last_waves_is_expected_to_be_saved(layers: dict[tuple[int, ...], Candidate]) -> None:
     """12 × 4 of 132 tiles of 128 × 256, and 12 × 32 of 3 × 132."""
     candidate = layers[3072, 12288]
@@ -198,6 +200,7 @@ def test_two_calls_of_one_kernel_are_idle_twice() -> None:
     assert expected_saving_s(candidate, {first.id: 1e-4}, TARGET) == pytest.approx(1.5e-6 + 2e-4 * (1 - 48 / 132))
 
 
+@pytest.mark.slow
 def test_a_plan_with_them_leaves_what_the_model_leaves(
     flux: Proposals, layers: dict[tuple[int, ...], Candidate]
 ) -> None:
