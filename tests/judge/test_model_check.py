@@ -47,7 +47,7 @@ class Whole(Runner):
 class Run:
     """What a check asks of a run: how long it takes, and where its warnings go."""
 
-    def __init__(self, whole: Whole, left_s: float | None = None) -> None:
+    def __init__(self, whole: Whole, left_s: float | None = None, *, effort: str = "thorough") -> None:
         self.whole, self.warnings = whole, list[str]()
         over_at = None if left_s is None else time.monotonic() + left_s
         budget = SimpleNamespace(over_at=over_at, limit_s=None if left_s is None else 0.0)
@@ -58,6 +58,7 @@ class Run:
         took = self.took = list[tuple[float, float]]()
         self.estimates: Any = SimpleNamespace(
             budget=budget,
+            settings=SimpleNamespace(effort=effort),
             kept=kept,
             whole_s=self.whole_s,
             took_whole=lambda expected_s, spent_s: took.append((expected_s, spent_s)),
@@ -83,6 +84,16 @@ def test_a_budget_compares_the_best_plans_and_the_kernels_alone(left_s: float | 
     assert [place for place, seen in enumerate(checks) if seen.passed] == asked
     assert all("not run: " in seen.reason for place, seen in enumerate(checks) if place not in asked)
     assert len(run.warnings) == (not asked), "one line for all of them"
+
+
+@pytest.mark.parametrize(("left_s", "asked"), [(None, [0, 1, 3]), (75.0, [0, 1, 3]), (55.0, [0, 3])])
+def test_two_plans_with_regions_are_compared_where_the_effort_is_not_thorough(
+    left_s: float | None, asked: list[int]
+) -> None:
+    run = Run(whole := Whole(), left_s, effort="normal")
+    checks = run.checks(4)
+    assert whole.compared == asked
+    assert "--effort thorough" in checks[2].reason and not run.warnings
 
 
 @pytest.mark.parametrize(("most_s", "asked"), [(65.0, [0, 1, 3]), (ONE_S, [0, 3])])
