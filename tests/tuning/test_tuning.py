@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize.settings import Settings
 from kcg.tuning import Tuned
-from kcg.types import ModelCheck
+from kcg.types import ModelCheck, Result
 from kcg.workloads.function import Call, capture_call
 from tests.small_result import finalist, unlike_baseline
 
@@ -123,21 +124,28 @@ def test_a_check_that_fails_to_call_it_again_says_so_and_raises_nothing(changed:
 
 
 @pytest.mark.slow
-def test_a_function_that_does_not_repeat_itself_proves_nothing(changed: Tuned) -> None:
-    numbers = iter(range(100))
-    (check,) = Function(Call(lambda x: layer(x) * (1 + next(numbers)), (X,))).checks([changed.result], timeout_s=600.0)
-    assert check.passed is None and "does not return the same either" in check.reason
+def test_a_function_that_does_not_repeat_itself_is_compared_by_one_of_its_calls(changed: Tuned) -> None:
+    numbers = itertools.count(1)
+    call = Call(lambda x: layer(x).contiguous() * next(numbers), (X,))
+    (check,) = Function(call).checks([changed.result], timeout_s=600.0)
+    assert check.passed, check
+
+
+def wrongly(changed: Tuned, call: Call) -> Result:
+    """A result that has a wrong schedule of a maximum over 16, the first kernel of a call: it makes one that writes
+    nothing (tests/measure/test_verify.py)."""
+    wrong = schedule_of([Opt("PADTO", 1, 32), Opt("UNROLL", 0, 32)])
+    found, *_ = capture_call(call, device="CPU").workload.calls
+    space = KernelSpace(found.region, changed.result.target)
+    row = replace(changed.result.regions[0], region=found.region, baseline=finalist(space, space.baseline()))
+    return replace(changed.result, regions=(replace(row, chosen=finalist(space, wrong)),))
 
 
 def test_a_wrong_schedule_fails_the_check(changed: Tuned) -> None:
-    """Of a maximum over 16 this one makes a kernel that writes nothing (tests/measure/test_verify.py), and memory holds
-    what is right: the function ran just before."""
-    wrong, x = schedule_of([Opt("PADTO", 1, 32), Opt("UNROLL", 0, 32)]), X[:16, :48].contiguous().realize()
+    """Memory holds what is right: the function ran just before."""
+    x = X[:16, :48].contiguous().realize()
     call = Call(lambda x: x.max(axis=0), (x,))
-    (found,) = capture_call(call, device="CPU").workload.calls
-    space = KernelSpace(found.region, changed.result.target)
-    row = replace(changed.result.regions[0], region=found.region, baseline=finalist(space, space.baseline()))
-    result = replace(changed.result, regions=(replace(row, chosen=finalist(space, wrong)),))
+    result = wrongly(changed, call)
     for _ in range(3):
         call.function(x).realize()
     (check,) = Function(call).checks([result], timeout_s=600.0)
@@ -145,6 +153,14 @@ def test_a_wrong_schedule_fails_the_check(changed: Tuned) -> None:
     whole = Tensor([1, 2, 3]).realize()
     explained = _explained(check, step_of(Call(lambda: whole.max(axis=0))), result)
     assert explained.passed is None and "neither its arguments nor what it reads are floating" in explained.reason
+
+
+@pytest.mark.slow
+def test_a_wrong_schedule_of_a_function_that_does_not_repeat_itself_is_wrong(changed: Tuned) -> None:
+    numbers = itertools.count(1)
+    call = Call(lambda x: x.max(axis=0).contiguous() * next(numbers), (X[:16, :48].contiguous().realize(),))
+    (check,) = Function(call).checks([wrongly(changed, call)], timeout_s=600.0)
+    assert check.passed is False and "differs" in check.reason
 
 
 def test_tensors_of_a_call_are_the_inputs_once_each(changed: Tuned) -> None:
