@@ -46,8 +46,9 @@ class Judge:
         seen: dict[tuple[str, Schedule], Compared] | None = None,
     ) -> None:
         """`without_candidate` gives the outcome of a region for which nothing was found, and why; `until` from when on
-        nothing more is compared, by `time.monotonic`, where a region's result is this so far, and `launches_until` when
-        the first launches under stress of what won are to end. None: whenever. `seen` has what another one saw before.
+        nothing more of another kind, or written by hand, is compared, by `time.monotonic`, where a region's result is
+        this so far, and `launches_until` when the first launches under stress of what won are to end. None: whenever.
+        `seen` has what another one saw before.
         """
         self._device, self._comparisons = bench, comparisons
         self._without_candidate, self._until, self._launches_until = without_candidate, until, launches_until

@@ -305,13 +305,13 @@ def _expired_task(manager: Any, find: Callable[[int], Any], worker_id: int) -> A
     be first: then a job that its child died of was one that no child had taken, or had none that would end it. So all
     that the child said is heard before.
     """
-    unheard = HEARINGS
+    unheard, deadline = HEARINGS, time.monotonic() + HEARD_S
     while True:
+        waiting = any(not task.started for task in list(manager.task_manager.tasks.values()))  # before it is looked for
         try:
             return find(worker_id)
         except (LookupError, BrokenProcessPool):
-            waiting = any(not task.started for task in list(manager.task_manager.tasks.values()))
-            if not waiting or not unheard or not manager.context.alive:
+            if not waiting or not unheard or not manager.context.alive or time.monotonic() >= deadline:
                 raise
         unheard = HEARINGS if _has_unheard(manager) else unheard - 1
         time.sleep(HEARING_S)
@@ -388,6 +388,7 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
 
 
 HEARINGS, HEARING_S = 20, 0.01  # so often, and so far apart, nothing more is heard of a child that died
+HEARD_S = 30.0  # after which it is not waited for any more
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
 POLL_S = 0.5  # between two looks at whether a pool is still there
 TRIES = 3  # of a job whose child ended before it took the job, or of whose pool broke: it says nothing of the job

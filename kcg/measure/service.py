@@ -681,14 +681,21 @@ class MeasureService:
         first, found = self._references.get((region.id, variables)), Future[References]()
         found.set_running_or_notify_cancel()
 
-        def follow(known: References | None) -> None:
+        def begin(known: References | None) -> None:
             job = references_job, region, variables, seeds, known
             self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S).add_done_callback(partial(_pass_on, to=found))
 
+        def follow(done: Future[References]) -> None:
+            error = done.exception()
+            if why_no_reference(error):  # nor is there one of other seeds
+                _pass_on(done, to=found)
+            else:
+                begin(None if error is not None else done.result())
+
         if first is None:
-            follow(None)
+            begin(None)
         else:
-            first.add_done_callback(lambda done: follow(done.result() if done.exception() is None else None))
+            first.add_done_callback(follow)
         return found
 
     def _why_unjudged(self, request: Request) -> str:

@@ -139,12 +139,6 @@ def covered_by(works: Sequence[RegionWork], regions: Collection[str]) -> set[str
     return {w.id for w in works if not w.proposed and taken[w.call.region.id] >= w.call.calls}
 
 
-_Best = tuple[tuple[int, int], Collection[str], Collection[str]]
-"""Verdicts and measurements by which the best plans were found, their regions by id, and the kernels that run only
-inside of these, by `RegionWork.id`."""
-_NOTHING: Final[_Best] = ((-1, -1), (), ())
-
-
 @dataclass(frozen=True)
 class _View:
     """What a run knows by now."""
@@ -154,6 +148,16 @@ class _View:
     freshen: Freshen | None = None
     searched: frozenset[str] = frozenset()  # what a search is at, by `RegionWork.id`
     since: float = 0.0  # when that began, by `time.monotonic`
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best plans by what was judged and measured."""
+
+    view: _View | None  # by which they were found
+    stamp: tuple[int, int]  # how many verdicts and measurements there were
+    regions: Collection[str]  # of them, by id
+    covered: Collection[str]  # kernels that run only inside of these, by `RegionWork.id`
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ class Ahead:
         self._stuck: set[str] = set()  # what stays provisional until the search is over
         self._known: dict[str, _Known] = {}
         self._verdicts = 0
-        self._best: _Best = _NOTHING
+        self._best = _Best(None, (-1, -1), (), ())
         self._best_until = 0.0  # it stands until then, by `time.monotonic`, whatever is measured
         self._judged_s = 0.0  # of the time of searches
         self._news = False  # whether there are verdicts that the incumbent does not have
@@ -207,7 +211,7 @@ class Ahead:
         self._error: BaseException | None = None
         self._rate = 0.0  # of what is judged now, beside a search
         self._beside = not device.is_cpu  # the search, in a thread of its own
-        self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[tuple[_View, _Best]]("kcg-plans")
+        self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[_Best]("kcg-plans")
         self._thread: threading.Thread | None = None
         device.close_too(self.stop)
 
@@ -233,7 +237,6 @@ class Ahead:
         ids = view.searched if searched is None else frozenset(work.id for work in searched)
         self._view = _View(estimates, needed or view.needed, freshen or view.freshen, ids, time.monotonic())
         self._judged_s = 0.0
-        self._best = _NOTHING
         self.comparisons.go_by(estimates)
         self._changed.set()
         if self._thread is None and self._beside and not self._ended.is_set():
@@ -283,9 +286,10 @@ class Ahead:
         if self._thread is not None:
             while self._thread.is_alive():
                 self._thread.join(POLL_S)
-        for beside in (self._planning, self._telling):  # the file is whoever judges next's
-            beside.end()
-            beside.taken()
+        self._planning.end(0.0)  # nobody asks for them any more
+        self._telling.end()  # the file is whoever judges next's
+        if (self._telling.taken() is False or self._news) and self._incumbent is not None:
+            self._news = not self._improve(self._incumbent, self._saved_s)
         self.check()
 
     def stop(self) -> None:
@@ -294,7 +298,7 @@ class Ahead:
         self._changed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
-        self._planning.end(STOP_S)
+        self._planning.end(0.0)
         self._telling.end(STOP_S)
 
     # ---- the thread beside a search, or whoever has a turn ----
@@ -464,27 +468,28 @@ class Ahead:
         those before are the best until others are found."""
         if view.needed is None:
             return (), ()
-        if (found := self._planning.taken()) is not None and found[0] is view:
-            self._best = found[1]
-        begun = time.monotonic()
+        if (found := self._planning.taken()) is not None and found.view is view:
+            self._best = found
+        best, begun = self._best, time.monotonic()
         measured = sum(len(seen) for work in view.estimates.works if work.proposed for seen in [*work.seen.values()])
         stamp = self._verdicts, measured  # plans change with verdicts, and with what the search finds of regions
-        if self._best[0] != stamp and (self._best[0][0] != self._verdicts or begun >= self._best_until):
-            if self._best is _NOTHING or not self._beside:
-                self._best = self._planned(view, view.needed, stamp, dict(self._judged))[1]
+        is_other = best.view is not view  # of other regions, perhaps
+        if is_other or (best.stamp != stamp and (best.stamp[0] != self._verdicts or begun >= self._best_until)):
+            if is_other or not self._beside:
+                self._best = best = self._planned(view, view.needed, stamp, dict(self._judged))
             elif self._planning.is_free:
                 self._planning.begin(partial(self._planned, view, view.needed, stamp, dict(self._judged)))
-        return self._best[1:]
+        return best.regions, best.covered
 
     def _planned(
         self, view: _View, needed: Needed, stamp: tuple[int, int], judged: Mapping[str, RegionResult]
-    ) -> tuple[_View, _Best]:
+    ) -> _Best:
         """The best plans by what was judged."""
         begun = time.monotonic()
         of_best = needed(judged)
         now = time.monotonic()
         self._best_until = now + (now - begun) / PLANNING
-        return view, (stamp, of_best, covered_by(view.estimates.works, of_best))
+        return _Best(view, stamp, of_best, covered_by(view.estimates.works, of_best))
 
     def _left_s(self, view: _View, now: float) -> float:
         """How long the search is expected to go on."""

@@ -22,9 +22,10 @@ from kcg.types import Target, canonical_json, content_id
 
 log = logging.getLogger(__name__)
 
-JUDGING, WHOLE = "judging", "whole"
-"""Re-timing and verifying one region; the check of the whole, by what is checked: `whole model`."""
-FORMAT: Final = 2  # in 1 judging was what it took beside a search
+JUDGING, WHOLE = "judging alone", "whole"
+"""Re-timing and verifying one region, with no search beside it; the check of the whole, by what is checked: `whole
+model`."""
+FORMAT: Final = 1
 FADES: Final = 1 / 2  # what earlier runs count beside the next, each time
 TRUSTED_S: Final = 20.0  # what earlier runs count at most: a run that judged as long counts as much
 MOST_BYTES: Final = 1 << 16

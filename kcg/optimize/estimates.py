@@ -550,7 +550,7 @@ class Pace:
         if until is None or estimates.kept.holds_first(work):
             return True
         starting_s = estimates.starting_s if self._first else 0.0
-        return time.monotonic() + starting_s + self._slower * (estimates.timing_s(work) + referee_s) <= until
+        return time.monotonic() + starting_s + self._slower * estimates.timing_s(work) + referee_s <= until
 
     def left_s(self, works: Sequence[RegionWork]) -> float:
         """What judging these is expected to take, and after it the check of the whole, in seconds."""
@@ -571,19 +571,20 @@ class Pace:
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork, *, referee_s: float = 0.0) -> Iterator[None]:
-        """Inside, `work` is judged, for which the reference is asked for so long: take in how long that takes, beside
-        what it was expected to. With stress in it that says nothing of how long comparing others takes, nor where an
-        earlier run's verdict is taken over."""
+        """Inside, `work` is judged, for which the reference is asked for so long: take in how long that takes without
+        it, beside what it was expected to. With stress in it that says nothing of how long comparing others takes, nor
+        where nothing was compared: a verdict of an earlier run is taken over, or one that was there, or there is no
+        reference."""
         estimates = self._estimates
         if estimates.kept.holds_first(work):
             yield
             return
-        timing_s, begun = estimates.timing_s(work), time.monotonic()
+        timing_s, begun, used_s = estimates.timing_s(work), time.monotonic(), estimates.device.bench.service.used_s
         stress_s = estimates.comparing_s(work) - timing_s
         yield
-        if not self._first and stress_s <= 0:
-            expected_s, spent_s = timing_s + referee_s, time.monotonic() - begun
-            self._expected_s += expected_s
+        if not self._first and stress_s <= 0 and estimates.device.bench.service.used_s > used_s:
+            spent_s = max(time.monotonic() - begun - referee_s, 0.0)
+            self._expected_s += timing_s
             self._spent_s += spent_s
-            estimates.device.took(costs.JUDGING, expected_s, spent_s)
+            estimates.device.took(costs.JUDGING, timing_s, spent_s)
         self._first = False

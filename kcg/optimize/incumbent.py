@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from kcg.optimize.work import RegionResults
 
 SHARE: Final = 1 / 20
-"""Of the time since it was last made, what making and writing it may take: the device waits meanwhile. Of Flux 1024 it
+"""Of the time since it was last made, what making and writing it may take: on a CPU the device waits meanwhile, and on
+a GPU who judges shares the interpreter. Of Flux 1024 it
 is a fifth of a second of one core: .12 the best plan of 90 candidate regions, .03 the rest of the result, .04 to write
 .7 MB; a verdict of its took four seconds on one NVIDIA H100. So only where verdicts come faster, as those that are
 taken over of an earlier run, are some written together."""

@@ -284,8 +284,13 @@ class Judging:
     def _is_worth_checking(self, *rows: RegionResult) -> bool:
         """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
         found = [work for work in self._kernels if work.id not in self._covered]
-        judged_s = sum(work.saving_s for work in found if work.id in self._done)
+        judged_s = sum(work.saving_s - self._missing_s(work) for work in found if work.id in self._done)
         return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
+
+    def _missing_s(self, work: RegionWork) -> float:
+        """Of what a kernel saves, what was found since it was judged ahead, or was refused then."""
+        is_ahead = self._judged.get(work.id) is self._ahead.get(work.id) or work.id not in self._judged
+        return max(gain_s(work, self._ahead), 0.0) if work.id in self._ahead and is_ahead else 0.0
 
     @staticmethod
     def _improved(*rows: RegionResult) -> bool:

@@ -125,8 +125,9 @@ class Proposing:
 
     def _compile(self) -> None:
         """Have first programs compiled, and references computed, what matters most first, by no more than half of the
-        compilers: the search of the kernels has the others. What a search asks for after it is not made again. What
-        judging those of the best expected plan needs comes before the programs of those that no plan may have."""
+        compilers: the search of the kernels has the others, and what judging those of the best expected plan needs,
+        which comes before the programs of those that no plan may have. What a search asks for after it is not made
+        again."""
         if self._wanted.is_set():
             return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()
@@ -136,9 +137,6 @@ class Proposing:
         for work in self._works(regions):
             if self._wanted.is_set():
                 return
-            if len(firsts) < FIRSTS:
-                firsts.append(work)
-            self._prepare(firsts)
             while len(under_way) >= most:
                 _, under_way = wait(under_way, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 if self._wanted.is_set():
@@ -146,6 +144,9 @@ class Proposing:
             under_way |= {one for programs in self._device.first_programs([work]).values() for one in programs}
             references = (self._device.service.begin_references(work.call.region, v) for v in work.bindings)
             under_way |= {one for one in references if one is not None}
+            if len(firsts) < FIRSTS:
+                firsts.append(work)
+            self._prepare(firsts)  # which goes on from the references that were begun
 
     def _works(self, regions: Sequence[Region]) -> Iterator[RegionWork]:
         for region in regions:

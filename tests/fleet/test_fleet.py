@@ -181,8 +181,14 @@ def test_what_comes_back_twice_counts_once(echoing: FleetService, monkeypatch: p
     assert future.result() is first and works[0].hosts_lost == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [slow_hosts.cannot_measure, slow_hosts.cannot_answer, slow_hosts.cannot_draw])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        slow_hosts.cannot_measure,
+        pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
+        pytest.param(slow_hosts.cannot_draw, marks=pytest.mark.slow),
+    ],
+)
 def test_what_one_host_cannot_do_another_does(local: LocalFleet, fault: Callable[[], None]) -> None:
     """Whoever could not do several tasks that others did is not used any more, and is named."""
     lines: list[str] = []

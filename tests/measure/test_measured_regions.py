@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.program import Program, ProgramLaunch, Scratch
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import PairedJob
+from kcg.measure.pools import ChildDied, ServiceClosed
 from kcg.measure.service import MeasureService, Request, paired_rows
 from kcg.measure.verify import (
     FINAL_SEEDS,
@@ -310,13 +312,25 @@ def test_references_of_all_seeds_take_over_those_of_the_first_check(service: Mea
     try:
         asked = service.references(of, (), FINAL_SEEDS)
         assert not asked.done()
-        under_way.set_result(first)
-        assert asked.result(timeout=PATIENCE_S).recipes == whole.recipes
+        under_way.set_result(replace(first, seconds=1000.0))
+        assert asked.result(timeout=PATIENCE_S).seconds > 1000.0
         service._references[of.id, ()] = failed = Future[References]()
-        failed.set_exception(TimeoutError("no result within 120 s"))
+        failed.set_exception(ChildDied("its process died of SIGSEGV"))
         assert service.references(of, (), FINAL_SEEDS).result(timeout=PATIENCE_S).recipes == whole.recipes
+        service._references[of.id, ()] = none = Future[References]()
+        none.set_exception(VerificationError("not floating"))
+        assert isinstance(service.references(of, (), FINAL_SEEDS).exception(timeout=0), VerificationError)
     finally:
         del service._references[of.id, ()]
+
+
+def test_references_that_wait_for_the_first_end_with_the_service() -> None:
+    of, under_way = region("softmax", "float16"), Future[References]()
+    with MeasureService(DEV, run_id="test") as service:
+        service._references[of.id, ()] = under_way
+        asked = service.references(of, (), FINAL_SEEDS)
+    under_way.set_exception(ServiceClosed())
+    assert isinstance(asked.exception(timeout=PATIENCE_S), ServiceClosed)
 
 
 def test_a_known_reference_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

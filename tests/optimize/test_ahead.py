@@ -23,7 +23,6 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import ahead
 from kcg.optimize.ahead import (
-    _NOTHING,
     SHARE,
     YOUNG_S,
     Ahead,
@@ -118,13 +117,13 @@ def test_references_are_computed_once_whichever_threads_ask_for_them() -> None:
     """The one that judges, and the one in which regions get ready."""
     asked = list[object]()
 
-    def beside(function: object, region: object, *args: object, timeout_s: float) -> Future[Any]:
+    def references(region: object, variables: object, seeds: object) -> Future[Any]:
         time.sleep(0.05)  # another thread has its turn
         asked.append(region)
         return Future()
 
     bench: Any = SimpleNamespace(
-        is_cpu=False, service=SimpleNamespace(beside=beside), failed_under_stress={}, record=lambda rows: None
+        is_cpu=False, service=SimpleNamespace(references=references), failed_under_stress={}, record=lambda rows: None
     )
     kept: Any = SimpleNamespace(holds_first=lambda work: False)
     comparisons = Comparisons(bench, cast(Any, None), kept)
@@ -267,6 +266,46 @@ def test_on_a_gpu_verdicts_do_not_wait_for_the_file(opened: Begun) -> None:
     assert not ahead._news and told == [1.0, 5.0, 0.0] and opened.log.verified_s == (1.0, 2.0)
 
 
+def test_the_file_has_at_the_end_what_came_while_it_was_written(opened: Begun) -> None:
+    told, (answer, hold) = list[float](), held([True, True])
+    incumbent: Any = SimpleNamespace(improve=lambda saved_s: told.append(saved_s) or answer(), verified_s=None)
+    ahead = Ahead(opened.device, opened.estimates(opened.measured()), log=opened.log, judged={}, incumbent=incumbent)
+    ahead._beside = True
+    for saved_s in (1.0, 2.0):
+        ahead._news, ahead._saved_s = True, ahead._saved_s + saved_s
+        ahead._tell()
+    threading.Timer(0.1, hold.set).start()
+    ahead.end()
+    assert told == [1.0, 2.0]
+
+
+def test_nothing_is_written_once_a_run_has_ended(opened: Begun) -> None:
+    """What is written then is waited for; plans that nobody asks for are not."""
+    told, (answer, hold) = list[float](), held([True])
+    incumbent: Any = SimpleNamespace(improve=lambda saved_s: told.append(saved_s) or answer(), verified_s=None)
+    ahead = Ahead(opened.device, opened.estimates(opened.measured()), log=opened.log, judged={}, incumbent=incumbent)
+    ahead._beside, never = True, threading.Event()
+    ahead._planning.begin(never.wait)  # type: ignore[arg-type]
+    ahead._news = True
+    ahead._tell()
+    threading.Timer(0.1, hold.set).start()
+    ahead.stop()
+    assert told == [0.0] and hold.is_set()
+    ahead._news = True
+    ahead._tell()
+    assert told == [0.0]
+    never.set()
+
+
+def test_what_goes_wrong_with_the_file_is_raised_at_the_end(opened: Begun) -> None:
+    incumbent: Any = SimpleNamespace(improve=lambda saved_s: 1 / 0, verified_s=None)
+    ahead = Ahead(opened.device, opened.estimates(opened.measured()), log=opened.log, judged={}, incumbent=incumbent)
+    ahead._beside, ahead._news = True, True
+    ahead._tell()
+    with pytest.raises(ZeroDivisionError):
+        ahead.end()
+
+
 def test_on_a_gpu_verdicts_do_not_wait_for_the_best_plans(opened: Begun) -> None:
     answer, hold = held([{"second"}, {"of another run"}])
     estimates, found = opened.estimates(opened.measured()), iter([lambda: {"first"}, answer, answer])
@@ -280,7 +319,6 @@ def test_on_a_gpu_verdicts_do_not_wait_for_the_best_plans(opened: Begun) -> None
     waited(lambda: ahead._of_best(view) == ({"second"}, set()))
     ahead._verdicts += 1
     ahead._of_best(view)
-    ahead._best = _NOTHING
     later = replace(view, needed=lambda judged: {"third"})
     assert ahead._of_best(later) == ({"third"}, set())
     ahead.end()
@@ -349,8 +387,7 @@ def test_beside_a_search_nothing_is_judged_while_it_takes_a_sample(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("unoptimised", "beside")
-@pytest.mark.slow
-@pytest.mark.parametrize("happens", ["an interrupt", "a lost device"])
+@pytest.mark.parametrize("happens", ["an interrupt", pytest.param("a lost device", marks=pytest.mark.slow)])
 def test_whatever_ends_a_search_leaves_what_was_verified_by_then(
     happens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

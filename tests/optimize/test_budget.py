@@ -525,11 +525,13 @@ def test_what_judging_will_take_is_worked_out_anew_by_what_it_took(
     """What is shown as left; it does not end while something is to be judged."""
     expect_ten_seconds_each(monkeypatch, whole_s=100.0)
     clock = Clock(monkeypatch)
+    monkeypatch.setattr(MeasureService, "used_s", 0.0)
     pace, work = Pace(expected), opened.works[0]
     assert pace.left_s([work] * 3) == pytest.approx(FRESH_CHILD_S + 3 * 10 + 100)
     for took_s in (20.0, 40.0):  # the first starts the process, and says nothing of the others
         with pace.judging(work):
             clock.now_s += took_s
+            monkeypatch.setattr(MeasureService, "used_s", opened.device.bench.service.used_s + took_s)
     assert (pace.left_s([work]), pace.left_s([])) == pytest.approx((4 * 10 + 100, 100))
 
 
@@ -539,16 +541,23 @@ def test_until_a_comparison_was_timed_judging_is_as_much_slower_as_is_reserved_f
     expect_ten_seconds_each(monkeypatch, whole_s=0.0)
     monkeypatch.setattr(Device, "is_cpu", False)
     monkeypatch.setattr(opened.device, "taken", {})
+    monkeypatch.setattr(MeasureService, "used_s", 0.0)
     clock, pace = Clock(monkeypatch), Pace(expected)
+
+    def judged(seconds: float, *, referee_s: float = 0.0, compares: bool = True) -> None:
+        with pace.judging(opened.works[0], referee_s=referee_s):
+            clock.now_s += seconds
+            monkeypatch.setattr(MeasureService, "used_s", opened.device.bench.service.used_s + compares)
+
     assert pace.left_s(expected.likely() or opened.works[:1]) == pytest.approx(expected.judging_s())
     for _ in range(2):
-        with pace.judging(opened.works[0]):
-            clock.now_s += 0.5
+        judged(0.5)
     assert pace.left_s(opened.works[:1]) == pytest.approx(0.5), "by what it took here"
     assert opened.device.taken == {costs.JUDGING: costs.Taken(10.0, 0.5)}, "which the next run knows"
+    judged(1e-6, compares=False)
+    assert opened.device.taken == {costs.JUDGING: costs.Taken(10.0, 0.5)}, "nothing was compared"
     for _ in range(99):
-        with pace.judging(opened.works[0], referee_s=90.0):
-            clock.now_s += 100.0
+        judged(100.0, referee_s=90.0)
     assert pace.left_s(opened.works[:1]) == pytest.approx(10.0, rel=0.02), "the reference took the other 90 s"
 
 
@@ -858,13 +867,16 @@ def test_what_was_judged_ahead_counts_as_judged(
     """Or the time of the check of the whole would go to verdicts, with most of what was found verified already."""
     one, two = opened.works[:2]
     find(one), find(two, times=1.1)
-    ahead = Ahead(opened.device, expected, log=opened.log, judged={})
-    ahead.rows[one.id] = as_judged([one], {}, why="ahead").rows[0]
-    judge = opened.judge(expected, ahead=ahead)
-    judge._kernels = [one, two]
     monkeypatch.setattr(Judging, "_improved", staticmethod(lambda *rows: True))
     monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
-    assert judge._until() == 0.0
+    (refused,) = as_judged([one], {}, why="ahead").rows
+    chosen = replace(refused.baseline, schedule=one.found[0], cold_s=one.best_s)
+    for row, until in ((replace(refused, outcome="improved", chosen=chosen), 0.0), (refused, expected.late_at)):
+        ahead = Ahead(opened.device, expected, log=opened.log, judged={})
+        ahead.rows[one.id] = row
+        judge = opened.judge(expected, ahead=ahead)
+        judge._kernels = [one, two]
+        assert judge._until() == until
 
 
 def test_what_gains_most_over_what_was_verified_ahead_is_judged_first(

@@ -805,7 +805,12 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
         (one := Future[str]()).set_result("")
         return {work.id: [one] for work in works}
 
-    service = SimpleNamespace(target=H200, compile_workers=4, begin_references=lambda region, values: None)
+    begun = list[str]()
+
+    def begin_references(region: Region, values: object) -> None:
+        begun.append(region.id)
+
+    service = SimpleNamespace(target=H200, compile_workers=4, begin_references=begin_references)
     device: Any = SimpleNamespace(
         service=service,
         close_too=lambda close: None,
@@ -822,7 +827,7 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
         device,
         log,
         usable=lambda region: True,
-        prepare=lambda works: prepared.append([work.id for work in works]),
+        prepare=lambda works: prepared.append([work.id for work in works if work.id in begun]),
     )
     found.begin()
     found.timed(kernels)
