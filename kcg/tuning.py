@@ -117,12 +117,12 @@ class Tuned:
 
     @property
     def total_before_s(self) -> float:
-        """Seconds that all kernels of one call take as tinygrad schedules them."""
+        """Seconds that all kernels of one call take as tinygrad schedules them; without those that were not timed."""
         return self.result.total_before_s
 
     @property
     def total_after_s(self) -> float:
-        """The same with what was chosen."""
+        """The same with what was chosen, which is tinygrad's own schedule where nothing improved."""
         return self.result.total_after_s
 
     def apply(self) -> Installed:
@@ -148,16 +148,13 @@ class Tuned:
         return Path(path)
 
     def __str__(self) -> str:
-        from kcg.report.formats import format_seconds, format_speedup
-
         kernels = self.kernels
         lines = [self._headline, self._counts, *filter(None, [self._whole, self._provisional, self._missing])]
         width = max([6, *(len(_short(kernel)) for kernel in kernels[:ROWS])])
-        lines.append(f"{_title(kernels):{width}}  {'calls':>6}  {'before':>8}  {'after':>8}  {'speed-up':>8}  outcome")
-        for kernel in kernels[:ROWS]:
-            before, after = format_seconds(kernel.before_s or None), format_seconds(kernel.after_s or None)
-            ratio = format_speedup(kernel.before_s, kernel.after_s)
-            figures = f"{kernel.calls:>6}  {before:>8}  {after:>8}  {ratio:>8}"
+        lines.append(f"{_title(kernels):{width}}  {'calls':>6}  {'before':>9}  {'after':>8}  {'speed-up':>8}  outcome")
+        for kernel, times in zip(kernels[:ROWS], self._times, strict=True):
+            before, after, ratio = times
+            figures = f"{kernel.calls:>6}  {before:>9}  {after:>8}  {ratio:>8}"
             lines.append(f"{_short(kernel):{width}}  {figures}  {kernel.outcome}")
         if len(kernels) > ROWS:
             lines.append(f"... and {self._more} more")
@@ -168,8 +165,6 @@ class Tuned:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from kcg.report.formats import format_seconds, format_speedup
-
         def cells(tag: str, *texts: str) -> str:
             return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
 
@@ -179,13 +174,11 @@ class Tuned:
                 "td",
                 kernel.layer or kernel.name,
                 str(kernel.calls),
-                format_seconds(kernel.before_s or None),
-                format_seconds(kernel.after_s or None),
-                format_speedup(kernel.before_s, kernel.after_s),
+                *times,
                 kernel.outcome,
                 kernel.schedule,
             )
-            for kernel in shown
+            for kernel, times in zip(shown, self._times, strict=True)
         ]
         head = cells(
             "th",
@@ -204,12 +197,17 @@ class Tuned:
         return f"{text}<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{more}"
 
     @property
-    def _headline(self) -> str:
-        from kcg.report.formats import format_seconds, format_speedup
+    def _times(self) -> list[tuple[str, str, str]]:
+        """Before, after and speed-up of each kernel that is shown, in words."""
+        from kcg.report.times import after_text, before_text, speedup_text
 
-        before, after = self.total_before_s, self.total_after_s
-        name = self.result.workload.partition(":")[2] or self.result.workload
-        return f"{name}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast"
+        return [(before_text(row), after_text(row), speedup_text(row)) for row in self._slowest_first[:ROWS]]
+
+    @property
+    def _headline(self) -> str:
+        from kcg.report.times import totals_text
+
+        return f"{self.result.workload.partition(':')[2] or self.result.workload}: {totals_text(self.result)}"
 
     @property
     def _counts(self) -> str:

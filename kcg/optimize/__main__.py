@@ -300,7 +300,8 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
         shown.line(nothing_faster(finished.result))
     elif finished.exit_code in (ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED):
-        shown.line(incomplete(finished.result))
+        if (why := incomplete(finished.result)) not in finished.result.warnings:  # else it was said when it was known
+            shown.line(why)
     if wandb != "disabled" and finished.exit_code != ExitCode.INTERRUPTED:  # who interrupts it waits for nothing more
         from kcg.optimize.tracking import send
 

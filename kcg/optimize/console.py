@@ -24,6 +24,7 @@ from kcg.report.endings import incomplete, outlook_lines
 from kcg.report.formats import format_seconds, format_speedup
 from kcg.report.next_steps import NextStep, next_steps
 from kcg.report.result import OUTCOMES, UNTIMED
+from kcg.report.times import is_timed, totals_of, totals_text
 from kcg.report.words import (
     checked_as,
     done_with,
@@ -302,19 +303,25 @@ def unimproved_lines(result: Result) -> list[str]:
         outcomes = Counter(row.outcome for row in others)
         counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
         lines.append(f"not improved: {counts}{_share(others, result)}")
-    if idle := [row for row in result.regions if row.outcome == "not searched"]:
-        notes = Counter(row.note for row in idle if row.note)
-        why = f": {notes.most_common(1)[0][0]}" if notes else ""
-        lines.append(f"not searched: {len(idle)}{_share(idle, result)}{why}")
+    idle = [row for row in result.regions if row.outcome == "not searched"]
+    for rows, what in (
+        ([row for row in idle if is_timed(row)], ""),
+        ([row for row in idle if not is_timed(row)], ", which were not timed"),
+    ):
+        if rows:
+            notes = Counter(row.note for row in rows if row.note not in ("", UNTIMED))
+            why = f": {notes.most_common(1)[0][0]}" if notes else ""
+            lines.append(f"not searched: {len(rows)}{what}{_share(rows, result)}{why}")
     return lines
 
 
 def _share(rows: Sequence[RegionResult], result: Result) -> str:
-    """The time of some kernels, and how much of all that is."""
+    """The time of some kernels, and how much of all that is, where all were timed."""
     before, total = sum(row.before_s for row in rows), result.total_before_s
     if not (before > 0 and math.isfinite(total)):
         return ""
-    return f", {format_seconds(before)}, {100 * before / total:.0f} % of the time"
+    share = "" if totals_of(result).part else f", {100 * before / total:.0f} % of the time"
+    return f", {format_seconds(before)}{share}"
 
 
 def _print_steps(steps: Sequence[NextStep], console: Console, width: int) -> None:
@@ -373,15 +380,13 @@ VALUES = "values"  # of symbolic variables: a column where a kernel has some
 
 def _summary(result: Result) -> list[tuple[str, str]]:
     """The lines below the table, each with its style."""
-    before, after = result.total_before_s, result.total_after_s
     workload = " ".join(filter(None, (result.workload, result.preset)))
     regions = [row.region for row in result.regions]
     improved = share_of((row.region for row in result.regions if row.outcome == "improved"), regions)
     nouns = Counter(noun_of(row.chosen.schedule) for row in result.regions if row.outcome == "improved")
     of_these = "".join(f", {counted(count, noun)}" for noun, count in nouns.items() if noun)
-    total = f"{format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast"
     lines = [
-        (f"{workload}: {total}; {improved} improved{of_these}", "bold"),
+        (f"{workload}: {totals_text(result)}; {improved} improved{of_these}", "bold"),
         *((line, "bold") for line in step_lines(result)),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
@@ -417,7 +422,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     lines += [(str(left), "yellow") for left in result.left_out]
     if why := incomplete(result):
         lines.append((f"incomplete: {why}", "yellow"))
-    return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+    return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings if warning != why]
 
 
 def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
@@ -431,10 +436,12 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
         more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         verb = "keeps" if len(found) == 1 else "keep"
         lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
-    if untimed := sum(not row.before_s > 0 for row in rows):
+    has_total = totals_of(result).before_s is not None
+    if has_total and (untimed := sum(not row.before_s > 0 for row in rows)):
         lines.append(f"{untimed} of these could not be timed: the totals are without them")
     without = [row for row in result.regions if row not in rows and not row.before_s > 0]
-    if others := [row.region for row in without if row.note != UNTIMED]:  # of those a warning says more
+    others = [row.region for row in without if row.note != UNTIMED]  # of those a warning says more
+    if has_total and others:
         were = "was" if len(others) == 1 else "were"
         lines.append(f"{how_many(others)} {were} not timed: the totals are without them")
     return [(line, "yellow") for line in lines]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kcg.kernel.kinds import describe
 from kcg.predictor.tracking import Tracking, WandbRun
+from kcg.report.times import is_compared, is_timed, totals_of
 from kcg.types import Result
 
 PROJECT: Final = "kcg-optimize"
@@ -62,15 +63,16 @@ def _log(run: Any, result: Result) -> None:
 
 
 def _rows(result: Result) -> list[list[Any]]:
-    """One row for each kernel, the slowest first; a time that is not known is None."""
+    """One row for each kernel, the slowest first; a time that is not known is None, and that after of a kernel that was
+    not compared."""
     rows = sorted(result.regions, key=lambda row: -row.before_s if math.isfinite(row.before_s) else math.inf)
     return [
         [
             row.chosen.name or row.region.id[:12],
             row.calls,
-            _finite(row.before_s),
-            _finite(row.after_s),
-            _ratio(row.before_s, row.after_s),
+            row.before_s if is_timed(row) else None,
+            row.after_s if is_compared(row) else None,
+            _ratio(row.before_s, row.after_s) if is_compared(row) else None,
             row.outcome,
             describe(row.chosen.schedule),
         ]
@@ -80,11 +82,11 @@ def _rows(result: Result) -> list[list[Any]]:
 
 def _totals(result: Result) -> dict[str, Any]:
     check = result.model_check
-    before, after = result.total_before_s, result.total_after_s
+    before, after, _ = totals_of(result)
     return {
-        "total_before_s": _finite(before),
-        "total_after_s": _finite(after),
-        "speedup": _ratio(before, after),
+        "total_before_s": before,
+        "total_after_s": after,
+        "speedup": None if before is None or after is None else _ratio(before, after),
         "step_before_s": check and check.before_s,
         "step_after_s": check and check.after_s,
         "whole_verified": check and check.passed,
@@ -94,10 +96,6 @@ def _totals(result: Result) -> dict[str, Any]:
         "search_s": result.search_s,
         **{f"kernels {outcome}": count for outcome, count in Counter(row.outcome for row in result.regions).items()},
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _ratio(before_s: float, after_s: float) -> float | None:

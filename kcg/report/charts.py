@@ -22,6 +22,7 @@ from kcg.report.formats import (
 )
 from kcg.report.prediction_quality import expected_s, measured_s, timed_expectations
 from kcg.report.rows import Row
+from kcg.report.times import is_compared, totals_of
 from kcg.types import Expectation, Finalist, ProgressPoint, Region, RegionResult, Result
 
 # ---- The picture of where the time goes: two bars of all kernels on one scale of time, before above and after below.
@@ -31,7 +32,8 @@ SHARE_LABEL = "Share of time per kernel: one bar before and one after, on the sa
 
 @dataclass(frozen=True)
 class Slice:
-    """One kernel of both bars, or all those that have no colour of their own."""
+    """One kernel of both bars, or all those that have no colour of their own. Where none was compared, its time after
+    is that of before, and is not said."""
 
     words: str
     name: str
@@ -39,6 +41,7 @@ class Slice:
     after_s: float
     share: float
     look: str
+    outcome: str  # of what was not compared; else empty
 
 
 def slices_of(rows: Sequence[Row]) -> list[Slice]:
@@ -48,14 +51,29 @@ def slices_of(rows: Sequence[Row]) -> list[Slice]:
     most = COLORS if len(timed) > COLORS + 1 else len(timed)
     own = {row.number for row in by_weight[:most]}
     found = [
-        Slice(row.words, row.label, row.region.before_s, row.region.after_s, row.share, f"k{i % COLORS}")
+        Slice(
+            row.words, row.label, row.region.before_s, row.region.after_s, row.share, f"k{i % COLORS}", _outcome([row])
+        )
         for i, row in enumerate(row for row in timed if row.number in own)
     ]
     if rest := [row for row in timed if row.number not in own]:
         before, after = sum(row.region.before_s for row in rest), sum(row.region.after_s for row in rest)
         name = f"{len(rest)} more {nouns_of(row.region.region for row in rest)}"
-        found.append(Slice(name, name, before, after, sum(row.share for row in rest), "krest"))
+        found.append(Slice(name, name, before, after, sum(row.share for row in rest), "krest", _outcome(rest)))
     return found
+
+
+def _outcome(rows: Sequence[Row]) -> str:
+    """What became of kernels of which none was compared; empty where one was."""
+    if any(is_compared(row.region) for row in rows):
+        return ""
+    outcomes = {row.region.outcome for row in rows}
+    return outcomes.pop() if len(outcomes) == 1 else "not compared"
+
+
+def _has_after(slices: Sequence[Slice]) -> bool:
+    """Whether there is a bar after: nothing differs from before where nothing improved."""
+    return any(s.after_s != s.before_s for s in slices)
 
 
 def share_picture(rows: Sequence[Row]) -> Picture | None:
@@ -85,43 +103,57 @@ def _share_tips(slices: Sequence[Slice]) -> list[str]:
     return [
         f"{s.words}\n"
         + f"{s.name}\n" * (s.words != s.name)
-        + f"before {format_seconds(s.before_s)}, {format_share(s.share)}\n"
-        f"after {format_seconds(s.after_s)}, {format_share(s.after_s / after)}\n"
-        f"{format_speedup(s.before_s, s.after_s)} as fast"
+        + (
+            f"{format_seconds(s.before_s)}, {format_share(s.share)}\n{s.outcome}"
+            if s.outcome
+            else f"before {format_seconds(s.before_s)}, {format_share(s.share)}\n"
+            f"after {format_seconds(s.after_s)}, {format_share(s.after_s / after)}\n"
+            f"{format_speedup(s.before_s, s.after_s)} as fast"
+        )
         for s in slices
     ]
 
 
 _LIST = {False: 232, True: 218}  # where the list begins, by `narrow`
+_SECOND = {False: 100, True: 92}  # how far below the first bar the second one begins
 _ROW = {False: 24, True: 39}
 
 
 def _height(slices: Sequence[Slice], *, narrow: bool) -> float:
-    return _LIST[narrow] + _ROW[narrow] * len(slices) + 4
+    return _list_begins(slices, narrow=narrow) + _ROW[narrow] * len(slices) + 4
+
+
+def _list_begins(slices: Sequence[Slice], *, narrow: bool) -> float:
+    return _LIST[narrow] - (0 if _has_after(slices) else _SECOND[narrow])
 
 
 def _draw_shares(sheet: Sheet, slices: Sequence[Slice]) -> None:
     before, after = sum(s.before_s for s in slices), sum(s.after_s for s in slices)
     left, right = (0, NARROW) if sheet.narrow else (70, WIDE - 4)
-    top, second, thick = (24, 116, 44) if sheet.narrow else (10, 110, 48)
+    both = _has_after(slices)
+    top, thick = (24, 44) if sheet.narrow else (10, 48)
+    second = top + both * _SECOND[sheet.narrow]
     end = second + thick + (22 if sheet.narrow else 5)
     x = Axis(0.0, max(before, after))
     bars = sheet.panel(x, Axis(end, top), left=left, top=top, right=right, bottom=end)  # downwards it is in pixels
     bars.frame(x=x.ticks(4 if sheet.narrow else 8, short_seconds), y=(), lines="x")
     gained = f"after {format_seconds(after)}, {format_speedup(before, after)} as fast"
+    named = [(top, "before", before), (second, "after", after)] if both else [(top, "time", before)]
     if sheet.narrow:
-        sheet.paper.text(0, top - 8, f"before {format_seconds(before)}", "b")
-        sheet.paper.text(0, second + thick + 17, gained, "b")
+        sheet.paper.text(0, top - 8, f"{named[0][1]} {format_seconds(before)}", "b")
+        if both:
+            sheet.paper.text(0, second + thick + 17, gained, "b")
     else:
-        for y, name, total in ((top, "before", before), (second, "after", after)):
+        for y, name, total in named:
             sheet.paper.text(0, y + thick / 2 - 3, name, "b")
             sheet.paper.text(0, y + thick / 2 + 14, format_seconds(total))
     pixel = x.high / (right - left)
     a = c = 0.0
     for i, s in enumerate(slices):
         b, d = a + s.before_s, c + s.after_s
-        bars.shape([(a, top + thick), (b, top + thick), (d, second), (c, second)], f"{s.look} f", tip=i)
-        for begin, close, y, share in ((a, b, top, s.share), (c, d, second, s.after_s / after)):
+        if both:
+            bars.shape([(a, top + thick), (b, top + thick), (d, second), (c, second)], f"{s.look} f", tip=i)
+        for begin, close, y, share in ((a, b, top, s.share), (c, d, second, s.after_s / after))[: 1 + both]:
             width = (close - begin) / pixel
             gap = 1 if width > 3 else 0  # a thin line between neighbours
             bars.box((begin, begin + pixel * max(width - gap, 0.3)), (y, y + thick), s.look, tip=i)
@@ -134,25 +166,26 @@ def _draw_shares(sheet: Sheet, slices: Sequence[Slice]) -> None:
 
 
 def _list(sheet: Sheet, slices: Sequence[Slice]) -> None:
-    y, paper = _LIST[sheet.narrow], sheet.paper
+    y, paper = _list_begins(slices, narrow=sheet.narrow), sheet.paper
     columns = ((560, "share"), (660, "before"), (760, "after"), (852, "speed-up"), (WIDE - 4, "saved"))
     if not sheet.narrow:
         paper.text(24, y - 25, "kernel, with all its calls", "soft small")
-        for at, title in columns:
-            paper.text(at, y - 25, title, "soft small e")
+        for place, title in columns:
+            paper.text(place, y - 25, title, "soft small e")
     for i, s in enumerate(slices):
         at = y + i * _ROW[sheet.narrow]
         paper.box((0, 14), (at - 11, at + 3), s.look, tip=i)
         saved, fast = s.before_s - s.after_s, format_speedup(s.before_s, s.after_s)
         if sheet.narrow:
             paper.text(22, at, cut(s.words, 41))
-            times = f"{format_share(s.share)} · {format_seconds(s.before_s)} → {format_seconds(s.after_s)}"
-            paper.text(22, at + 16, times, "soft")
-            paper.text(NARROW, at + 16, fast, "e good" if saved > 0 else "e soft")
+            later = f", {s.outcome}" if s.outcome else f" → {format_seconds(s.after_s)}"
+            paper.text(22, at + 16, f"{format_share(s.share)} · {format_seconds(s.before_s)}{later}", "soft")
+            paper.text(NARROW, at + 16, "–" if s.outcome else fast, "e good" if saved > 0 else "e soft")
             continue
         paper.text(24, at, cut(s.words, 62))
         gain = format_seconds(saved) if saved > 0 else "–"
-        cells = (format_share(s.share), format_seconds(s.before_s), format_seconds(s.after_s), fast, gain)
+        known = (s.outcome, "–", "–") if s.outcome else (format_seconds(s.after_s), fast, gain)
+        cells = (format_share(s.share), format_seconds(s.before_s), *known)
         for (place, title), cell in zip(columns, cells, strict=True):
             paper.text(place, at, cell, "e good" if saved > 0 and title in ("speed-up", "saved") else "e")
 
@@ -452,9 +485,9 @@ def _totals(panel: Panel, last: float, result: Result) -> None:
     right = panel.x.high
     for total, name, look in (
         (result.total_before_s, "before", "mute dot"),
-        (result.total_after_s, "after, verified", "mute dash"),
+        (totals_of(result).after_s, "after, verified", "mute dash"),
     ):
-        if not 0 < total <= panel.y.high:
+        if total is None or not 0 < total <= panel.y.high:
             continue
         panel.line([(0, total), (right, total)], look)
         above = name == "before"

@@ -20,6 +20,7 @@ from kcg.report.endings import incomplete
 from kcg.report.formats import format_date, format_seconds, format_speedup
 from kcg.report.page import environment
 from kcg.report.rows import rows_of
+from kcg.report.times import after_text, before_text, change_text, is_compared, is_timed, totals_of, totals_text
 from kcg.report.words import plan_line
 from kcg.types import Finalist, RegionResult, Result
 
@@ -213,10 +214,9 @@ def _fields(a: Any, b: Any) -> str:
 def summary(found: Comparison) -> Iterator[str]:
     """Totals, and counts of what changed, as lines."""
     for name, result in (("A", found.a), ("B", found.b)):
-        before_s, after_s = result.total_before_s, result.total_after_s
         step = result.model_check
         timed = step is not None and step.before_s is not None and step.after_s is not None
-        yield f"{name}: {format_seconds(before_s)} → {format_seconds(after_s)}, {format_speedup(before_s, after_s)}" + (
+        yield f"{name}: {totals_text(result)}" + (
             f"; one step {format_seconds(step.before_s)} → {format_seconds(step.after_s)}" if step and timed else ""
         )
     a_s, b_s = found.common_s
@@ -229,7 +229,7 @@ def summary(found: Comparison) -> Iterator[str]:
     if found.comparable:
         counts = [f"{sum(found.change(p) == change for p in pairs)} {change}" for change in (FASTER, SLOWER, SAME)]
         line += f"; in B {', '.join(counts)}"
-    yield line
+    yield line if pairs else "no kernel was timed in both"
     for name, rows in (("A", found.only_a), ("B", found.only_b)):
         if rows:
             many = how_many(row.region for row in rows)
@@ -278,8 +278,8 @@ def _side(result: Result, name: str) -> dict[str, Any]:
         "preset": result.preset,
         "model": result.target.model,
         "created": result.created,
-        "before_s": _number(result.total_before_s),
-        "after_s": _number(result.total_after_s),
+        "before_s": totals_of(result).before_s,
+        "after_s": totals_of(result).after_s,
         "step_before_s": _number(check.before_s if check else None),
         "step_after_s": _number(check.after_s if check else None),
     }
@@ -297,8 +297,8 @@ def _alone(row: RegionResult) -> dict[str, Any]:
     return {
         "name": name_of(row),
         "calls": row.calls,
-        "before_s": _number(row.before_s),
-        "after_s": _number(row.after_s),
+        "before_s": row.before_s if is_timed(row) else None,
+        "after_s": row.after_s if is_compared(row) else None,
         "outcome": row.outcome,
         "schedule": describe(row.chosen.schedule),
     }
@@ -332,6 +332,10 @@ def render(found: Comparison) -> str:
             when=when_of,
             plans=plans,
             speedup=format_speedup,
+            totals=totals_of,
+            before_of=before_text,
+            after_of=after_text,
+            change_of=change_text,
             style=PAGE_STYLE,
         )
     )

@@ -41,6 +41,7 @@ from kcg.report.prediction_quality import quality_of
 from kcg.report.rows import Row, rows_of
 from kcg.report.sources import sources_of
 from kcg.report.timeline import Timeline, timeline_beside, timeline_in, timeline_picture
+from kcg.report.times import after_text, before_text, is_timed, speedup_text, totals_of
 from kcg.report.words import (
     checked_as,
     passed_over_lines,
@@ -339,6 +340,11 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: T
             quality=quality_of(result),
             step=step_of(result),
             step_lines=step_lines(result),
+            totals=totals_of(result),
+            is_timed=is_timed,
+            before_of=before_text,
+            after_of=after_text,
+            speedup_of=speedup_text,
             plan=_plan(result),
             noun=checked_as(result),
             repeated=repeated,

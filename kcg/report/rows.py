@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kcg.pictures import drawable
 from kcg.report.formats import format_count, format_seconds, format_share
+from kcg.report.times import is_compared, is_timed
 from kcg.report.words import values_of, values_text
 from kcg.types import Finalist, RegionResult, Result
 
@@ -47,10 +48,12 @@ class Row:
 
         `a call takes 40 µs → 31 µs with position 1, as 54% of the calls count, and …`
         """
+        later = is_compared(self.region)
         parts = [
-            f"{format_seconds(end.before_s)} → {format_seconds(end.after_s)} with {values_text(end.variables)}, "
-            f"as {format_share(end.share) if end.share else 'none'} of the calls count"
+            f"{format_seconds(end.before_s)}{f' → {format_seconds(end.after_s)}' if later else ''} with "
+            f"{values_text(end.variables)}, as {format_share(end.share) if end.share else 'none'} of the calls count"
             for end in self.region.ends
+            if is_timed(self.region)
         ]
         return f"a call takes {', and '.join(parts)}" if parts else ""
 

@@ -21,6 +21,7 @@ from kcg.dataset.journal import Journal, Run
 from kcg.errors import JournalError, UsageError
 from kcg.pictures import NARROW, WIDE, Axis, Picture, Sheet, drawable, picture
 from kcg.report.formats import format_seconds, format_share, format_speedup, short_seconds
+from kcg.report.times import totals_of
 from kcg.types import Job, JobKind, JobOutcome, ProgressPoint, Result
 
 LABEL: Final = "What each resource did over the seconds of the run, and what was verified by then"
@@ -227,8 +228,11 @@ class _Drawn:
         y = Axis(0, 1.08 * max(before, *(p.total_s for p in self.points)))
         panel = sheet.panel(x, y, left=left, top=28, right=right, bottom=28 + self.CURVE)
         panel.frame(x=[(value, "") for value, _ in ticks], y=y.ticks(4, short_seconds))
-        fast = f"{format_seconds(after)}, {format_speedup(before, after)} as fast"
-        title = f"verified {fast}" if sheet.narrow else f"best total by what was verified: {fast} in the end"
+        if totals_of(self.result).after_s is None:
+            title = f"{format_seconds(before)}, nothing verified is faster"
+        else:
+            fast = f"{format_seconds(after)}, {format_speedup(before, after)} as fast"
+            title = f"verified {fast}" if sheet.narrow else f"best total by what was verified: {fast} in the end"
         sheet.paper.text(0, 14, title, "soft")
         if len(found := [p for p in self.result.progress if 0 <= p.elapsed_s <= end and 0 < p.total_s <= y.high]) > 1:
             panel.line([(p.elapsed_s, p.total_s) for p in found] + [(end, found[-1].total_s)], "mute", steps=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kcg.cli import counted
 from kcg.report.counts import how_many
 from kcg.report.formats import format_moved, format_seconds, format_speedup
+from kcg.report.times import totals_of
 from kcg.types import ModelCheck, Planning, Recompute, RegionInPlan, RegionResult, Result, Variables
 
 
@@ -152,20 +153,25 @@ def passed_over_lines(planning: Planning) -> list[str]:
 
 def step_lines(result: Result) -> list[str]:
     """What one step of the steady state takes, as a whole where that was timed, and apart from it what runs once;
-    nothing where there are no steps."""
-    if (step := result.step_s) is None:
+    nothing where there are no steps, or nothing was timed. Where nothing improved there is one time."""
+    totals = totals_of(result)
+    if (step := result.step_s) is None or totals.before_s is None:
         return []
     (before, after), how, check = step, "sum of its kernels", result.model_check
     if check is not None and check.before_s is not None and check.after_s is not None:
         how = f"whole steps: {check.clock}; the sum of its kernels {format_seconds(before)} → {format_seconds(after)}"
         before, after = check.before_s, check.after_s
-    line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
-    lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
+    if totals.after_s is None:
+        lines = [f"one step of {result.steps}: {format_seconds(before)} ({how})"]
+    else:
+        line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
+        lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
     if result.once:
         before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
         verb = "runs" if len(result.once) == 1 else "run"
         count = f"{how_many(row.region for row in result.once)} {verb}"
-        lines.append(f"outside of the steps {count}: {format_seconds(before)} → {format_seconds(after)} in all")
+        later = f" → {format_seconds(after)}" if any(row.outcome == "improved" for row in result.once) else ""
+        lines.append(f"outside of the steps {count}: {format_seconds(before)}{later} in all")
     return lines
 
 

@@ -121,13 +121,13 @@ def _of_device(runs: Sequence[Run]) -> DeviceTrends:
     wholes: dict[tuple[str, str], list[Run]] = {}
     kernels: dict[tuple[str, str], list[KernelTime]] = {}
     for run in runs:
-        if drawable(run.before_s, run.after_s):
+        if drawable(run.before_s, run.chosen_s):
             wholes.setdefault((run.workload, run.preset), []).append(run)
         for kernel in run.kernels:
             kernels.setdefault((kernel.region, kernel.values), []).append(kernel)
     names = Counter(_name(seen[0]) for seen in kernels.values())
     of_wholes = [
-        Trend(f"{workload} {preset}".strip(), of_one[0].before_s, _oldest_first([r.after_s for r in of_one]), 0.0)
+        Trend(f"{workload} {preset}".strip(), of_one[0].before_s, _oldest_first([r.chosen_s for r in of_one]), 0.0)
         for (workload, preset), of_one in wholes.items()
         if len(of_one) > 1
     ]

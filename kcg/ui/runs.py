@@ -29,7 +29,8 @@ from kcg.optimize.live import Live, read_live
 from kcg.report.counts import share_of
 from kcg.report.endings import exit_code_of, is_checked, whole_is_checked
 from kcg.report.page import FILE_NAME as REPORT
-from kcg.report.result import read_result
+from kcg.report.result import UNTIMED, read_result
+from kcg.report.times import is_compared, totals_of
 from kcg.report.words import name_of, values_of
 from kcg.types import Result
 
@@ -83,8 +84,9 @@ class Run:
     created: str
     measurements: int
     search_s: float
-    before_s: float
-    after_s: float
+    before_s: float  # NaN where nothing was timed
+    after_s: float  # NaN where nothing improved
+    chosen_s: float  # of all calls, to stand beside other runs: NaN where the run ended before it had timed all of them
     kernels: tuple[KernelTime, ...]
     share: str  # how many kernels and regions improved, in words
     complete: bool
@@ -296,8 +298,9 @@ def _read_run(path: Path) -> Run:
         created=result.created,
         measurements=result.measurements,
         search_s=result.search_s,
-        before_s=result.total_before_s,
-        after_s=result.total_after_s,
+        before_s=_or_nan(totals_of(result).before_s),
+        after_s=_or_nan(totals_of(result).after_s),
+        chosen_s=math.nan if any(row.note == UNTIMED for row in result.regions) else result.total_after_s,
         kernels=_kernels(result),
         share=share_of(
             (row.region for row in result.regions if row.outcome == "improved"), (row.region for row in result.regions)
@@ -309,8 +312,12 @@ def _read_run(path: Path) -> Run:
     )
 
 
+def _or_nan(seconds: float | None) -> float:
+    return math.nan if seconds is None else seconds
+
+
 def _kernels(result: Result) -> tuple[KernelTime, ...]:
-    """Those that have times."""
+    """Those that a search reached and that have times."""
     rows = (
         KernelTime(
             row.region.id,
@@ -322,8 +329,9 @@ def _kernels(result: Result) -> tuple[KernelTime, ...]:
             row.outcome,
         )
         for row in result.regions
+        if is_compared(row)
     )
-    return tuple(row for row in rows if math.isfinite(row.before_s + row.after_s) and row.before_s > 0 < row.after_s)
+    return tuple(rows)
 
 
 def _state_of(run: Run, watched: Watched | None) -> str:
