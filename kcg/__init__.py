@@ -1,4 +1,9 @@
-"""kcg: a learned cost model and kernel optimizer for tinygrad."""
+"""kcg: a learned cost model and kernel optimizer for tinygrad.
+
+Importing it loads nothing but what is asked for. Where tinygrad would find no clang for its CPU, and the wheel
+`ziglang` is installed, it sets `CC` to the clang of that wheel, for this process and what it starts. A `CC` that is set
+stays as it is: `CC=clang`, which is what tinygrad takes by itself, says no.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,16 @@ def _check_python(version: tuple[int, ...], arguments: list[str]) -> None:
 
 _check_python(tuple(sys.version_info[:2]), sys.argv)
 
+
+def _name_clang() -> None:
+    """Where tinygrad would find no clang, it finds that of the wheel `ziglang`; see `kcg.clang`."""
+    from kcg.clang import name_for_tinygrad
+
+    name_for_tinygrad()
+
+
+_name_clang()
+
 if TYPE_CHECKING:
     from kcg import data
     from kcg.autotuning import autotuned
@@ -43,7 +58,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What `kcg` offers, loaded when it is first asked for: importing kcg loads nothing else."""
+    """What `kcg` offers, loaded when it is first asked for."""
     if name == "data":
         return import_module("kcg.data")
     if name in _MODULES:

@@ -28,7 +28,7 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = COMMANDS.get(cmd_name)
-        return command and get_command(getattr(import_module(command.module), command.application))
+        return command and get_command(import_module(command.module).app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -86,7 +86,7 @@ def main(*started: str) -> None:
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS or COMPLETE in os.environ:
         guarded(lambda: run_app(app, program_name()))
-    sys.argv[1:2] = COMMANDS[name].by_module.split()[1:]
+    del sys.argv[1]
     if name == "run":  # which becomes the program: what that raises is its own
         import_module(COMMANDS[name].module).main()
     else:

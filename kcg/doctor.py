@@ -116,7 +116,7 @@ def _packages() -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    from kcg.compat.device import clang_of_tinygrad, clang_path, has_cuda
+    from kcg.compat.device import clang_of_others, clang_path, has_cuda
 
     clang = clang_path()
     if clang is None:
@@ -125,10 +125,14 @@ def _compilers() -> list[Finding]:
             "open its CPU device without it: apt install clang, or pip install ziglang"
         )
         found = [Finding("clang", "not found", True, advice)]
-    elif clang == clang_of_tinygrad():
+    elif clang == clang_of_others():
         found = [Finding("clang", clang)]
     else:
-        found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export {setting('CC', clang)}")]
+        found = [
+            Finding(
+                "clang", clang, True, f"for plain tinygrad on the CPU: import kcg, or export {setting('CC', clang)}"
+            )
+        ]
     found.append(Finding("NVIDIA GPU", "found" if has_cuda() else "none"))
     return found
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = (
     {"errors", "types"},
     {"commands", "files", "nouns", "provenance", "shell", "unexpected"},
-    {"cli", "hub", "kernels", "pictures"},
+    {"clang", "cli", "hub", "kernels", "pictures"},
     {"compat"},
     {"kernel"},
     {"workloads", "measure", "store"},
@@ -32,7 +32,7 @@ LEVELS = (
     {"handover"},
     {"judge"},
     {"optimize"},
-    {"check", "compare", "doctor", "listing", "predicting", "run", "tuning", "ui"},
+    {"apply", "check", "compare", "doctor", "export", "list", "predicting", "run", "tuning", "ui"},
     {"__main__", "autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

@@ -77,7 +77,7 @@ def test_every_command_is_in_the_help_in_a_line_and_exists_as_a_module() -> None
     lines = kcg("--help").stdout.splitlines()
     for name, command in COMMANDS.items():
         assert f"{name:11}{command.about}" in [line.strip() for line in lines]
-        assert command.by_module == "" or find_spec(command.by_module.split()[0]) is not None
+        assert find_spec(command.by_module) is not None
     assert {"optimize", "run", "apply", "export", "list", "dataset", "predictor", "doctor"} <= COMMANDS.keys()
 
 
@@ -123,7 +123,7 @@ def test_usage_and_messages_name_the_command_as_it_was_typed(
 ) -> None:
     start_as(*started.split())
     assert ended(optimize.main, "--help").stdout.startswith(f"Usage: {shown} [OPTIONS]")
-    apply = shown.removesuffix(" optimize") + " apply"
+    apply = shown.removesuffix("optimize") + "apply"
     assert command_name("apply") == apply
     assert f"write: {apply} RESULT.json" in ended(optimize.main, "apply").stderr
     monkeypatch.setattr(sys, "argv", ["kcg", "generate", "--out", "a b"])
@@ -133,6 +133,13 @@ def test_usage_and_messages_name_the_command_as_it_was_typed(
 def test_apply_is_reached_in_both_ways() -> None:
     for line in ("apply --help", "optimize apply --help"):
         assert kcg(line).stdout.startswith("Usage: kcg apply [OPTIONS] [FILE]")
+
+
+@pytest.mark.parametrize("name", ["apply", "export", "list"])
+def test_a_command_is_a_module_of_its_own_name(name: str) -> None:
+    """As README promises of each."""
+    done = python("-m", f"kcg.{name}", "--help")
+    assert done.returncode == ExitCode.OK and done.stdout.startswith(f"Usage: python -m kcg.{name} [OPTIONS]"), done
 
 
 def test_a_program_that_is_run_keeps_its_arguments_and_exit_status(tmp_path: Path) -> None:

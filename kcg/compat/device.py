@@ -1,34 +1,21 @@
-"""Which tinygrad device is used, and opening it where plain tinygrad 0.14.0 cannot.
-
-tinygrad's CPU device compiles four helper programs with `clang` when it opens, even when the X86 assembler of the
-wheel compiles every kernel (`CPUDevice.__init__`). The helpers serve only the queue mode `HCQ2=1`. In any other mode
-`prepare` puts a trap instruction in their place, so that `DEV=CPU:X86` needs no clang, and every process opens in half
-the time.
-"""
+"""Which tinygrad device is used, and opening it where plain tinygrad 0.14.0 cannot."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import importlib.util
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from uuid import UUID
 
+from kcg.clang import cc_of_others, packaged_clang
+from kcg.compat.cpu_opening import clang_named, clang_of_tinygrad, needs_helpers, open_cpu_without_helpers
 from kcg.errors import DeviceError
-from kcg.files import whole
-
-TRAP = b"\x0f\x0b"  # ud2: an illegal instruction on purpose; a helper that is called by mistake stops at once
 
 GPU_DEVICES = ("CUDA", "NV", "AMD", "METAL", "QCOM", "CL", "WEBGPU")
 
@@ -52,60 +39,18 @@ def clang_path() -> str | None:
     tinygrad passes options that only clang knows, so a `CC` that names another compiler does not help it.
     """
     for name in (os.environ.get("CC"), "clang"):
-        if name and (path := shutil.which(name)) is not None and _is_clang(path):
+        if name and (path := clang_named(name)) is not None:
             return path
-    return _packaged_clang()
-
-
-def clang_of_tinygrad() -> str | None:
-    """The clang that plain tinygrad finds by itself: `CC` if it is set, even to nothing, else `clang`."""
-    return _clang_named(os.environ.get("CC", "clang"))
+    return packaged_clang()
 
 
 def clang_of_others() -> str | None:
-    """The clang that plain tinygrad finds in another process that the user starts: without what `prepare` set here."""
-    return _clang_named(_replaced_cc[0]) if _replaced_cc else clang_of_tinygrad()
-
-
-def _clang_named(name: str) -> str | None:
-    path = shutil.which(name)
-    return path if path is not None and _is_clang(path) else None
+    """The clang that plain tinygrad finds in another process that the user starts: without what importing kcg or
+    `prepare` set here."""
+    return clang_named(_replaced_cc[0] if _replaced_cc else cc_of_others())
 
 
 _replaced_cc: list[str] = []  # what the user's `CC` said before `prepare` replaced it, once that did
-
-
-@cache
-def _is_clang(path: str) -> bool:
-    try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return "clang" in answer.lower()
-
-
-def _packaged_clang() -> str | None:
-    """clang as the wheel `ziglang` carries it: a script for `CC`, kept in the user's cache, that calls `zig clang`."""
-    spec = importlib.util.find_spec("ziglang")
-    if spec is None or spec.origin is None or os.name != "posix":
-        return None
-    zig = Path(spec.origin).parent / "zig"
-    if not zig.is_file():
-        return None
-    text = f'#!/bin/sh\nexec {shlex.quote(str(zig))} clang "$@"\n'
-    name = f"clang-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    for folder in (Path(caches) / "kcg", Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}"):
-        script = folder / name
-        try:
-            if not (script.is_file() and script.read_text() == text):
-                with whole(script) as partial:
-                    partial.write_text(text)
-                    partial.chmod(0o755)
-        except OSError:
-            continue  # not writable: try the next folder
-        return str(script)
-    return None
 
 
 def _cuda_driver() -> ctypes.CDLL | None:
@@ -218,12 +163,12 @@ def prepare(dev: str) -> None:
     if not dev.startswith("CPU"):
         return
     clang = clang_path()
-    if os.environ.get("HCQ2", "0") in ("", "0"):
-        _open_cpu_without_helpers()
+    if not needs_helpers():
+        open_cpu_without_helpers()
     elif clang is None:
         raise DeviceError("HCQ2=1 needs clang on the CPU: install clang or unset HCQ2")
     if clang is not None and clang != clang_of_tinygrad():
-        _replaced_cc.append(os.environ.get("CC", "clang"))
+        _replaced_cc.append(cc_of_others())
         os.environ["CC"] = clang  # tinygrad itself would find none, or another compiler
         from tinygrad.helpers import getenv
 
@@ -264,15 +209,3 @@ def use_cache(path: str) -> None:
     import tinygrad.helpers
 
     tinygrad.helpers.CACHEDB = path
-
-
-def _open_cpu_without_helpers() -> None:
-    import tinygrad.runtime.ops_cpu as ops_cpu
-
-    from kcg.compat.tiny import Ops, ProgramInfo, UOp
-
-    def trap(ast: UOp, renderer: object) -> UOp:
-        parts = (ast, UOp(Ops.LINEAR, src=()), UOp(Ops.SOURCE, arg=""), UOp(Ops.BINARY, arg=TRAP))
-        return UOp(Ops.PROGRAM, src=parts, arg=ProgramInfo(name=ast.arg.name))
-
-    ops_cpu.do_to_program = trap

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcg.compat.device import choose_device, clang_of_tinygrad, prepare
+from kcg.compat.cpu_opening import clang_of_tinygrad
+from kcg.compat.device import choose_device, prepare
 from kcg.compat.standalone import Opened, opened_device
 from kcg.compat.tiny import DEV, Device
 from kcg.errors import DeviceError

@@ -1,6 +1,6 @@
 """Kernels of tinygrad with what kcg found for them: compiled programs and Opts, put in place in this process.
 
-This is the text that `python -m kcg.optimize export` writes, with the modules that it builds on, and behind it the data
+This is the text that `python -m kcg.export` writes, with the modules that it builds on, and behind it the data
 of one result. Such a module needs tinygrad and nothing else. Importing it installs it, before or after a program's own
 code is loaded; `uninstall()` takes it out again. It raises ImportError, in one line, on another GPU, driver or tinygrad
 than the programs were verified on.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import os
 import platform
 import re
 import zlib
@@ -32,6 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kcg.compat.cpu_opening import clang_of_tinygrad, needs_helpers, open_cpu_without_helpers
 from kcg.compat.records import dataclass
 from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
 from kcg.compat.store_hazards import find_store_hazards_quickly
@@ -42,7 +44,7 @@ try:
     from tinygrad.device import Device, TinyELF
     from tinygrad.dtype import AddrSpace, dtypes
     from tinygrad.engine import jit, realize
-    from tinygrad.helpers import Target
+    from tinygrad.helpers import DEV, Target
     from tinygrad.uop import Ops
     from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp
 except ImportError as error:  # another version names them otherwise
@@ -168,6 +170,23 @@ def opened_device(name: str) -> Opened:
     return Opened(device, kind, str(renderer.target.arch), model, threads)
 
 
+def default_device(wanted: Opened) -> str:
+    """The name of tinygrad's default device.
+
+    Of programs for the assembler of a CPU it is opened as kcg opened it, also where tinygrad finds no clang: without
+    what only a queue mode needs, and with that assembler where `DEV` names none.
+    """
+    asked = DEV.value[0]
+    plain_cpu = len(DEV.value) == 1 and asked.device in ("", "CPU") and asked.renderer in ("", "X86")
+    by_assembler = (wanted.device, wanted.renderer) == ("CPU", "X86") and plain_cpu and not needs_helpers()
+    if not by_assembler or clang_of_tinygrad() is not None:
+        return str(Device.DEFAULT)
+    open_cpu_without_helpers()
+    if (name := str(Device.DEFAULT)) == "CPU" and not asked.renderer:
+        os.environ["DEV"] = DEV.value = "CPU:X86"
+    return name
+
+
 def _model(device: str, number: int) -> str:
     if device == "CPU":
         return cpu_model()
@@ -206,7 +225,7 @@ def why_not_here(found: Found) -> str:
     if installed != found.tinygrad:
         return f"tinygrad: made with {found.tinygrad!r}, installed is {installed!r}: install that version"
     try:
-        here = opened_device(Device.DEFAULT)
+        here = opened_device(default_device(found.opened))
     except Exception as error:  # tinygrad raises many kinds here; each means that the device is unusable
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return f"device: made for {found.opened.model}, and the default device does not open: {line}"

@@ -21,7 +21,7 @@ from kcg.handover.checks import check_model_result, check_target, check_tinygrad
 from kcg.handover.choices import Choice, by_hand_line, choices, what_to_know
 from kcg.kernel.kinds import opts_of
 from kcg.nouns import printable
-from kcg.report.next_steps import beam_command, missing_clang
+from kcg.report.next_steps import YOUR_PROGRAM, beam_command, missing_clang
 from kcg.report.result import read_result
 from kcg.types import Result, Target, Toolchain
 
@@ -45,7 +45,8 @@ class Applied:
     still_searched: int = 0  # kernels of the program for which no row is written, so that BEAM searches them
     own_cache: bool = True  # whether `cache_db` is what tinygrad uses without being told
     notes: tuple[str, ...] = ()
-    clang: str = ""  # where plain tinygrad does not find one by itself
+    clang: str | None = None  # what `missing_clang` says: "" where there is none, so that nothing can use it
+    result: Path = Path("RESULT.json")
 
     @property
     def undo_command(self) -> str:
@@ -55,9 +56,11 @@ class Applied:
 
     @property
     def use_command(self) -> str:
-        """How the user's program is started."""
+        """How the user's program is started: where plain tinygrad cannot open the CPU, by kcg."""
+        if self.clang == "":
+            return shell.command(command_name("run"), "--result", self.result, YOUR_PROGRAM)
         where = "" if self.own_cache else f"{shell.setting('CACHEDB', self.cache_db.absolute())} "
-        return where + beam_command(self.dev, self.clang, width=self.widths[0])
+        return where + beam_command(self.dev, self.clang or "", width=self.widths[0])
 
     def __str__(self) -> str:
         widths = ", ".join(f"BEAM={width}" for width in self.widths)
@@ -134,7 +137,8 @@ def apply(
         still_searched=_still_searched(result, chosen),
         own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
         notes=_notes(result, toolchain, chosen, skipped, clang),
-        clang=clang or "",
+        clang=clang,
+        result=result_path,
     )
 
 
@@ -201,7 +205,7 @@ def _notes(
         takes = "takes" if len(names) == 1 else "take"
         notes.append(
             f"{many} faster as {noun}s and {takes} the best Opts here ({', '.join(names)}): kcg.tuned, python -m "
-            "kcg.run and python -m kcg.optimize export use them"
+            "kcg.run and python -m kcg.export use them"
         )
     if skipped:
         regions = f"{counted(skipped, 'region')} of several kernels"
@@ -212,6 +216,6 @@ def _notes(
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
     notes += what_to_know(result)
     if clang is not None:
-        advice = f"export {shell.setting('CC', clang)}" if clang else "without it, use kcg.tuned"
+        advice = f"export {shell.setting('CC', clang)}" if clang else "without it, kcg.run and kcg.tuned use the result"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""A `Result` as one Python module that needs tinygrad only: `python -m kcg.optimize export RESULT.json --python FILE`.
+"""A `Result` as one Python module that needs tinygrad only: `python -m kcg.export RESULT.json --python FILE`.
 
 The module's code is that of `PARTS`, word for word but for what they import of each other. Behind it stands what was
 found, as a value of `Found`, and a line that installs it. Of programs that tinygrad cannot make it
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters of machine code in a line
 
-PARTS = ("records", "store_hazards", "hazards", "stretch", "partition", "replacing", "standalone")
+PARTS = ("records", "cpu_opening", "store_hazards", "hazards", "stretch", "partition", "replacing", "standalone")
 """The modules of `kcg.compat` whose code the module is, in order. They import each other, tinygrad and Python's own."""
 
 Instead = dict[Region, "standalone.Program | list[Schedule]"]

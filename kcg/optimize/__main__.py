@@ -1,5 +1,7 @@
-"""kcg optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo |
-export RESULT.json --python FILE"""
+"""kcg optimize flux | script.py -- args | -m module -- args | -c code
+
+`apply` and `export` as its first word are `kcg.apply` and `kcg.export`, as they were before these were modules.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Form
 
 app = command_app()
-export_app = command_app()
-apply_app = command_app()
 
 EXIT_CODES = """\b
 Exit codes:
@@ -299,9 +299,8 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
         shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
         shown.line(nothing_faster(finished.result))
-    elif finished.exit_code in (ExitCode.NOTHING_SEARCHED, ExitCode.UNCHECKED):
-        if (why := incomplete(finished.result)) not in finished.result.warnings:  # else it was said when it was known
-            shown.line(why)
+    elif (why := incomplete(finished.result)) and why not in finished.result.warnings:  # else it was said before
+        shown.line(why)
     if wandb != "disabled" and finished.exit_code != ExitCode.INTERRUPTED:  # who interrupts it waits for nothing more
         from kcg.optimize.tracking import send
 
@@ -352,55 +351,12 @@ def _not_searched(result: Result) -> str:
     return f" ({missing} were not searched)" if rows else ""
 
 
-@apply_app.command(
-    context_settings=SETTINGS,
-    epilog=examples("kcg apply kcg-out/train/RESULT.json --beam 2", "kcg apply --undo"),
-)
-def apply(
-    result: Annotated[Path | None, typer.Argument(metavar="FILE", help="a RESULT.json; not needed with --undo")] = None,
-    beam: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="the BEAM widths to serve; may be repeated")
-    ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="put back what the cache held before")] = False,
-    cachedb: Annotated[Path | None, typer.Option(metavar="FILE", help="tinygrad's cache; its own by default")] = None,
-) -> None:
-    """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
-    from kcg.handover.apply import apply as write
-    from kcg.handover.apply import undo as restore
-
-    if undo and result is not None:
-        raise UsageError(f"--undo takes back whatever was applied: leave out {result}")
-    if undo:
-        typer.echo(str(restore(cachedb)))
-        return
-    if result is None:
-        raise UsageError(f"which result? write: {command_name('apply')} RESULT.json --beam 2")
-    typer.echo(str(write(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
-
-
-@export_app.command(
-    context_settings=SETTINGS, epilog=examples("kcg export kcg-out/train/RESULT.json --python tuned_model.py")
-)
-def export(
-    result: Annotated[Path, typer.Argument(metavar="FILE", help="a RESULT.json")],
-    python: Annotated[Path, typer.Option(metavar="FILE", help="the module to write, such as tuned_model.py")],
-    kernels: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="a file of hand-written kernels that the search had; may be repeated"),
-    ] = None,
-) -> None:
-    """Write a result as one Python module that needs tinygrad only and installs itself when it is imported."""
-    from kcg.handover.export import export as write
-
-    typer.echo(str(write(result, python, kernels=tuple(kernels or ()))))
-
-
 def main() -> ExitCode:
     """Dispatch: `apply` and `export` are commands of their own, everything else names a workload."""
-    applications = {"apply": apply_app, "export": export_app}
-    if "".join(sys.argv[1:2]) in applications:
-        name = sys.argv.pop(1)
-        return run_app(applications[name], command_name(name))
+    if "".join(sys.argv[1:2]) in ("apply", "export"):
+        from kcg import apply, export
+
+        return apply.main() if sys.argv.pop(1) == "apply" else export.main()
     return run_app(app, command_name("optimize"))
 
 

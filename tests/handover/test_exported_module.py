@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kcg.compat import standalone
+from kcg.compat.device import has_cuda
 from kcg.errors import MismatchError, UsageError
 from kcg.handover.choices import choices
 from kcg.handover.export import PARTS, export, module_text
@@ -99,6 +100,20 @@ def test_it_needs_no_more_than_the_folders_of_tinygrad_and_numpy(stored: Path, t
     assert "No module named" in python("-S", "-c", "import tinygrad", **{**settings, "PYTHONPATH": ""}).stderr
     done = python("-S", "-c", code, cwd=tmp_path, **settings)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dev", every(1, ["", "CPU:X86", "CPU"]))
+def test_it_opens_the_cpu_as_kcg_does_where_there_is_no_clang(dev: str, stored: Path, tmp_path: Path) -> None:
+    """Plain tinygrad does not open it there: it compiles helpers that no kernel needs."""
+    if not dev and has_cuda():
+        pytest.skip("the default device of this machine is a GPU")
+    export(stored, tmp_path / "tuned_model.py")
+    settings = {"CC": "", "PATH": str(tmp_path), "CACHEDB": str(tmp_path / "cache.db"), "DEV": dev}
+    settings["PYTHONPATH"] = folders_of("tinygrad", "numpy")
+    compute = "from tinygrad import Tensor; print((Tensor([1.0, 2.0]) + 1).tolist())"
+    assert python("-c", compute, cwd=tmp_path, **settings).returncode != 0, "plain tinygrad"
+    done = python("-c", f"import tuned_model; {compute}", cwd=tmp_path, **settings)
+    assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n"), done.stderr
 
 
 LOADED = """

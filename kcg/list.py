@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kcg import shell
-from kcg.cli import command_app, counted, examples, pip_install, run_app, table_console
+from kcg.cli import command_app, counted, examples, guarded, pip_install, run_app, table_console
 from kcg.commands import SETTINGS, command_name
 from kcg.errors import ExitCode
 
@@ -109,3 +109,7 @@ def _size(weights_bytes: int | None) -> str:
 
 def main() -> ExitCode:
     return run_app(app, command_name("list"))
+
+
+if __name__ == "__main__":
+    guarded(main)
