@@ -13,7 +13,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,8 @@ UNHURRIED = re.compile(r"(\bdataset generate\b.* --budget )\S+")
 """A generation that ends when all is measured does so whatever its budget; this machine may be ten times as slow."""
 FEW = re.compile(r"(\bdataset generate\b.* --schedules-per-kernel )\d+")
 """What generates, shows and exports a dataset does so with one schedule a kernel as with four."""
-BRIEF = re.compile(r'(\btune\(.* budget=")\d+s')
-"""A function that is tuned takes all of its budget: the example works with three seconds of search as well."""
+OF_ITS_OWN = ("README.md", "python")
+"""What runs as it stands, in a test of its own."""
 SOME_SLOW = [pytest.param(d, marks=pytest.mark.slow) if d == "docs/dataset.md" else d for d in DOCUMENTS]
 
 
@@ -181,7 +183,7 @@ def run_block(block: Block, folder: Path) -> None:
         command = ["bash", "-euo", "pipefail", "-c", FEW.sub(r"\g<1>1", UNHURRIED.sub(r"\g<1>1h", text))]
     else:
         script = folder / f"block_{block.line}.py"  # a file, since children that kcg starts import the main module
-        script.write_text(BRIEF.sub(r"\g<1>3s", block.text), encoding="utf-8")
+        script.write_text(block.text, encoding="utf-8")
         command = [sys.executable, str(script)]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BLOCK_TIMEOUT_S, check=False
@@ -206,7 +208,7 @@ def test_there_is_a_readme() -> None:
 
 @pytest.mark.parametrize("document", SOME_SLOW)
 def test_marked_blocks_run(document: str, tmp_path: Path) -> None:
-    marked = [block for block in blocks(read(document)) if block.run]
+    marked = [block for block in blocks(read(document)) if block.run and (document, block.language) != OF_ITS_OWN]
     if not marked:
         pytest.skip(f"{document} has no block marked for running")
     folder = tmp_path / "reader"
@@ -214,6 +216,62 @@ def test_marked_blocks_run(document: str, tmp_path: Path) -> None:
     for block in marked:
         assert block.language in (*SHELLS, "python"), f"line {block.line}: cannot run {block.language!r}"
         run_block(block, folder)
+
+
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Others
+"""
+"""What hides modules from a process, and from those that it starts, as its `sitecustomize`."""
+
+
+def not_brought() -> set[str]:
+    """The modules here that `pip install 'kcg[clang]'` would not have brought."""
+
+    def name_of(text: str) -> str:
+        return re.split(r"[^\w.-]", text)[0].lower().replace("_", "-")
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["clang"]]
+    modules = {m: set(map(name_of, names)) for m, names in metadata.packages_distributions().items()}
+    there, needed, waiting = set().union(*modules.values()), {"kcg"}, [*map(name_of, wanted)]
+    while waiting:
+        if (name := waiting.pop()) in there and name not in needed:
+            needed.add(name)
+            waiting += [name_of(line) for line in metadata.requires(name) or () if "extra ==" not in line]
+    return {module for module, names in modules.items() if not names & needed}
+
+
+def test_the_python_of_the_readme_runs_verbatim_in_an_environment_with_nothing_else(tmp_path: Path) -> None:
+    """No compiler but that of the wheel, no setting, no home with anything in it, and no package that kcg does not
+    need."""
+    hiding, home = tmp_path / "hiding", tmp_path / "home"
+    for folder in (hiding, home):
+        folder.mkdir()
+    (hiding / "sitecustomize.py").write_text(HIDING.replace("HIDDEN", repr(not_brought())), encoding="utf-8")
+    environment = {"PATH": str(home), "HOME": str(home), "PYTHONPATH": os.pathsep.join((str(hiding), str(ROOT)))}
+    (block,) = (block for block in blocks(read("README.md")) if block.language == "python" and block.run)
+    seen = "import importlib.util, sys; print([n for n in sys.argv[1:] if importlib.util.find_spec(n)])"
+    for code, *arguments in ((seen, "ziglang", "torch", "triton", "pyarrow", "numpy"), (block.text,)):
+        (home / "script.py").write_text(code, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "script.py", *arguments],
+            cwd=home,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=BLOCK_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if arguments:
+            assert done.stdout == "['ziglang', 'numpy']\n"
+    assert "kernel" in done.stdout and (home / "attend" / "RESULT.json").is_file()
 
 
 @pytest.mark.parametrize("document", SOME_SLOW)
