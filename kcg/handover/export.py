@@ -22,12 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from kcg import shell
 from kcg.cli import counted
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.handover.checks import check_model_result, check_tinygrad
 from kcg.handover.choices import Choice, changed_regions, choices, left_by_hand, schedules_of, what_to_know
 from kcg.nouns import printable
+from kcg.report.next_steps import missing_clang
 from kcg.report.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule
 
@@ -103,6 +105,8 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
     notes += [*what_to_know(result), *map(str, result.left_out)]
+    if result.target.renderer != "X86" and (clang := missing_clang(result.target)):  # the assembler needs none
+        notes.append(f"plain tinygrad opens the CPU only where it finds clang: export {shell.setting('CC', clang)}")
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
     write_whole(path, module_text(result, chosen, instead))
     if is_new:

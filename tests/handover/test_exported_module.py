@@ -116,6 +116,17 @@ def test_it_opens_the_cpu_as_kcg_does_where_there_is_no_clang(dev: str, stored: 
     assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n"), done.stderr
 
 
+def test_a_clang_that_only_kcg_finds_is_named(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of a result for clang needs one; that of the assembler opens the CPU without."""
+    monkeypatch.setattr("kcg.handover.export.missing_clang", lambda target: "/cache/kcg/clang")
+    for renderer, named in (("CLANG", True), ("X86", False)):
+        write_result(replace(result, target=replace(result.target, renderer=renderer)), tmp_path / "RESULT.json")
+        said = str(export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py"))
+        assert (
+            "note: plain tinygrad opens the CPU only where it finds clang: export CC=/cache/kcg/clang" in said
+        ) is named
+
+
 LOADED = """
 import importlib, importlib.util, json, runpy, shutil, sys, zipfile
 from pathlib import Path
