@@ -607,7 +607,7 @@ class Expectation:
     """One measurement of the search, and what the predictor expected of it when it was proposed."""
 
     elapsed_s: float  # when it was measured
-    region: int  # its place in `Result.regions`
+    region: int  # its place in `Result.with_inside`
     schedule: Schedule
     predicted_s: float  # by the predictor alone
     corrected_s: float | None  # corrected by what was measured of the kernel before; None where it does not learn
@@ -769,6 +769,11 @@ class Result:
         also those that regions run wherever they were seen."""
         inside = self.planning.inside if self.planning is not None else ()
         return tuple(sorted((*self.regions, *inside), key=lambda row: len(row.region.kernels) == 1))
+
+    @property
+    def with_inside(self) -> tuple[RegionResult, ...]:
+        """All regions, and after them the kernels that regions of several run everywhere."""
+        return (*self.regions, *(self.planning.inside if self.planning is not None else ()))
 
     @property
     def provisional(self) -> tuple[RegionResult, ...]:

@@ -40,9 +40,8 @@ def known_of(journals: Sequence[DeviceJournal], results: Sequence[Path]) -> dict
     for path in results:
         result = read_result(path)
         for expectation in result.expectations:
-            found.setdefault(result.regions[expectation.region].region.id, {})[expectation.schedule] = (
-                expectation.measured_s
-            )
+            known = found.setdefault(result.with_inside[expectation.region].region.id, {})
+            known[expectation.schedule] = expectation.measured_s
     for journal in journals:
         for region_id, seen in journal.kernels.items():
             known = found.setdefault(region_id, {})
@@ -119,8 +118,9 @@ def promises_of(path: Path) -> Iterator[Promise]:
     """Of every measurement in a RESULT.json, a kernel after the other, but the `FIRST` of each."""
     result = read_result(path)
     predictor = choose_predictor("auto", result.target)
-    for place, row in enumerate(result.regions):
-        data = sorted((e for e in result.expectations if e.region == place), key=lambda e: e.elapsed_s)
+    opts = [e for e in result.expectations if e.schedule.kind == ScheduleKind.OPTS]
+    for place, row in enumerate(result.with_inside):
+        data = sorted((e for e in opts if e.region == place), key=lambda e: e.elapsed_s)
         timed: Known = {row.baseline.schedule: row.baseline.cold_s}
         timed |= {e.schedule: e.measured_s for e in data if e.measured_s}
         if len(timed) > FIRST + 1:

@@ -76,7 +76,8 @@ def keeping(result: Result, right: Collection[str], *, alone: Result, workload: 
         rows = rows_of(workload, alone.regions, by_id, kept)
     own = tuple(_own(row) if _is_dropped(row, right) else row for row in rows)
     planning = None if result.planning is None else _planning(result.planning, own, kept, alone, workload, right)
-    return replace(result, regions=own, planning=planning, expectations=_expectations(result, own))
+    kept_rows = replace(result, regions=own, planning=planning, expectations=())
+    return replace(kept_rows, expectations=_expectations(result, kept_rows.with_inside))
 
 
 def dropped(parts: Parts, *results: Result) -> tuple[Dropped, ...]:
@@ -172,6 +173,6 @@ def _planning(
 def _expectations(result: Result, rows: Sequence[RegionResult]) -> tuple[Expectation, ...]:
     """What was expected, by the places of regions that are still there."""
     places: Mapping[tuple[str, object], int] = {(row.region.id, row.variables): at for at, row in enumerate(rows)}
-    found = ((one, result.regions[one.region]) for one in result.expectations)
+    found = ((one, result.with_inside[one.region]) for one in result.expectations)
     pairs = ((one, places.get((row.region.id, row.variables))) for one, row in found)
     return tuple(replace(one, region=place) for one, place in pairs if place is not None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kcg.optimize.job_log import JobLog
 from kcg.report.phases import GOES_ON, PHASES, STARTING
 from kcg.search.problem import Observation
-from kcg.types import Expectation, Prediction, ProgressPoint
+from kcg.types import Expectation, Prediction, ProgressPoint, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -29,7 +29,7 @@ class RunLog:
         self.warnings: list[str] = []
         self.history: list[ProgressPoint] = []
         self.verified: list[ProgressPoint] = []  # by `Incumbent`
-        self.expectations: list[Expectation] = []
+        self.expectations: list[tuple[WorkloadCall, Expectation]] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
         self.verified_s: tuple[float, float] | None = None  # see `Incumbent.verified_s`
@@ -131,9 +131,10 @@ class RunLog:
             )
 
     def expect(
-        self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
+        self, call: WorkloadCall, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
     ) -> None:
-        """Keep what was expected of a schedule of the region with this number beside what `measured` will show."""
+        """Keep what was expected of a schedule of a region beside what `measured` will show. Its place in the result
+        is known when that is made."""
 
         def done(future: Future[Observation]) -> None:
             if future.cancelled() or future.exception() is not None:
@@ -141,7 +142,7 @@ class RunLog:
             seen = future.result()
             row = Expectation(
                 self.elapsed_s,
-                region,
+                0,
                 seen.schedule,
                 predicted.runtime_s,
                 None if corrected is None else corrected.runtime_s,
@@ -150,6 +151,6 @@ class RunLog:
                 str(seen.status),
             )
             with self._lock:
-                self.expectations.append(row)
+                self.expectations.append((call, row))
 
         measured.add_done_callback(done)

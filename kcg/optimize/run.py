@@ -72,6 +72,7 @@ from kcg.types import (
     Schedule,
     SeenAs,
     Workload,
+    WorkloadCall,
 )
 from kcg.unexpected import reported_to
 from kcg.workloads import left
@@ -543,7 +544,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         recomputes=tuple(r for r in recomputes if r is not None),
         warnings=tuple(log.warnings),
         predictor=ended.predictor,
-        expectations=expectations_of(log.expectations, ended.works, results.rows),
+        expectations=expectations_of(log.expectations, results),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
         left_out=workload.left_out,
         steps=workload.steps,
@@ -567,11 +568,13 @@ def check_steps(
 
 
 def expectations_of(
-    seen: Sequence[Expectation], works: Sequence[RegionWork], rows: Sequence[RegionResult]
+    seen: Sequence[tuple[WorkloadCall, Expectation]], results: RegionResults
 ) -> tuple[Expectation, ...]:
-    """What was expected, by the place of each region's result: a plan may leave out kernels, and have regions."""
+    """What was expected, by the place of each region's result: a plan has some regions, which may run kernels
+    everywhere; of what it has not there is no result."""
+    rows = (*results.rows, *(results.planning.inside if results.planning is not None else ()))
     places = {(row.region.id, row.variables): place for place, row in enumerate(rows)}
-    found = [(one, places.get((works[one.region].call.region.id, works[one.region].call.variables))) for one in seen]
+    found = [(one, places.get((call.region.id, call.variables))) for call, one in list(seen)]
     return tuple(replace(one, region=place) for one, place in found if place is not None)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kcg.cli import counted
@@ -278,19 +278,11 @@ class _Search:
         """The search problem of one region: its space, this run's predictor, device and ledger."""
 
         judge = judge_of(predictor, work.space)
-
-        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-            futures = self._measure(work, batch)
-            for schedule, future in zip(batch, futures, strict=True):
-                if (expectation := expected.get(schedule)) is not None and not work.proposed:
-                    self.log.expect(index, *expectation, future)
-            return futures
-
         expected: dict[Schedule, Expected] = {}
         return Problem(
             space=work.space,
             predict=judge.predict,
-            measure=measure,
+            measure=functools.partial(self._measure, work, expected=expected),
             ledger=self.ledger,
             rng=random.Random(f"{self.settings.seed}:{index}"),
             known=work.known,
@@ -299,13 +291,23 @@ class _Search:
         )
 
     def _measure(
-        self, work: RegionWork, batch: Sequence[Schedule], *, expected_s: float = math.inf
+        self,
+        work: RegionWork,
+        batch: Sequence[Schedule],
+        *,
+        expected: Mapping[Schedule, Expected],
+        expected_s: float = math.inf,
     ) -> list[Future[Observation]]:
-        """Measure schedules, each no longer than tells that it is far behind the best of the region. Nothing is
-        surprisingly fast that takes what is `expected` of one of them."""
+        """Measure schedules, each no longer than tells that it is far behind the best of the region, and keep what was
+        `expected` of each. Nothing is surprisingly fast that takes `expected_s`."""
         best_s = work.best_s
         known_s = min(best_s, expected_s) if best_s else None
-        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None, known_s=known_s)
+        stop_above_s = HOPELESS * best_s if best_s else None
+        futures = self.device.measure(work, batch, stop_above_s=stop_above_s, known_s=known_s)
+        for schedule, future in zip(batch, futures, strict=True):
+            if (expectation := expected.get(schedule)) is not None:
+                self.log.expect(work.call, *expectation, future)
+        return futures
 
     def _strategy(self, work: RegionWork, kind: str, *, place: int, seed: str) -> Strategy:
         """How the schedules of one kind are searched: in a process that searches where there are some."""
@@ -319,29 +321,33 @@ class _Search:
         space = work.others[kind]
         with looking(f"where the search of kind {kind} begins"):
             seed = f"{self.settings.seed}:{index}:{kind}"
-            problem, how = self._other_problem(work, kind, seed), self._strategy(work, kind, place=place, seed=seed)
-            (expected,) = problem.predict([space.start()])
-            # what was expected is no surprise: it is judged by every rule where it counts, and not here too
-            problem = replace(problem, measure=functools.partial(self._measure, work, expected_s=expected.runtime_s))
-            gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
+            problem, expected_s = self._other_problem(work, kind, seed)
+            how = self._strategy(work, kind, place=place, seed=seed)
+            gain = max(1.0 - expected_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
             allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
-    def _other_problem(self, work: RegionWork, kind: str, seed: str) -> Problem:
-        """The search problem of a region's schedules of another kind, which begins where their space does."""
+    def _other_problem(self, work: RegionWork, kind: str, seed: str) -> tuple[Problem, float]:
+        """The search problem of a region's schedules of another kind, which begins where their space does, and what is
+        expected of that schedule, in seconds."""
         from kcg.predictor.cost import guiding
 
         space = work.others[kind]
         judge = judge_of(guiding(space, self.guide.predictor), space)
-
-        return Problem(
+        expected: dict[Schedule, Expected] = {}
+        (first,) = judge.predict([space.start()])
+        # what was expected is no surprise: it is judged by every rule where it counts, and not here too
+        measure = functools.partial(self._measure, work, expected=expected, expected_s=first.runtime_s)
+        problem = Problem(
             space=FromItsStart(space),
             predict=judge.predict,
-            measure=functools.partial(self._measure, work),
+            measure=measure,
             ledger=self.ledger,
             rng=random.Random(seed),
             known=work.seen_of(kind),
             correct=judge.correct,
+            expected=expected,
         )
+        return problem, first.runtime_s
 
     def _search_with(self, predictor: Predictor) -> None:
         self.log.progress.phase(f"searching with {self.settings.search}")

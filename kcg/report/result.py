@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 18
+SCHEMA = 19
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -59,8 +59,10 @@ ADDED = {
     16: {("Toolchain", "generator")},
     17: {("Result", "outlook"), ("Finalist", "launches"), ("Finalist", "launches_due")},
     18: {("Result", "verified_progress")},
+    19: set(),
 }
-"""Fields that came with each version: files of the versions before it are read without them, with their defaults."""
+"""Fields that came with each version: files of the versions before it are read without them, with their defaults. With
+19 came no field: what was expected may be of kernels that regions run, and of schedules of any kind."""
 
 MAX_BYTES = 512 * 1024 * 1024
 """Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
@@ -215,7 +217,7 @@ def _read(document: Any) -> Result:
     if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
         raise Malformed("left_out", "a count is negative")
     for i, seen in enumerate(result.expectations):
-        if not 0 <= seen.region < len(result.regions):
+        if not 0 <= seen.region < len(result.with_inside if schema >= 19 else result.regions):
             raise Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
             raise Malformed(f"expectations[{i}]", "a time is negative")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from kcg.errors import UsageError
 from kcg.optimize.search import _Search
 from kcg.optimize.settings import check_search, search_of
-from kcg.types import Schedule
+from kcg.search.problem import Observation
+from kcg.types import Prediction, Schedule
 
 KINDS = ("opts", "tile", "parts")
 
@@ -73,8 +75,17 @@ def test_what_is_wrong_is_said_in_one_line(search: str, says: str) -> None:
 def test_what_its_kind_expected_is_no_surprise_and_what_is_far_faster_is() -> None:
     """Verifying what is surprisingly fast by every rule, in the search, took more of it than all samples did: programs
     of another kind are ten times as fast as tinygrad's own schedule, as their cost says."""
-    asked, tile = list[dict[str, Any]](), Schedule("tile", "{}")
-    one: Any = SimpleNamespace(device=SimpleNamespace(measure=lambda work, batch, **how: asked.append(how)))
+    asked, tile, kept = list[dict[str, Any]](), Schedule("tile", "{}"), list[tuple[Any, ...]]()
+
+    def measure(work: Any, batch: list[Schedule], **how: Any) -> list[Future[Observation]]:
+        asked.append(how)
+        return [Future() for _ in batch]
+
+    log = SimpleNamespace(expect=lambda *what: kept.append(what))
+    one: Any = SimpleNamespace(device=SimpleNamespace(measure=measure), log=log)
+    expected = {tile: (Prediction(-8.0), None)}
     for best_s, expected_s in ((0.01, 4e-4), (3e-4, 4e-4), (0.01, math.inf), (0.0, 4e-4)):
-        _Search._measure(one, SimpleNamespace(best_s=best_s), [tile], expected_s=expected_s)  # type: ignore[arg-type]
-    assert [how["known_s"] for how in asked] == [4e-4, 3e-4, 0.01, None]
+        work: Any = SimpleNamespace(best_s=best_s, call="its call")
+        futures = _Search._measure(one, work, [tile, Schedule("tile", "[]")], expected=expected, expected_s=expected_s)
+        assert kept.pop() == ("its call", Prediction(-8.0), None, futures[0]), "and kept, of any kind"
+    assert [how["known_s"] for how in asked] == [4e-4, 3e-4, 0.01, None] and kept == []

@@ -497,6 +497,21 @@ def test_files_of_the_sixteenth_version_say_nothing_of_launches() -> None:
         from_dict(more)
 
 
+def test_files_of_the_eighteenth_version_expect_nothing_of_kernels_that_regions_run() -> None:
+    """No field came with the nineteenth: the place of what was expected may be behind the last region."""
+    plan, one = sample_plan(), sample_result().expectations[0]
+    inside = replace(plan, expectations=(one, replace(one, region=len(plan.regions))))
+    assert from_dict(to_dict(inside)) == inside and inside.planning is not None
+    assert inside.with_inside[len(plan.regions)] == inside.planning.inside[0]
+    old = replace(inside, expectations=(one,))
+    assert from_dict({**to_dict(old), "schema": 18}) == old
+    with pytest.raises(ResultError, match="names a region that the result lacks"):
+        from_dict({**to_dict(inside), "schema": 18})
+    beyond = replace(one, region=len(inside.with_inside))
+    with pytest.raises(ResultError, match="names a region that the result lacks"):
+        from_dict(to_dict(replace(plan, expectations=(beyond,))))
+
+
 def test_files_of_the_seventeenth_version_do_not_say_when_what_was_verified() -> None:
     before = sample_plan()
     result = replace(before, verified_progress=(ProgressPoint(3.5, 12, 2e-3), ProgressPoint(9.0, 40, 1e-3)))
