@@ -62,6 +62,7 @@ STYLE = (
     ".fig .old{fill:var(--card);stroke:var(--before);stroke-width:1.7}"
     ".fig .new{fill:var(--after);fill-opacity:.82;stroke:var(--card)}"
     ".fig .step{fill:var(--after)}.fig .seen{fill:var(--after);fill-opacity:.5}"
+    ".fig .region{fill:var(--card);stroke:var(--k1);stroke-width:2.2}"
     ".fig .f{fill-opacity:.26}.fig .krest{fill:var(--rest)}"
     ".fig .card{fill:var(--card)}" + "".join(f".fig .k{i}{{fill:var(--k{i})}}" for i in range(COLORS))
 )

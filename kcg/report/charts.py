@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,19 @@ from kcg.report.formats import (
     short_count,
     short_seconds,
 )
-from kcg.report.prediction_quality import expected_s, measured_s, timed_expectations
-from kcg.report.rows import Row
-from kcg.report.times import is_compared, totals_of
-from kcg.types import Expectation, Finalist, ProgressPoint, Region, RegionResult, Result
+from kcg.report.prediction_quality import (
+    OPTS,
+    OTHERS,
+    REGIONS,
+    TILES,
+    expected_s,
+    measured_s,
+    sort_of,
+    timed_expectations,
+)
+from kcg.report.rows import Row, inside_of
+from kcg.report.times import is_compared
+from kcg.types import Expectation, Finalist, Region, RegionResult, Result
 
 # ---- The picture of where the time goes: two bars of all kernels on one scale of time, before above and after below.
 
@@ -411,91 +421,13 @@ def _legend(sheet: Sheet, panel: Panel) -> None:
     paper.text(x + 85, y + 4, "after" if sheet.narrow else "after; area: time of all calls", "soft small")
 
 
-PROGRESS = "Best total of the workload over the seconds of the search, and over its measurements"
 EXPECTED = "Expected against measured time of every measurement of the search, both on logarithmic axes"
+
+LOOKS = {OPTS: "seen", TILES: "seen k1", REGIONS: "seen k3", OTHERS: "seen k0"}
+"""The sorts of schedules in the picture of what was expected, and their colours."""
 
 MOST_POINTS = 2000
 """More measurements are thinned evenly in the picture; the words count them all."""
-
-# progress
-
-
-def progress_picture(result: Result) -> Picture | None:
-    """None where there is nothing to draw."""
-    points = [p for p in result.progress if 0 <= p.elapsed_s < 1e9 and drawable(p.total_s)]
-    if len(points) < 2:
-        return None
-    kept = steps_of(points)
-    start, end = kept[0].total_s, kept[-1].total_s
-    tips = [
-        f"after {format_seconds(p.elapsed_s)} and {p.measurements:,} measurements:\n{format_seconds(p.total_s)}, "
-        f"{format_speedup(start, p.total_s)} as fast as at the start"
-        for p in kept
-    ]
-    half = next(p for p in kept if p.total_s <= (start + end) / 2)
-    words = [
-        f"Half of what the search gained was there after {format_seconds(half.elapsed_s)} and "
-        f"{half.measurements:,} measurements."
-    ] * (end < start)
-    if end < start:
-        last = kept[-2] if len(kept) > 2 and kept[-1].total_s == kept[-2].total_s else kept[-1]
-        words.append(f"The last improvement came after {format_seconds(last.elapsed_s)}.")
-    return picture(
-        "progress",
-        PROGRESS,
-        lambda sheet: _draw_progress(sheet, kept, result),
-        heights=(330, 560),
-        tips=tips,
-        words=words,
-    )
-
-
-def steps_of(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
-    """The first point, each that is better than all before, and the last."""
-    kept = [points[0]]
-    for p in points[1:]:
-        if p.total_s < kept[-1].total_s:
-            kept.append(p)
-    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
-
-
-def _draw_progress(sheet: Sheet, points: Sequence[ProgressPoint], result: Result) -> None:
-    before = result.total_before_s
-    most = max(p.total_s for p in points)
-    y = Axis(0, 1.08 * (max(most, before) if drawable(before) else most))
-    panels = (
-        ([p.elapsed_s for p in points], "seconds since the start"),
-        ([float(p.measurements) for p in points], "measurements"),
-    )
-    for i, (values, title) in enumerate(panels):
-        left, top = (56, 28 + 280 * i) if sheet.narrow else (62 + 490 * i, 28)
-        right, bottom = (NARROW - 6, top + 196) if sheet.narrow else (left + 400, top + 250)
-        x = Axis(0, max(values[-1], 1e-9))
-        panel = sheet.panel(x, y, left=left, top=top, right=right, bottom=bottom)
-        panel.frame(x=x.ticks(5, lambda v: f"{v:g}"), y=y.ticks(5, short_seconds), title_x=title)
-        sheet.paper.text(left - 46, top - 12, "best total, as the search measured it", "soft")
-        _totals(panel, points[-1].total_s, result)
-        path = [(value, p.total_s) for value, p in zip(values, points, strict=True)]
-        panel.line(path, "curve", steps=True)
-        panel.dots(path, "step", radius=3.2 if len(points) < 60 else 2, tip=0)
-
-
-def _totals(panel: Panel, last: float, result: Result) -> None:
-    """The totals before and after as lines across, with their names; `last` is where the curve ends."""
-    right = panel.x.high
-    for total, name, look in (
-        (result.total_before_s, "before", "mute dot"),
-        (totals_of(result).after_s, "after, verified", "mute dash"),
-    ):
-        if total is None or not 0 < total <= panel.y.high:
-            continue
-        panel.line([(0, total), (right, total)], look)
-        above = name == "before"
-        place = total if above else min(total, last)
-        if not above and panel.at(0, place)[1] + 17 >= panel.bottom - 3:  # where the axis is near
-            above, place = True, max(total, last)
-        panel.text(right, place, f"{name} {format_seconds(total)}", "soft small e", by=(-3, -7 if above else 17))
-
 
 # expected against measured
 
@@ -506,14 +438,30 @@ def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
     if not timed:
         return None
     shown = timed[:: math.ceil(len(timed) / MOST_POINTS)]
+    rows = [*rows, *inside_of(result)]
     names = {row.number: row for row in rows}
+    sorts = [sort for sort in LOOKS if any(sort_of(e, result) == sort for e in shown)]
     order = {row.number: place for place, row in enumerate(rows)}
-    shown.sort(key=lambda e: (order[e.region], e.elapsed_s))  # arrow keys go through a kernel before the next
+    # arrow keys go through a kernel before the next
+    shown.sort(key=lambda e: (order[e.region], sort_of(e, result), e.elapsed_s))
     tips = [_tip(e, names[e.region]) for e in shown]
     words = [f"{len(shown):,} of {len(timed):,} measurements are drawn."] if len(shown) < len(timed) else []
-    return picture(
-        "expected", EXPECTED, lambda sheet: _draw_expected(sheet, shown), heights=(500, 380), tips=tips, words=words
-    )
+    looks = [LOOKS[sort_of(e, result)] for e in shown]
+
+    def draw(sheet: Sheet) -> None:
+        _draw_expected(sheet, shown, looks)
+        if len(sorts) > 1:
+            _name_sorts(sheet, sorts)
+
+    return picture("expected", EXPECTED, draw, heights=(500, 400), tips=tips, words=words)
+
+
+def _name_sorts(sheet: Sheet, sorts: Sequence[str]) -> None:
+    """What the colours stand for, at the lower right, where few marks are."""
+    for number, sort in enumerate(reversed(sorts)):
+        y = sheet.height - 66 - 18 * number
+        sheet.paper.dots([(sheet.width - 24, y - 4)], LOOKS[sort], radius=4)
+        sheet.paper.text(sheet.width - 36, y, sort, "soft small e")
 
 
 def _tip(seen: Expectation, row: Row) -> str:
@@ -528,7 +476,7 @@ def _tip(seen: Expectation, row: Row) -> str:
     return "\n".join(lines)
 
 
-def _draw_expected(sheet: Sheet, shown: Sequence[Expectation]) -> None:
+def _draw_expected(sheet: Sheet, shown: Sequence[Expectation], looks: Sequence[str]) -> None:
     points = [(expected_s(e), measured_s(e)) for e in shown]
     low, high = min(map(min, points)) / 1.5, max(map(max, points)) * 1.5
     axis = Axis(low, high, log=True)
@@ -545,4 +493,8 @@ def _draw_expected(sheet: Sheet, shown: Sequence[Expectation]) -> None:
         a, b = max(low, low / factor), min(high, high / factor)
         panel.line([(a, a * factor), (b, b * factor)], "mute dot")
     sheet.paper.text(right, 14, "line: as expected; dotted: a factor of 2", "soft small e")
-    panel.dots(points, "seen", radius=3.4, tip=0)
+    tip = 0
+    for look, found in itertools.groupby(zip(looks, points, strict=True), key=lambda pair: pair[0]):
+        some = [point for _, point in found]
+        panel.dots(some, look, radius=3.4, tip=tip)
+        tip += len(some)

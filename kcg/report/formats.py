@@ -59,6 +59,8 @@ def cut(text: str, length: int) -> str:
 def format_share(share: float) -> str:
     if not math.isfinite(share):
         return "–"
+    if share == 0:
+        return "0%"
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}" if share >= 0.0005 else "<0.1%"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
 from kcg.pictures import PAGE_STYLE
-from kcg.report.charts import expected_picture, progress_picture, roofline_picture, roofs_of, share_picture
+from kcg.report.charts import expected_picture, roofline_picture, roofs_of, share_picture
 from kcg.report.counts import nouns_of, share_of
 from kcg.report.endings import incomplete, outlook_lines
 from kcg.report.formats import (
@@ -35,6 +36,7 @@ from kcg.report.formats import (
     format_share,
     format_speedup,
 )
+from kcg.report.headline import headline_of, made_of
 from kcg.report.next_steps import next_steps
 from kcg.report.phases import WORDS
 from kcg.report.prediction_quality import quality_of
@@ -42,6 +44,7 @@ from kcg.report.rows import Row, rows_of
 from kcg.report.sources import sources_of
 from kcg.report.timeline import Timeline, timeline_beside, timeline_in, timeline_picture
 from kcg.report.times import after_text, before_text, is_timed, speedup_text, totals_of
+from kcg.report.verification import rules_of
 from kcg.report.words import (
     checked_as,
     passed_over_lines,
@@ -305,6 +308,7 @@ def environment() -> Environment:
         "launch": format_launch,
         "verdict": _model_result,
         "launches": _launches,
+        "broken": _broken,
     }
     made.filters.update(filters)
     return made
@@ -318,7 +322,6 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: T
     pictures = {
         "share": share_picture(rows),
         "roofline": roofline_picture(rows, roofs),
-        "progress": progress_picture(result),
         "timeline": timeline_picture(timeline, result),
         "expected": expected_picture(result, rows),
     }
@@ -339,6 +342,10 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: T
             sources=sources_of(rows),
             quality=quality_of(result),
             step=step_of(result),
+            headline=headline_of(result),
+            resources=timeline is not None,
+            made=made_of(rows),
+            warnings=_warnings(result),
             step_lines=step_lines(result),
             totals=totals_of(result),
             is_timed=is_timed,
@@ -365,11 +372,29 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: T
     )
 
 
+def _broken(name: str) -> str:
+    """A name of a layer, which a line may break after a dot, an underscore or a comma."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([._,/])(?=\w|\{|\*)", r"\1<wbr>", str(escape(name))))
+
+
+def _warnings(result: Result) -> list[str]:
+    """The warnings, without what the page says before them: why the whole was not compared, why it is incomplete."""
+    check = result.model_check
+    known = f"own schedules, {check.reason}" if check is not None and check.reason else ""
+    shown = [line for line in result.warnings if not known or not line.endswith(known)]
+    return [line for line in shown if line != incomplete(result)]
+
+
 def _plan(result: Result) -> dict[str, object] | None:
     """The plan in words; None where no regions of several kernels were searched."""
     if (planning := result.planning) is None:
         return None
+    timed = any(plan.step_s is not None or plan.passed is not None for plan in planning.plans)
+    notes = {plan.note for plan in planning.plans}
     return {
+        "untimed": "" if timed or len(notes) > 1 else next(iter(notes), "") or "no whole step was compared",
         "line": plan_line(result, planning),
         "regions": plan_rows(result, planning),
         "steps": step_rows(planning),
@@ -394,9 +419,6 @@ def _by_note(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 def _checks(rows: Sequence[Row]) -> dict[str, object]:
     """The verdicts on the chosen schedules, together."""
     passed = [row for row in rows if row.region.chosen.verification.passed]
-    names: dict[str, None] = {}
-    for row in passed:
-        names.update(dict.fromkeys(row.region.chosen.verification.rules))
     return {
         "passed": passed,
         "counts": share_of((row.region.region for row in passed), (row.region.region for row in rows)),
@@ -404,7 +426,7 @@ def _checks(rows: Sequence[Row]) -> dict[str, object]:
             row for row in rows if _model_result(row.region.chosen.verification) in ("wrong", "unjudged", "not run")
         ],
         "checked": sum(_model_result(row.region.chosen.verification) == "checked" for row in rows),
-        "rules": list(names),
+        "table": rules_of(rows),
         "worst": max(passed, key=lambda row: row.region.chosen.verification.max_error, default=None),
     }
 

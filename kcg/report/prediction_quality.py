@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from kcg.cli import counted
 from kcg.pictures import drawable
 from kcg.report.formats import format_factor, format_share
-from kcg.types import Expectation, Result
+from kcg.types import Expectation, RegionResult, Result, ScheduleKind
 
 LEAST_DIFFERENCE = 0.02
 """Two schedules of a kernel that differ by less are a tie, or by less than the kernel's noise."""
@@ -27,6 +27,23 @@ LEAST_RANKED = 8
 
 APART = (0.1, 0.5, math.inf)
 """Pairs are counted by the share by which the slower one takes longer: up to each of these."""
+
+LEAST_PAIRS = 10
+"""Of fewer pairs no share is given: it would say next to nothing."""
+
+LEAST_SPREAD = 10
+"""Of fewer measurements it is not said within what nine in ten are."""
+
+LEAST_WITHIN = 4
+"""Nor within what half of fewer are."""
+
+OPTS, TILES, REGIONS, OTHERS = (
+    "Opts of a kernel",
+    "tile programs of a kernel",
+    "programs of a region",
+    "schedules of other kinds",
+)
+"""The sorts of schedules of which a time is expected."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +66,77 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Predictions of one sort beside what came."""
+
+    what: str
+    expected: str  # by what
+    came: str  # as what
+    count: int
+    within: float | None  # half of them are within this factor; None of too few
+    longer: float  # geometric mean of what came over what was expected
+
+
+@dataclass(frozen=True)
 class Quality:
     """All of it; `words` are sentences."""
 
+    beside: tuple[Beside, ...]  # predictions of every sort
     words: tuple[str, ...]
     quarters: tuple[Quarter, ...]  # none where there are too few measurements
     pairs: tuple[Pairs, ...]
 
 
 def quality_of(result: Result) -> Quality | None:
-    """None where nothing was expected, or no measurement succeeded."""
-    timed = timed_expectations(result)
+    """None where nothing was expected, or nothing came of it."""
+    timed, beside = timed_expectations(result), tuple(_beside(result))
     if not timed:
-        return None
+        return Quality(beside, (), (), ()) if beside else None
     kernels: defaultdict[int, list[Expectation]] = defaultdict(list)
     for seen in timed:
         kernels[seen.region].append(seen)
-    noise = {number: row.noise_floor for number, row in enumerate(result.regions)}
+    noise = {number: row.noise_floor for number, row in enumerate(result.with_inside)}
     ranked = {number: _ranked(found, noise.get(number, 0.0)) for number, found in kernels.items()}
     words = (*_errors(timed), *_ranges(kernels), *_orders(kernels, ranked), *_failed(result, timed))
-    return Quality(words, tuple(_quarters(kernels)), tuple(_by_distance(ranked)))
+    return Quality(beside, words, tuple(_quarters(kernels)), tuple(_by_distance(ranked)))
+
+
+def sort_of(seen: Expectation, result: Result) -> str:
+    """What sort of schedule it is whose time was expected."""
+    if len(row_of(seen, result).region.kernels) > 1:
+        return REGIONS
+    sorts: dict[str, str] = {ScheduleKind.OPTS: OPTS, ScheduleKind.TILE: TILES}
+    return sorts.get(seen.schedule.kind, OTHERS)
+
+
+def _beside(result: Result) -> Iterator[Beside]:
+    """Times of schedules, what regions save, and whole steps, each beside what came."""
+    sorts: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for seen in timed_expectations(result):
+        sorts[sort_of(seen, result)].append((expected_s(seen), measured_s(seen)))
+    by = {OPTS: result.predictor or "the predictor"}
+    for sort in (OPTS, TILES, REGIONS, OTHERS):
+        if found := sorts[sort]:
+            yield _one(f"time of {sort}", by.get(sort, "the formula of its cost"), "measured in the search", found)
+    if (planning := result.planning) is None:
+        return
+    saved = [(one.saved_s, one.nearby_s[1]) for one in planning.regions if one.nearby_s is not None]
+    if saved := [pair for pair in saved if drawable(*pair)]:
+        yield _one("what a region saves", "timed alone, in turns with its parts", "among the calls around it", saved)
+    steps = [(plan.expected_s, plan.step_s or 0.0) for plan in planning.plans if plan.passed is not False]
+    if steps := [pair for pair in steps if drawable(*pair)]:
+        yield _one("a step by a plan", "sum of its kernels", "the whole step", steps)
+
+
+def _one(what: str, expected: str, came: str, found: Sequence[tuple[float, float]]) -> Beside:
+    ratios = [measured / wanted for wanted, measured in found]
+    within = _spread(ratios)[0] if len(ratios) >= LEAST_WITHIN else None
+    return Beside(what, expected, came, len(ratios), within, statistics.geometric_mean(ratios))
+
+
+def row_of(seen: Expectation, result: Result) -> RegionResult:
+    """What it was expected of."""
+    return result.with_inside[seen.region]
 
 
 def expected_s(seen: Expectation) -> float:
@@ -89,18 +157,19 @@ def timed_expectations(result: Result) -> list[Expectation]:
 def _errors(timed: Sequence[Expectation]) -> list[str]:
     ratios = [measured_s(e) / expected_s(e) for e in timed]
     middle, most = _spread(ratios)
+    few = len(timed) < LEAST_SPREAD
+    nine = "" if few else f", nine in ten within {format_factor(most)}"
     words = [
-        f"Half of the {len(timed):,} measurements were within {format_factor(middle)} of what was expected, "
-        f"nine in ten within {format_factor(most)}. In the geometric mean they took "
-        f"{format_factor(statistics.geometric_mean(ratios))} what was expected; more than 1 is likely, since what "
-        "looks fastest is what is measured."
+        f"Half of the {len(timed):,} measurements were within {format_factor(middle)} of what was expected{nine}. In "
+        f"the geometric mean they took {format_factor(statistics.geometric_mean(ratios))} what was expected; more than "
+        "1 is likely, since what looks fastest is what is measured."
     ]
     alone = [measured_s(e) / e.predicted_s for e in timed if drawable(e.predicted_s)]
     if alone and any(e.corrected_s is not None for e in timed):
         middle, most = _spread(alone)
         words.append(
             "That is after correction by what was measured of the same kernel before; the predictor alone was "
-            f"within {format_factor(middle)} and {format_factor(most)}."
+            f"within {format_factor(middle)}{'' if few else f' and {format_factor(most)}'}."
         )
     return words
 
@@ -189,7 +258,7 @@ def _by_distance(ranked: dict[int, Ranked]) -> list[Pairs]:
     rows = []
     for low, high in pairwise((0.0, *APART)):
         right = [named for apart, named in found if low < apart <= high]
-        if right:
+        if len(right) >= LEAST_PAIRS:
             rows.append(Pairs((low, high), len(right), sum(right)))
     return rows
 

@@ -16,7 +16,7 @@ from kcg.types import Finalist, RegionResult, Result
 class Row:
     """One kernel as the report shows it."""
 
-    number: int  # its place in `Result.regions`
+    number: int  # its place in `Result.with_inside`
     region: RegionResult
     label: str  # tinygrad's name of it
     share: float  # of the total before; NaN where there is none
@@ -29,6 +29,11 @@ class Row:
             return self.label
         form = self.region.chosen.legend.partition(";")[0]
         return f"{len(kernels)} kernels as one" + f": {form}" * (self.changed and form != self.label)
+
+    @property
+    def place(self) -> str:
+        """Where most of its calls come from, or what it is called where that is not known."""
+        return self.region.origins[0][0] if self.region.origins else self.label
 
     @property
     def words(self) -> str:
@@ -83,13 +88,15 @@ def rows_of(result: Result) -> list[Row]:
     numbered = sorted(
         enumerate(result.regions), key=lambda r: -r[1].before_s if math.isfinite(r[1].before_s) else math.inf
     )
-    total = result.total_before_s
-    return [
-        Row(
-            number,
-            region,
-            region.chosen.name or region.baseline.name or region.region.id[:12],
-            region.before_s / total if total > 0 else math.nan,
-        )
-        for number, region in numbered
-    ]
+    return [_row(number, region, result.total_before_s) for number, region in numbered]
+
+
+def inside_of(result: Result) -> list[Row]:
+    """The kernels that regions run everywhere, which are in no picture of where the time goes."""
+    rows = enumerate(result.with_inside)
+    return [_row(number, region, result.total_before_s) for number, region in rows if number >= len(result.regions)]
+
+
+def _row(number: int, region: RegionResult, total_s: float) -> Row:
+    name = region.chosen.name or region.baseline.name or region.region.id[:12]
+    return Row(number, region, name, region.before_s / total_s if total_s > 0 else math.nan)

@@ -1,4 +1,7 @@
-"""What each resource did over time, with what was verified by then: the jobs of a run's journal as a picture.
+"""What the workload took by what was verified at each moment of a run, and what each resource did meanwhile.
+
+The curve is of the result; it has the regions of the plan where each was verified, and goes to the end of the run. The
+rows below it are the jobs of the run's journal; without one there is the curve alone.
 
 Time is cut into slices. In each a row shows how much of it its resource was busy with one sort of job, as the height of
 its bar; slices beside each other that were about as busy are one bar. So a row is as readable with 20,000 jobs as with
@@ -12,19 +15,20 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from kcg.cli import counted
 from kcg.dataset.job_use import CORE, busy
 from kcg.dataset.journal import Journal, Run
 from kcg.errors import JournalError, UsageError
-from kcg.pictures import NARROW, WIDE, Axis, Picture, Sheet, drawable, picture
+from kcg.pictures import NARROW, WIDE, Axis, Picture, Sheet, Ticks, drawable, picture
 from kcg.report.formats import format_seconds, format_share, format_speedup, short_seconds
-from kcg.report.times import totals_of
-from kcg.types import Job, JobKind, JobOutcome, ProgressPoint, Result
+from kcg.report.words import layers_of
+from kcg.types import Job, JobKind, JobOutcome, ProgressPoint, RegionInPlan, Result
 
-LABEL: Final = "What each resource did over the seconds of the run, and what was verified by then"
+LABEL: Final = "What was verified by each moment of the run, and what each resource did"
 SLICES: Final = 180
 LEVELS: Final = 5  # of how busy a resource was: a bar has one of so many heights
 DEVICE: Final = "device"  # begins the names of its resources
@@ -85,6 +89,7 @@ class Timeline:
     jobs: int
     device_s: float  # that the device was busy, with whatever
     rows: tuple[Row, ...]
+    judged: Mapping[str, float] = field(default_factory=dict)  # id of a region, and when its first verdict was there
 
 
 def timeline_of(jobs: Sequence[Job], *, cores: int = 1, least_s: float = 0.0) -> Timeline | None:
@@ -99,7 +104,11 @@ def timeline_of(jobs: Sequence[Job], *, cores: int = 1, least_s: float = 0.0) ->
     rows = tuple(_row(name, by_row[name], cores, seconds) for name in LOOKS if name in by_row)
     device = (job for job in done if job.resource.startswith(DEVICE))
     device_s = sum(end - begin for begin, end in busy(device))
-    return Timeline(seconds, len(done), device_s, rows)
+    judged: dict[str, float] = {}
+    for job in sorted(done, key=lambda job: job.start_s):
+        if job.kind in (JobKind.PAIRED, JobKind.JOINT) and job.outcome == JobOutcome.OK:
+            judged.setdefault(job.subject, job.start_s + job.seconds)
+    return Timeline(seconds, len(done), device_s, rows, judged)
 
 
 def row_of(job: Job) -> str:
@@ -170,27 +179,69 @@ def timeline_beside(path: Path, result: Result) -> Timeline | None:
 
 # ---- as a picture
 
+LOG_FROM: Final = 4  # times between the most and the least that is drawn, above which the axis is logarithmic
+FEW: Final = 60  # points that are drawn as large as others
+
 
 def timeline_picture(timeline: Timeline | None, result: Result) -> Picture | None:
     """None where there is nothing to draw."""
-    if timeline is None:
+    drawn = _Drawn.of(timeline, result)
+    if not drawn.points and not drawn.timeline.rows:
         return None
-    points = [p for p in result.verified_progress if 0 <= p.elapsed_s <= timeline.seconds and drawable(p.total_s)]
-    if points and not drawable(result.total_before_s):
-        points = []
-    drawn = _Drawn(timeline, result, points)
     heights = (drawn.height, drawn.height)
     return picture("timeline", LABEL, drawn.draw, heights=heights, tips=list(drawn.tips()), words=list(drawn.words()))
+
+
+def steps_of(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
+    """The first point, each that is better than all before, and the last."""
+    kept = [points[0]]
+    for p in points[1:]:
+        if p.total_s < kept[-1].total_s:
+            kept.append(p)
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
 
 
 @dataclass(frozen=True)
 class _Drawn:
     timeline: Timeline
     result: Result
-    points: Sequence[ProgressPoint]  # what was verified
+    verified: Sequence[ProgressPoint]  # what all took by what was verified
+    searched: Sequence[ProgressPoint]  # by what the search measured of kernels
+    regions: Sequence[tuple[float, RegionInPlan]]  # of the plan, and when each was verified
 
-    CURVE = 150.0  # pixels high
+    CURVE = 210.0  # pixels high
     PITCH, THICK = 25.0, 19.0  # of rows
+
+    @classmethod
+    def of(cls, timeline: Timeline | None, result: Result) -> _Drawn:
+        verified, searched = (
+            [p for p in points if 0 <= p.elapsed_s < 1e9 and drawable(p.total_s)] if _has_total(result) else []
+            for points in (result.verified_progress if _is_improved(result) else (), result.progress)
+        )
+        ends = [p.elapsed_s for p in (*verified, *searched)]
+        if timeline is None:
+            seconds = max([result.search_s if drawable(result.search_s) else 0.0, *ends])
+            timeline = Timeline(seconds, 0, 0.0, ())
+        else:
+            timeline = replace(timeline, seconds=max([timeline.seconds, *ends]))
+        if not drawable(timeline.seconds):
+            verified, searched = [], []
+        planned = result.planning.regions if result.planning is not None and verified else ()
+        when = [(timeline.judged[one.region], one) for one in planned if one.region in timeline.judged]
+        when.sort(key=lambda pair: pair[0])
+        return cls(timeline, result, verified, steps_of(searched) if len(searched) > 1 else [], when)
+
+    @property
+    def points(self) -> Sequence[ProgressPoint]:
+        """Those that are marked: what was verified; of a result of before that was kept, what was measured."""
+        return self.verified or self.searched
+
+    @property
+    def whole_s(self) -> float | None:
+        """The whole step, where it was timed and its time is above 0."""
+        check = self.result.model_check
+        after_s = check.after_s if check is not None else None
+        return after_s if self.points and after_s is not None and drawable(after_s) else None
 
     def _top(self) -> float:
         """Where the rows begin."""
@@ -201,16 +252,20 @@ class _Drawn:
         return self._top() + self.PITCH * len(self.timeline.rows) + 46
 
     def draw(self, sheet: Sheet) -> None:
-        left, right = (96, NARROW - 6) if sheet.narrow else (132, WIDE - 8)
+        left, right = (96, NARROW - 6) if sheet.narrow else (132, WIDE - 12)
         x = Axis(0, self.timeline.seconds)
         ticks = x.ticks(4 if sheet.narrow else 10, lambda value: f"{value:g}")
         if self.points:
             self._draw_curve(sheet, x, ticks, left, right)
+        if self.timeline.rows:
+            self._draw_rows(sheet, x, ticks, left, right)
+
+    def _draw_rows(self, sheet: Sheet, x: Axis, ticks: Ticks, left: float, right: float) -> None:
         top, rows = self._top(), self.timeline.rows
         bottom = top + self.PITCH * len(rows)
         panel = sheet.panel(x, Axis(bottom, top), left=left, top=top, right=right, bottom=bottom)  # downwards in pixels
         panel.frame(x=ticks, y=(), lines="x", title_x="seconds since the start")
-        tip = len(self.points)
+        tip = len(self.points) + len(self.regions) + (self.whole_s is not None)
         pixel = self.timeline.seconds / (right - left)
         for number, row in enumerate(rows):
             base = top + self.PITCH * number + self.THICK + 3
@@ -223,45 +278,112 @@ class _Drawn:
                 panel.box((bar.begin_s, end), (base, base - self.THICK * level), LOOKS[row.name], tip=tip)
                 tip += 1
 
-    def _draw_curve(self, sheet: Sheet, x: Axis, ticks: Sequence[tuple[float, str]], left: float, right: float) -> None:
+    def _draw_curve(self, sheet: Sheet, x: Axis, ticks: Ticks, left: float, right: float) -> None:
         before, after, end = self.result.total_before_s, self.result.total_after_s, self.timeline.seconds
-        y = Axis(0, 1.08 * max(before, *(p.total_s for p in self.points)))
+        most, least = max(before, *(p.total_s for p in self.points)), min(after, *(p.total_s for p in self.points))
+        if (whole := self.whole_s) is not None:
+            most, least = max(most, whole), min(least, whole)
+        y = Axis(0.8 * least, 1.2 * most, log=True) if most > LOG_FROM * least else Axis(0, 1.08 * most)
         panel = sheet.panel(x, y, left=left, top=28, right=right, bottom=28 + self.CURVE)
-        panel.frame(x=[(value, "") for value, _ in ticks], y=y.ticks(4, short_seconds))
-        if totals_of(self.result).after_s is None:
-            title = f"{format_seconds(before)}, nothing verified is faster"
+        under = not self.timeline.rows
+        panel.frame(
+            x=ticks if under else [(value, "") for value, _ in ticks],
+            y=y.ticks(5, short_seconds),
+            title_x="seconds since the start" if under else "",
+        )
+        self._draw_titles(sheet, right)
+        searched = [(p.elapsed_s, p.total_s) for p in self.searched if y.low <= p.total_s <= y.high]
+        if self.verified:
+            if len(searched) > 1:
+                panel.line([*searched, (end, searched[-1][1])], "mute", steps=True)
+            path = [(p.elapsed_s, p.total_s) for p in self.verified]
+            panel.line([(0.0, before), *path, (end, path[-1][1])], "curve", steps=True)
         else:
-            fast = f"{format_seconds(after)}, {format_speedup(before, after)} as fast"
-            title = f"verified {fast}" if sheet.narrow else f"best total by what was verified: {fast} in the end"
-        sheet.paper.text(0, 14, title, "soft")
-        if len(found := [p for p in self.result.progress if 0 <= p.elapsed_s <= end and 0 < p.total_s <= y.high]) > 1:
-            panel.line([(p.elapsed_s, p.total_s) for p in found] + [(end, found[-1].total_s)], "mute", steps=True)
-            grey = "grey: by the search" if sheet.narrow else "grey: as the search measured it"
+            path = [(p.elapsed_s, p.total_s) for p in self.searched]
+            panel.line([*path, (end, path[-1][1])], "curve", steps=True)
+            for total, look in ((before, "mute dot"), (after, "mute dash")):
+                panel.line([(0.0, total), (end, total)], look)
+        panel.dots(path, "step", radius=3.2 if len(path) < FEW else 2, tip=0)
+        tip = len(path)
+        for number, (at, _) in enumerate(self.regions):
+            panel.dots([(at, self._incumbent_s(at))], "region", radius=4.5, tip=tip + number)
+        if whole is not None:
+            panel.dots([(end, whole)], "k3", radius=5, tip=tip + len(self.regions))
+
+    def _draw_titles(self, sheet: Sheet, right: float) -> None:
+        before, after = self.result.total_before_s, self.result.total_after_s
+        fast = f"{format_seconds(after)}, {format_speedup(before, after)} as fast"
+        if not self.verified:
+            words = "measured by the search" if sheet.narrow else "best total, as the search measured it"
+            sheet.paper.text(0, 14, words, "soft")
+            beside = "dashes: verified" if sheet.narrow else f"dots: before; dashes: verified, {fast}"
+            if _is_improved(self.result):
+                sheet.paper.text(right, 14, beside, "soft small e")
+            return
+        sheet.paper.text(0, 14, f"verified {fast}" if sheet.narrow else f"what was verified: {fast} in the end", "soft")
+        if len(self.searched) > 1:
+            grey = "grey: search" if sheet.narrow else "grey: kernels alone, as the search measured them"
             sheet.paper.text(right, 14, grey, "soft small e")
-        path = [(0.0, before), *((p.elapsed_s, p.total_s) for p in self.points), (end, self.points[-1].total_s)]
-        panel.line(path, "curve", steps=True)
-        panel.dots(path[1:-1], "step", radius=3.2 if len(self.points) < 60 else 2, tip=0)
+
+    def _incumbent_s(self, at: float) -> float:
+        """What the workload took by what was verified by then."""
+        before = [p.total_s for p in self.verified if p.elapsed_s <= at]
+        return before[-1] if before else self.result.total_before_s
 
     def tips(self) -> Iterator[str]:
-        before = self.result.total_before_s
+        result, before = self.result, self.result.total_before_s
+        how = "verified" if self.verified else "measured by the search"
         for p in self.points:
             fast = format_speedup(before, p.total_s)
-            yield f"verified after {format_seconds(p.elapsed_s)}:\n{format_seconds(p.total_s)}, {fast} as fast"
+            after = f"after {format_seconds(p.elapsed_s)} and {p.measurements:,} measurements"
+            yield f"{how} {after}:\n{format_seconds(p.total_s)}, {fast} as fast"
+        layers = layers_of(result)
+        for at, one in self.regions:
+            saves = f"saves {format_seconds(one.counted_s)} a call, called {counted(one.calls, 'time')}"
+            where = f"{layers[one.region]}\n" * bool(layers.get(one.region))
+            yield f"region verified after {format_seconds(at)}\n{where}{one.form}\n{saves}"
+        if self.whole_s is not None:
+            yield f"the whole step in the end: {format_seconds(self.whole_s)}"
         for row in self.timeline.rows:
-            where = f"device: {row.name}" if row.name in ON_DEVICE else row.name
+            name = f"device: {row.name}" if row.name in ON_DEVICE else row.name
             for bar in row.bars:
                 when = f"{format_seconds(bar.begin_s)} to {format_seconds(bar.end_s)} after the start"
                 kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(bar.kinds.items(), key=_most))
-                yield f"{where}\n{when}\nbusy {format_share(bar.share)}{_of_cores(row)}\njobs: {kinds}"
+                yield f"{name}\n{when}\nbusy {format_share(bar.share)}{_of_cores(row)}\njobs: {kinds}"
 
     def words(self) -> Iterator[str]:
+        yield from _gained(self.verified or self.searched, self.result, "verified" if self.verified else "measured")
         timeline = self.timeline
+        if not timeline.rows:
+            return
         share = format_share(timeline.device_s / timeline.seconds)
         parts = ", ".join(f"{row.name} {format_seconds(row.busy_s)}" for row in timeline.rows if row.name in ON_DEVICE)
         yield f"The device had a job {share} of {format_seconds(timeline.seconds)}: {parts}."
         others = (row for row in timeline.rows if row.name not in ON_DEVICE)
         beside = ", ".join(f"{row.name} {format_seconds(row.busy_s)}{_of_cores(row)}" for row in others)
         yield f"{timeline.jobs:,} {'job' if timeline.jobs == 1 else 'jobs'} in all; beside the device: {beside or '–'}."
+
+
+def _has_total(result: Result) -> bool:
+    return drawable(result.total_before_s, result.total_after_s)
+
+
+def _is_improved(result: Result) -> bool:
+    """Whether anything faster was verified; else a curve of what was would be a line across."""
+    return any(row.outcome == "improved" for row in result.regions)
+
+
+def _gained(points: Sequence[ProgressPoint], result: Result, how: str) -> Iterator[str]:
+    """When half of what was gained was there, and when the last of it."""
+    start, end = result.total_before_s, min((p.total_s for p in points), default=math.inf)
+    if not end < start:
+        return
+    half = next(p for p in points if p.total_s <= (start + end) / 2)
+    last = next(p for p in points if p.total_s == end)
+    yield (
+        f"Half of what was gained was {how} after {format_seconds(half.elapsed_s)} and {half.measurements:,} "
+        f"measurements, the last of it after {format_seconds(last.elapsed_s)}."
+    )
 
 
 def _of_cores(row: Row) -> str:

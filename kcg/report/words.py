@@ -21,6 +21,16 @@ def origin_of(row: RegionResult) -> str:
     return f"{label} ({calls}) +{len(others)}" if others else label
 
 
+def layers_of(result: Result) -> dict[str, str]:
+    """The layer or line that most calls of each region of several kernels come from, by its id, with how many others
+    there are; nothing of one of which that is not known."""
+    return {
+        row.region.id: row.origins[0][0] + (f" and {len(row.origins) - 1} more" if len(row.origins) > 1 else "")
+        for row in result.regions
+        if len(row.region.kernels) > 1 and row.origins
+    }
+
+
 def end_of(name: str, width: int) -> str:
     """A name in so many columns: of a path its end says the most."""
     return name if len(name) <= width else "…" + name[len(name) - max(width - 1, 0) :]
@@ -77,25 +87,30 @@ def _kernels(one: RegionInPlan) -> str:
 class PlanRow(NamedTuple):
     """A region of the plan in words."""
 
+    layer: str  # that its calls come from; empty where that is not known
     form: str
     kernels: str  # in order
     calls: str
     saved: str
     interval: str  # of it
-    bytes: str
+    bytes: str  # that a call does not store and read
+    bytes_in_all: str  # that all of its calls do not; empty where that is nothing
     put: str
 
 
 def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
     """The regions of the plan, what saves most first."""
+    layers = layers_of(result)
     return [
         PlanRow(
+            layers.get(one.region, ""),
             one.form,
             _kernels(one),
             str(one.calls),
             format_seconds(one.counted_s),
             _interval(one),
             format_moved(one.saved_bytes),
+            format_moved(one.calls * one.saved_bytes) if one.saved_bytes else "",
             put_in(one, result.model_check),
         )
         for one in planning.regions

@@ -16,6 +16,7 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.kinds import KINDS, Entry, describe
 from kcg.predictor.choice import SHIPPED
 from kcg.report.page import render_report
+from kcg.report.prediction_quality import OPTS, OTHERS, quality_of
 from kcg.report.result import read_result
 from kcg.report.timeline import timeline_beside
 from kcg.types import RegionResult, Result
@@ -101,6 +102,16 @@ def test_its_result_is_read_and_rendered(optimised: tuple[Path, list[str]], resu
     page, path = (folder / "report.html").read_text(), folder / "RESULT.json"
     timeline = timeline_beside(path, result)
     assert page == render_report(result, path=path, timeline=timeline) and "elementwise C, " in page
+
+
+def test_what_was_expected_of_its_schedules_is_kept_beside_what_was_measured(result: Result) -> None:
+    seen = [one for one in result.expectations if one.schedule.kind == "c"]
+    assert seen and all(one.predicted_s > 0 and result.regions[one.region].region.kernels for one in seen)
+    assert any(one.measured_s for one in seen) and len({one.schedule for one in seen}) == len(seen)
+    assert {one.schedule.kind for one in result.expectations} >= {"c", "opts"}
+    quality = quality_of(result)
+    assert quality is not None
+    assert {f"time of {OTHERS}", f"time of {OPTS}"} <= {one.what for one in quality.beside}
 
 
 def test_without_its_line_it_is_no_kind(optimised: tuple[Path, list[str]]) -> None:

@@ -17,18 +17,17 @@ from kcg.report.page import write_report
 from kcg.types import ProgressPoint
 from tests.browser import CHROMIUM, Browser
 from tests.report.test_timeline import some_runs
-from tests.sample_result import sample_plan, sample_result
+from tests.sample_result import RULES, sample_plan, sample_result
 from tests.slow import every, some
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
-PICTURES = {"share": "path", "roofline": "circle", "progress": "circle", "timeline": "circle", "expected": "circle"}
+PICTURES = {"share": "path", "roofline": "circle", "timeline": "circle", "expected": "circle"}
 SECTIONS = (
-    "next",
     "time",
-    "roofline",
-    "search",
     "timeline",
+    "next",
+    "roofline",
     "expected",
     "kernels",
     "sources",
@@ -108,6 +107,27 @@ def test_a_plan_stays_within_the_page(browser: Browser, page_of_a_plan: str, wid
 def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
     browser: Browser, page: str, width: int, dark: bool
 ) -> None:
+    readable(browser, page, width, dark=dark)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1699, 1), (1700, 2), (1920, 2)])
+def test_a_wide_screen_is_used(browser: Browser, page_of_a_plan: str, page: str, width: int, columns: int) -> None:
+    for shown in (page, page_of_a_plan):
+        ready(browser, shown, width=width)
+        assert browser.js("document.documentElement.scrollWidth") == width and overflow(browser) == []
+        tops, lefts = browser.js(
+            "(r => [r.map(b => b.top + scrollY), r.map(b => b.left)])"
+            "(['time', document.getElementById('plan') ? 'plan' : 'timeline'].map("
+            "id => document.getElementById(id).getBoundingClientRect()))"
+        )
+        assert (tops[0] == tops[1] and lefts[0] < lefts[1]) is (columns == 2)
+    used = "(r => r.right - r.left)(document.querySelector('main section#kernels').getBoundingClientRect())"
+    assert browser.js(used) > (0.9 if columns == 2 else 0.75) * width
+    readable(browser, page, width, dark=False)
+
+
+def readable(browser: Browser, page: str, width: int, *, dark: bool) -> None:
+    """Nothing reaches beyond the page, and every text of its pictures is there to be read."""
     ready(browser, page, width=width, dark=dark)
     browser.js("document.querySelectorAll('details').forEach(d => { if (!d.closest('.sources')) d.open = true })")
     assert browser.js("document.documentElement.scrollWidth") == width
@@ -126,6 +146,45 @@ def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
         assert boxes[0][1] >= 9.5, f"{name}: text of {boxes[0][1]:.1f} pixels"
         assert boxes[0][2] == 0, f"{name}: text beyond the picture"
         assert browser.js(COLLIDING.replace("NAME", name)) == [], f"{name}: texts on each other"
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_rules_and_programs_are_a_table_whose_names_stay_in_sight(browser: Browser, page: str, width: int) -> None:
+    ready(browser, page, width=width)
+    heads = browser.js("[...document.querySelectorAll('.matrix th.rule')].map(h => h.textContent)")
+    assert set(heads) == set(RULES)
+    marks = browser.js(
+        "[...document.querySelectorAll('.matrix tbody tr')].map(r => [...r.cells].slice(5).map(c => c.textContent))"
+    )
+    assert len(marks) == 16 and ["✓"] * len(RULES) in marks and [""] * len(RULES) in marks
+    assert ["?", *[""] * (len(RULES) - 1)] in marks, "of what was proven wrong"
+    browser.js(
+        "(m => { m.style.maxWidth = '320px'; m.style.maxHeight = '300px'; m.scrollTo(400, 200) })"
+        "(document.querySelector('.matrix'))"
+    )
+    left, top = browser.js("(m => [m.scrollLeft, m.scrollTop])(document.querySelector('.matrix'))")
+    assert left > 50 and top > 50
+    name, head, box = browser.js(
+        "['.matrix tbody tr:last-child th', '.matrix thead th.rule:last-child', '.matrix']"
+        ".map(s => document.querySelector(s).getBoundingClientRect()).map(r => [r.left, r.top])"
+    )
+    assert name[0] >= box[0] and 0 <= head[1] - box[1] < 5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_verdict_can_be_read(browser: Browser, page: str, dark: bool) -> None:
+    ready(browser, page, dark=dark)
+    contrasts = browser.js(
+        "(() => { const light = c => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)"
+        ".map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);"
+        " return .2126 * v[0] + .7152 * v[1] + .0722 * v[2] };"
+        " const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);"
+        " const card = light(getComputedStyle(document.querySelector('.number.whole')).backgroundColor);"
+        " const verdict = document.querySelector('.verdict');"
+        " return ['good', 'doubt', 'bad'].map(look => { verdict.className = 'verdict ' + look;"
+        " return ratio(light(getComputedStyle(verdict.querySelector('a')).color), card) }) })()"
+    )
+    assert min(contrasts) >= 4.5, contrasts
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -171,7 +230,7 @@ def test_a_mark_says_what_it_is_to_a_finger(browser: Browser, page: str, picture
     assert left >= 0 and right <= 390
 
 
-@pytest.mark.parametrize("picture", some(PICTURES, {"progress", "expected"}))
+@pytest.mark.parametrize("picture", some(PICTURES, {"timeline", "expected"}))
 def test_a_picture_is_walked_through_by_key(browser: Browser, page: str, picture: str) -> None:
     ready(browser, page)
     shown = tips(browser, picture)
@@ -311,7 +370,7 @@ def test_without_scripts_everything_but_the_sources_is_there(browser: Browser, p
         )
     }
     assert counted == {
-        "svg.wide": 5,
+        "svg.wide": 4,
         ".sources noscript p": 1,
         "label[hidden], .tools[hidden]": 2,
         "#kernels tbody tr": 16,

@@ -15,15 +15,16 @@ from xml.etree import ElementTree
 import pytest
 
 from kcg.pictures import COLORS
-from kcg.report.charts import points_of, roofline_file, roofs_of, share_file, slices_of, steps_of
-from kcg.report.formats import format_seconds
+from kcg.report.charts import points_of, roofline_file, roofs_of, share_file, slices_of
+from kcg.report.formats import format_seconds, format_share
 from kcg.report.page import render_report
-from kcg.report.prediction_quality import expected_s, quality_of
+from kcg.report.prediction_quality import LEAST_PAIRS, OPTS, REGIONS, TILES, expected_s, quality_of
 from kcg.report.rows import rows_of
 from kcg.report.sources import difference, sources_of
+from kcg.report.timeline import steps_of
 from kcg.types import Kernel, Region
 from tests.html_page import Page
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +122,20 @@ def test_a_share_of_the_roof_is_of_the_hardware_and_never_of_what_was_seen(page:
         assert "No roof is drawn" in " ".join(texts) and "Roof" not in texts and "of the roof" not in " ".join(texts)
 
 
-def test_search_is_drawn_over_seconds_and_over_measurements(page: Page) -> None:
+def test_a_result_of_before_what_was_verified_was_kept_shows_the_search_to_the_end_of_the_run(page: Page) -> None:
     sample = sample_result()
-    marks = numbers(figure(page, "progress"), "circle", "cx", "cy", look="step")
+    shapes = figure(page, "timeline")
+    marks = numbers(shapes, "circle", "cx", "cy", look="step")
     kept = steps_of(sample.progress)
-    assert len(marks) == 2 * len(kept)
+    assert len(marks) == len(kept)
     totals = [p.total_s for p in kept]
     assert totals == sorted(totals, reverse=True) and totals[-1] == min(p.total_s for p in sample.progress)
-    heights = [y for _, _, y in marks[: len(kept)]]
-    assert heights == sorted(heights) and heights == [y for _, _, y in marks[len(kept) :]]
+    heights = [y for _, _, y in marks]
+    assert heights == sorted(heights)
+    scale = (marks[-1][1] - marks[0][1]) / (kept[-1].elapsed_s - kept[0].elapsed_s)
+    (curve,) = (a["d"] or "" for t, a in shapes if t == "path" and a["class"] == "curve")
+    end = max(float(n) for n in re.findall(r"-?[\d.]+", curve)[::2])
+    assert end == pytest.approx(marks[0][1] + scale * sample.search_s, abs=1), "to the end of the run"
     stalled = [replace(sample.progress[0], elapsed_s=float(k), total_s=1.0) for k in range(9)]
     assert [p.elapsed_s for p in steps_of(stalled)] == [0.0, 8.0]
 
@@ -165,15 +171,14 @@ def test_the_quality_of_predictions_is_given_beside_how_close_the_schedules_are(
         and "that were not measured is not known" in words
     )
     assert "is 1.00 for the one kernel with at least 8 measurements" in words
-    assert [(p.apart, p.pairs, p.right) for p in quality.pairs] == [
-        ((0.0, 0.1), 1, 1),
+    assert [(p.apart, p.pairs, p.right) for p in quality.pairs] == [  # of one pair up to 10 % nothing is said
         ((0.1, 0.5), 16, 16),
         ((0.5, math.inf), 11, 11),
     ]
     turned = [replace(e, predicted_s=1 / e.predicted_s, region=1) for e in right]
     both = quality_of(replace(sample, expectations=(*right, *turned)))
     assert both is not None and "-1.00 to 1.00, 0.00 in the median, for 2 kernels" in " ".join(both.words)
-    assert [(p.pairs, p.right) for p in both.pairs] == [(2, 1), (32, 16), (22, 11)]
+    assert [(p.pairs, p.right) for p in both.pairs] == [(32, 16), (22, 11)]
     ties = [replace(like, predicted_s=1.0 + i, measured_s=1.0 + 0.001 * i) for i in range(8)]
     tied = quality_of(replace(sample, expectations=tuple(ties)))
     assert tied is not None and tied.pairs == () and "no rank correlation is given" in " ".join(tied.words)
@@ -181,6 +186,60 @@ def test_the_quality_of_predictions_is_given_beside_how_close_the_schedules_are(
     assert many is not None and [q.measurements for q in many.quarters] == [8, 8, 8, 8]
     assert many.quarters[0].slower == (1.0, pytest.approx(1.2)) and many.quarters[-1].slower[1] == pytest.approx(2.4)
     assert many.quarters[-1].longer < many.quarters[0].longer < 1, "slow ones took less than was expected"
+
+
+def test_numbers_that_say_nothing_are_left_out() -> None:
+    sample = sample_result()
+    like = replace(sample.expectations[0], corrected_s=None, status="ok", region=0)
+    wrong = [replace(like, predicted_s=1.0, measured_s=1.0), replace(like, predicted_s=0.9, measured_s=1.3)]
+    result = replace(sample, expectations=tuple(wrong))
+    quality = quality_of(result)
+    assert quality is not None and quality.pairs == (), f"one pair, of which none is right, is fewer than {LEAST_PAIRS}"
+    assert "nine in ten" not in " ".join(quality.words), "of two"
+    (opts,) = quality.beside
+    assert (opts.what, opts.count, opts.within) == (f"time of {OPTS}", 2, None)
+    text = " ".join(" ".join(Page(render_report(result)).text).split())
+    assert "Which of two schedules of a kernel is faster" not in text and "Predictor named the faster" not in text
+    many = quality_of(replace(sample, expectations=tuple(wrong) * 5))
+    assert many is not None and "nine in ten" in " ".join(many.words) and many.pairs[0].pairs == 25
+    assert [format_share(share) for share in (0.0, 1e-5, math.nan)] == ["0%", "<0.1%", "–"]
+
+
+def test_predictions_of_every_sort_stand_beside_what_came() -> None:
+    plan = sample_plan()
+    tile, rows = plan.regions[-1].chosen.schedule, len(plan.regions)
+    one = replace(sample_result().expectations[0], corrected_s=None, predicted_s=1e-3, measured_s=2e-3, status="ok")
+    several = next(i for i, row in enumerate(plan.regions) if len(row.region.kernels) > 1)
+    seen = [
+        one,
+        replace(one, schedule=tile),
+        replace(one, schedule=tile, region=several, measured_s=1e-3),
+        replace(one, region=rows),  # of a kernel that a region runs everywhere
+    ]
+    result = replace(plan, expectations=tuple(seen))
+    quality = quality_of(result)
+    assert quality is not None and result.planning is not None and len(result.with_inside) > rows
+    assert [(b.what, b.expected, b.count, round(b.longer, 3)) for b in quality.beside] == [
+        (f"time of {OPTS}", "h200-workload", 2, 2.0),
+        (f"time of {TILES}", "the formula of its cost", 1, 2.0),
+        (f"time of {REGIONS}", "the formula of its cost", 1, 1.0),
+        ("what a region saves", "timed alone, in turns with its parts", 1, pytest.approx(18.2 / 24.1, abs=1e-3)),
+        (
+            "a step by a plan",
+            "sum of its kernels",
+            3,
+            pytest.approx((39.1 / 33.1 * 40.2 / 35.2 * 41.9 / 37.1) ** (1 / 3), abs=1e-3),
+        ),
+    ]
+    page = Page(render_report(result))
+    shown = " ".join(" ".join(page.text).split())
+    for words in ("among the calls around it", "the whole step", f"time of {REGIONS}", "Came, of what was expected"):
+        assert words in shown
+    marks = [a for tag, a in figure(page, "expected") if tag == "circle" and "data-i" in a]
+    assert sorted(a["class"] or "" for a in marks) == ["seen", "seen", "seen k1", "seen k3"]
+    assert len(json.loads(page.scripts["tips"])["expected"]) == 4
+    without = Page(render_report(replace(plan, expectations=())))
+    assert "the whole step" in " ".join(without.text) and "expected" not in json.loads(without.scripts["tips"])
 
 
 def test_sources_are_packed_whole_with_the_lines_that_differ() -> None:
