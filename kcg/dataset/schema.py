@@ -122,13 +122,14 @@ def _meta(version: int) -> dict[str, str]:
     return {"format": "kcg journal", "schema": str(version)}
 
 
-def _columns(table: str, version: int) -> list[str]:
+def columns_of(table: str, version: int) -> list[str]:
+    """The names of the values that `opened` gives of a row, after its number."""
     since, later = _LATER.get(table, (version, ()))
     return [name for name in COLUMNS[table] if version >= since or name not in later]
 
 
 def _created(table: str, version: int) -> str:
-    kinds = {**{name: COLUMNS[table][name] for name in _columns(table, version)}, "checksum": _BLOB}
+    kinds = {**{name: COLUMNS[table][name] for name in columns_of(table, version)}, "checksum": _BLOB}
     columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     return f"CREATE TABLE {table}({'row INTEGER PRIMARY KEY, ' * (table in _NUMBERED)}{columns}{_KEYS.get(table, '')})"
 
@@ -167,7 +168,7 @@ def insertion(table: str, *, replacing: bool = False, otherwise: str = "DO NOTHI
 
 def selection(table: str, version: int) -> str:
     """The beginning of the query of a table's rows, in the columns that this version has: a number first."""
-    names = _columns(table, version)
+    names = columns_of(table, version)
     return f"SELECT {', '.join(['rowid', *names, *['checksum'] * (version >= CHECKSUMS_SCHEMA)])} FROM {table}"
 
 
@@ -280,20 +281,28 @@ class Glance:
 def glance(path: Path) -> Glance:
     """A glance at a journal, by a connection that cannot write: `Journal.open(read_only=True)` puts what is in a WAL
     into its file when it is closed. Raises JournalError."""
-    check_header(path, create=False)
-    wal = path.with_name(path.name + "-wal")
-    mode = "ro" if wal.exists() and wal.stat().st_size else "ro&immutable=1"  # which leaves no file beside it
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    with (
-        translated(path),
-        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
-    ):
+    with only_reading(path) as connection:
         if path.stat().st_size <= CHECK_AT_OPEN_BYTES:
             check(path, connection)
         (count,) = connection.execute("SELECT count(*) FROM measurements").fetchone()
         last = connection.execute("SELECT started, command FROM runs ORDER BY started DESC LIMIT 1").fetchone()
     started, command = last or ("", "")
     return Glance(str(started), str(command), int(count))
+
+
+@contextlib.contextmanager
+def only_reading(path: Path, *, busy_s: float = BUSY_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write, and waits so long where the journal is locked. Raises JournalError, also for what
+    SQLite raises inside."""
+    check_header(path, create=False)
+    wal = path.with_name(path.name + "-wal")
+    mode = "ro" if wal.exists() and wal.stat().st_size else "ro&immutable=1"  # which leaves no file beside it
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    with (
+        translated(path),
+        contextlib.closing(sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)) as connection,
+    ):
+        yield connection
 
 
 def check_header(path: Path, *, create: bool) -> bool:

@@ -14,8 +14,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -26,13 +28,16 @@ from kcg.measure.lock import is_locked
 from kcg.nouns import plain
 from kcg.optimize import live
 from kcg.optimize.live import Live, read_live
+from kcg.report import compare
 from kcg.report.counts import share_of
 from kcg.report.endings import exit_code_of, is_checked, whole_is_checked
 from kcg.report.page import FILE_NAME as REPORT
+from kcg.report.prediction_quality import expected_s
 from kcg.report.result import UNTIMED, read_result
 from kcg.report.times import is_compared, totals_of
-from kcg.report.words import name_of, values_of
-from kcg.types import Result
+from kcg.report.words import name_of, origin_of, values_of
+from kcg.types import ProgressPoint, Result, Schedule, Variables
+from kcg.ui.trials import Journaled, Looked
 
 RESULT, JOURNAL = "RESULT.json", "journal.sqlite"
 EARLIER: Final = re.compile(r"RESULT(-\d{8}-\d{6})\.json")  # as a run sets aside what an earlier one left
@@ -40,6 +45,8 @@ BY_CONTENT: Final = re.compile(r"[0-9a-f]{32}")  # the folder of a result that `
 MOST_ENTRIES: Final = 50_000  # of files and folders that are looked at
 DEEPEST: Final = 8
 MOST_OF_REPORT: Final = 64 << 20  # bytes; one has less than 3 MB
+MOST_POINTS: Final = 2000  # of what was verified by and by
+MOST_OPEN: Final = 4  # runs of which the trials are kept, those that were asked for last
 
 FINISHED, INCOMPLETE, INTERRUPTED, LOST, WRONG = "finished", "incomplete", "interrupted", "device lost", "wrong"
 NOTHING_IMPROVED, NOTHING_SEARCHED, UNCHECKED = "nothing improved", "nothing searched", "whole not checked"
@@ -67,6 +74,7 @@ class KernelTime:
     before_s: float
     after_s: float
     outcome: str
+    layer: str = ""  # or line that most calls come from
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,11 @@ class Run:
     complete: bool
     wrong: bool
     code: ExitCode  # that its command ended with, by the result alone
+    verified: tuple[ProgressPoint, ...] = ()  # what the workload took by what was verified
     provisional: bool = False  # whether parts of it have launches under stress to pass yet
     state: str = ""
     report: Path | None = None
+    file: Path = Path()
 
     @property
     def is_kept(self) -> bool:
@@ -110,6 +120,9 @@ class Watched:
     live: Live
     state: str
     elapsed_s: float  # since it began, by now; of one that was killed until it was heard of last
+    id: str = ""  # of its result, which may not be there yet
+    file: Path = Path()
+    verified: tuple[ProgressPoint, ...] = ()  # what the workload took by what was verified, while it goes on
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,35 @@ class Unfinished:
 
     place: str
     journal: Glance
+    id: str = ""
+    file: Path = Path()
+
+
+Place = tuple[str, Variables]
+"""Id of a region, and values of its variables."""
+
+
+@dataclass(frozen=True)
+class Details:
+    """What the page of one run shows of its result."""
+
+    created: str
+    progress: tuple[ProgressPoint, ...]  # as the search measured
+    verified: tuple[ProgressPoint, ...]
+    names: Mapping[str, tuple[str, str]]  # of regions and kernels: its name, and the layer or line
+    expected_s: Mapping[tuple[Place, Schedule], float]
+    chosen: Mapping[Place, Schedule]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One run as a page of its own: its result, where there is one, and its journal. `details` may be why not."""
+
+    place: str
+    run: Run | None
+    watched: Watched | None
+    details: Details | str
+    trials: Looked | None  # None: there is no journal
 
 
 @dataclass(frozen=True)
@@ -161,13 +203,20 @@ class Kept(Generic[T]):
         return self._seen[path][1]
 
     def _value(self, path: Path) -> T | str:
-        try:
-            return self._read(path)
-        except KcgError as error:
-            return str(error)
-        except Exception as error:  # one file never ends the page of all the others
-            log.warning("%s cannot be read", path, exc_info=error)
-            return f"it cannot be read ({type(error).__name__}: {plain(str(error))})"
+        return _or_why(self._read, path)
+
+
+def _or_why(read: Callable[[Path], T], path: Path) -> T | str:
+    """What a file says, or why it says nothing."""
+    try:
+        return read(path)
+    except KcgError as error:
+        return str(error)
+    except OSError:
+        raise
+    except Exception as error:  # one file never ends the page of all the others
+        log.warning("%s cannot be read", path, exc_info=error)
+        return f"it cannot be read ({type(error).__name__}: {plain(str(error))})"
 
 
 class Folder:
@@ -178,6 +227,7 @@ class Folder:
         self._lock = threading.Lock()
         self._results, self._states, self._journals = Kept(_read_run), Kept(read_live), Kept(glance)
         self._killed: set[tuple[Path, str]] = set()  # which are not asked about again
+        self._opened: OrderedDict[Path, Journaled] = OrderedDict()
 
     def look(self) -> Found:
         """What is there now."""
@@ -200,7 +250,8 @@ class Folder:
                     if isinstance(seen, str):
                         refused.append(self._refused(folder / JOURNAL, seen))
                     else:
-                        unfinished.append(Unfinished(self._place(folder), seen))
+                        file = folder / RESULT
+                        unfinished.append(Unfinished(self._place(folder), seen, _id_of(file), file))
             return Found(
                 tuple(sorted(runs, key=lambda run: run.created, reverse=True)),
                 tuple(sorted(watched, key=lambda one: one.live.created, reverse=True)),
@@ -222,6 +273,47 @@ class Folder:
         if found is None:
             raise ResultError(f"{run.report.name} is larger than {MOST_OF_REPORT >> 20} MiB, and no report of kcg's")
         return found
+
+    def open(self, run_id: str) -> Opened | None:
+        """One run with its trials; None where there is none of this id (any more)."""
+        found = self.look()
+        run = next((one for one in found.runs if one.id == run_id), None)
+        watched = next((one for one in found.watched if one.id == run_id), None)
+        journal = next((one for one in found.unfinished if one.id == run_id), None)
+        if (one := run or watched or journal) is None:
+            return None
+        return Opened(one.place, run, watched, self._details(one.file, watched), self._trials(one.file))
+
+    def compared(self, *ids: str) -> str:
+        """Two runs side by side as a page, the older one as A. Raises ResultError where one is not there (any more),
+        UsageError where they have no kernel in common."""
+        found = {run.id: run for run in self.look().runs}
+        if not found.keys() >= set(ids):
+            raise ResultError("One of the two runs is not there any more: select two in the list of all runs.")
+        a, b = sorted((found[one] for one in ids), key=lambda run: run.created)
+        names = tuple(f"{run.place}/{run.file.name}".removeprefix("./") for run in (a, b))
+        return compare.render(compare.match(read_result(a.file), read_result(b.file), names=(names[0], names[1])))
+
+    def _details(self, file: Path, watched: Watched | None) -> Details | str:
+        try:
+            seen = file.lstat()
+            found = _details_of(file, (seen.st_mtime_ns, seen.st_size, seen.st_ino))
+        except OSError:
+            return "it has no result yet" if watched is not None and watched.state == RUNNING else "it has no result"
+        if isinstance(found, Details) and watched is not None and found.created < watched.live.created:
+            return "it has no result yet; the one that is there is of an earlier run"
+        return found
+
+    def _trials(self, file: Path) -> Looked | None:
+        path = file.with_name(JOURNAL.replace(".", f"{file.name[len('RESULT') : -len('.json')]}."))
+        if path.is_symlink() or not path.is_file():
+            return None
+        with self._lock:
+            reader = self._opened.pop(path, None) or Journaled(path)
+            self._opened[path] = reader
+            while len(self._opened) > MOST_OPEN:
+                self._opened.popitem(last=False)
+        return reader.look()
 
     def _folders(self) -> tuple[list[tuple[Path, list[str]]], bool]:
         """Each folder and the names of the plain files in it; and whether these are all."""
@@ -251,7 +343,8 @@ class Folder:
         report = REPORT if name == RESULT else REPORT.replace(".", f"{name[len('RESULT') : -len('.json')]}.")
         return replace(
             read,
-            id=hashlib.sha256(os.fsencode(folder / name)).hexdigest()[:16],
+            id=_id_of(folder / name),
+            file=folder / name,
             place=self._place(folder),
             state=_state_of(read, watched),
             report=folder / report if report in names else None,
@@ -262,18 +355,26 @@ class Folder:
         read = self._states(path)
         if isinstance(read, str):
             return self._refused(path, read)
+        seen = Watched(self._place(folder), read, FINISHED, read.elapsed_s)
         if read.exit_code is not None:
-            return Watched(self._place(folder), read, FINISHED, read.elapsed_s)
+            return seen
+        file = folder / RESULT
+        seen = replace(seen, id=_id_of(file), file=file, verified=self._verified(file, read))
         # the lock of a run that was killed is looked for once
         killed = (path, read.created) in self._killed or not is_locked(folder)
         if killed:
             self._killed.add((path, read.created))
-            return Watched(self._place(folder), read, KILLED, read.elapsed_s)
+            return replace(seen, state=KILLED)
         try:
             since_s = max(time.time() - path.stat().st_mtime, 0.0)
         except OSError:
             since_s = 0.0
-        return Watched(self._place(folder), read, RUNNING, read.elapsed_s + since_s)
+        return replace(seen, state=RUNNING, elapsed_s=read.elapsed_s + since_s)
+
+    def _verified(self, file: Path, state: Live) -> tuple[ProgressPoint, ...]:
+        """What was verified of a run by and by, as its result says, which is there from its first verdict on."""
+        read = self._results(file) if not file.is_symlink() else ""
+        return read.verified if isinstance(read, Run) and read.created >= state.created else ()
 
     def _place(self, path: Path) -> str:
         return _text(path.relative_to(self.root).as_posix())
@@ -308,6 +409,7 @@ def _read_run(path: Path) -> Run:
         complete=result.complete,
         wrong=check is not None and check.passed is False,
         code=exit_code_of(result),
+        verified=result.verified_progress[-MOST_POINTS:],
         provisional=whole_is_checked(result) and not is_checked(result),
     )
 
@@ -327,11 +429,41 @@ def _kernels(result: Result) -> tuple[KernelTime, ...]:
             row.baseline.cold_s,
             row.chosen.cold_s,
             row.outcome,
+            origin_of(row),
         )
         for row in result.regions
         if is_compared(row)
     )
     return tuple(rows)
+
+
+@lru_cache(maxsize=MOST_OPEN)
+def _details_of(path: Path, version: tuple[int, ...]) -> Details | str:
+    """Of this version of a file, or why there is none."""
+    return _or_why(_read_details, path)
+
+
+def _read_details(path: Path) -> Details:
+    result = read_result(path)
+    rows = [*result.regions, *(result.planning.inside if result.planning is not None else ())]
+    places = [(row.region.id, row.variables) for row in rows]
+    return Details(
+        created=result.created,
+        progress=result.progress,
+        verified=result.verified_progress,
+        names={row.region.id: (name_of(row), origin_of(row)) for row in rows},
+        expected_s={
+            (places[one.region], one.schedule): seconds
+            for one in result.expectations
+            if one.region < len(places) and math.isfinite(seconds := expected_s(one)) and seconds > 0
+        },
+        chosen={place: row.chosen.schedule for place, row in zip(places, rows, strict=True)},
+    )
+
+
+def _id_of(file: Path) -> str:
+    """By which an address names the run of a result."""
+    return hashlib.sha256(os.fsencode(file)).hexdigest()[:16]
 
 
 def _state_of(run: Run, watched: Watched | None) -> str:

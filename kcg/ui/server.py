@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import socketserver
@@ -19,17 +20,20 @@ from http.server import BaseHTTPRequestHandler
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from kcg.errors import ResultError, UsageError
+from kcg.errors import KcgError, ResultError, UsageError
 from kcg.ui import page
 from kcg.ui.runs import Folder
+
+log = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 NAMES: Final = ("127.0.0.1", "localhost")  # any port: one may be forwarded
 REQUEST_TIMEOUT_S: Final = 20.0
+MOST_FIELDS: Final = 50  # of an address
 
 OWN_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "form-action 'self'; frame-ancestors 'none'"
 )
 REPORT_POLICY: Final = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -46,6 +50,10 @@ class Answer(NamedTuple):
     body: bytes
     kind: str = TEXT
     policy: str = OWN_POLICY
+
+
+def _html(text: str, *, status: int = 200) -> Answer:
+    return Answer(status, text.encode("utf-8", "replace"), HTML)
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -87,7 +95,12 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
-        self._send(self._answer())
+        try:
+            answer = self._answer()
+        except Exception as error:  # no file that anybody may have put there leaves a browser without an answer
+            log.warning("%s cannot be shown", urlsplit(self.path).path, exc_info=error)
+            answer = Answer(500, f"this page cannot be shown ({type(error).__name__})\n".encode())
+        self._send(answer)
 
     do_HEAD = do_GET
 
@@ -100,10 +113,18 @@ class Handler(BaseHTTPRequestHandler):
             return Answer(403, b"kcg ui is asked for by the address that it printed\n")
         if not self._has_token():
             return Answer(403, b"kcg ui needs the whole address that it printed, with its token\n")
-        path = urlsplit(self.path).path
+        path, query = urlsplit(self.path).path, self._query()
+        folder = self.server.folder
         if path == "/":
-            text = page.render(self.server.folder.look(), self.server.folder.root)
-            return Answer(200, text.encode("utf-8", "replace"), HTML)
+            return _html(page.render(folder.look(), folder.root))
+        if path == "/kernels":
+            return _html(page.render_kernels(folder.look(), folder.root, query))
+        if asked := re.fullmatch(r"/run/([0-9a-f]{16})", path):
+            if (opened := folder.open(asked[1])) is None:
+                return self._refusal("There is no such run any more: go back to all runs.")
+            return _html(page.render_run(opened, folder.root, query))
+        if path == "/compare":
+            return self._compared(query.get("run", []))
         if path == "/ui.css":
             return Answer(200, page.style().encode(), CSS)
         if path == "/ui.js":
@@ -117,8 +138,27 @@ class Handler(BaseHTTPRequestHandler):
                 return Answer(200, report, HTML, REPORT_POLICY)
         return Answer(404, b"there is no such page\n")
 
+    def _compared(self, ids: list[str]) -> Answer:
+        """Two runs side by side, the older one as A, on a page in a sandbox as a report is: both may be foreign."""
+        if len(set(ids)) != 2:
+            return self._refusal("Two runs are compared: select two in the list of all runs.")
+        try:
+            text = self.server.folder.compared(*sorted(set(ids)))
+        except KcgError as error:
+            return self._refusal(str(error))
+        return Answer(200, text.encode("utf-8", "replace"), HTML, REPORT_POLICY)
+
+    def _refusal(self, words: str) -> Answer:
+        return _html(page.render_refusal(words, self.server.folder.root), status=404)
+
+    def _query(self) -> dict[str, list[str]]:
+        try:
+            return parse_qs(urlsplit(self.path).query, max_num_fields=MOST_FIELDS)
+        except ValueError:  # there are more
+            return {}
+
     def _has_token(self) -> bool:
-        given = [*parse_qs(urlsplit(self.path).query).get("token", [])]
+        given = [*self._query().get("token", [])]
         try:
             if (morsel := SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)) is not None:
                 given.append(morsel.value)
