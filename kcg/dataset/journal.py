@@ -127,6 +127,30 @@ class Doubt:
             raise ValueError("a doubt has a time from which on it is")
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a search expected of a schedule when it chose it: seconds, and a chance."""
+
+    predicted_s: float  # by the predictor alone
+    corrected_s: float | None  # by what was measured of its region before, too; None where it does not learn
+    failure_probability: float
+
+    @property
+    def seconds(self) -> float:
+        """What the search went by."""
+        return self.predicted_s if self.corrected_s is None else self.corrected_s
+
+
+def expected_from_json(text: Any) -> Expected | None:
+    """What a stored row says of it; None where nobody stated, or it says something else."""
+    with contextlib.suppress(*ROW_ERRORS):
+        stated = {name: None if value is None else float(value) for name, value in json.loads(text).items()}
+        numbers = [value for value in stated.values() if value is not None]
+        if all(map(math.isfinite, numbers)) and min(numbers) >= 0 and stated["predicted_s"] is not None:
+            return Expected(stated["predicted_s"], stated["corrected_s"], stated["failure_probability"] or 0.0)
+    return None
+
+
 def measurement_row(m: Measurement) -> tuple[Any, ...]:
     """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
     if not _has_times(m):
@@ -484,15 +508,21 @@ class Journal:
 
     # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
     def record(
-        self, measurement: Measurement, *, recorded_unix_s: float | None = None, jobs: Sequence[Job] = ()
+        self,
+        measurement: Measurement,
+        *,
+        recorded_unix_s: float | None = None,
+        jobs: Sequence[Job] = (),
+        expected: Expected | None = None,
     ) -> bool:
-        """Stores one measurement in one transaction, with `jobs`; False where that identity, run and trial are already
-        there."""
+        """Stores one measurement in one transaction, with `jobs` and what was `expected` of it; False where that
+        identity, run and trial are already there."""
         recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
         with self._transaction():
             self.add_jobs(jobs)
-            return self._insert("measurements", (*values, self._generator_of(measurement.toolchain)))
+            scores = None if expected is None else canonical_json(asdict(expected))
+            return self._insert("measurements", (*values, self._generator_of(measurement.toolchain), None, scores))
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         """Stores what a run did, in one transaction. Not idempotent: nothing tells two jobs from each other."""

@@ -62,7 +62,7 @@ MEASUREMENT_TYPES = {name: _TYPES[kind] for name, kind in MEASUREMENT_COLUMNS.it
 CHOICE_COLUMNS = {
     "generator_version": "TEXT",  # of the program's generator
     "pool": "TEXT",  # what the schedule was chosen from
-    "scores": "TEXT",  # JSON, of the pool
+    "scores": "TEXT",  # JSON: what was expected of it, see `kcg.dataset.journal.Expected`
     "probability": "REAL",  # with which it was chosen
 }
 """Why a schedule was measured; NULL where nobody said."""

@@ -25,16 +25,17 @@ from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
+from kcg.measure.service import SAMPLER as JUDGE
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize import costs
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, JobOutcome, Measurement, Region, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, JobOutcome, Measurement, Prediction, Region, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
-    from kcg.dataset.journal import Journal
+    from kcg.dataset.journal import Expected, Journal
     from kcg.judge.interface import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
@@ -114,6 +115,7 @@ class Device:
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._failed: set[tuple[str, Schedule, Status]] = set()
+        self._expected: dict[tuple[str, Schedule], Expected] = {}  # of schedules by the id of their region
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -335,7 +337,9 @@ class Device:
                     if self.hosts is not None and measurement.run_id not in self._runs:
                         self._add_run(self.journal, measurement.run_id, self.hosts.run_facts(measurement.run_id))
                     jobs = self.jobs.take(measurement, self._saving_s(measurement))
-                    self.journal.record(measurement, jobs=jobs)
+                    place = measurement.region_id, measurement.schedule
+                    expected = self._expected.get(place) if measurement.sampler != JUDGE else None
+                    self.journal.record(measurement, jobs=jobs, expected=expected)
             except Exception as error:
                 self._journal_error = self._journal_error or error
 
@@ -558,6 +562,18 @@ class Device:
         search = self._settings.search
         wanted = [(work, schedule, sampler or search_of(search, schedule.kind)) for schedule in batch]
         return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s, by_first=bool(sampler))
+
+    def expects(self, work: RegionWork, expected: Mapping[Schedule, tuple[Prediction, Prediction | None]]) -> None:
+        """Have the journal hold what is expected of schedules of a region beside what measuring them will show: as
+        predicted, and as corrected where the predictor learns. Say it before they are measured."""
+        from kcg.dataset.journal import Expected
+
+        with self._lock:
+            for schedule, (predicted, corrected) in expected.items():
+                seconds = predicted.runtime_s, None if corrected is None else corrected.runtime_s
+                if all(one is None or math.isfinite(one) for one in (*seconds, predicted.failure_probability)):
+                    place = work.call.region.id, schedule
+                    self._expected[place] = Expected(*seconds, predicted.failure_probability)
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""

@@ -303,6 +303,7 @@ class _Search:
         best_s = work.best_s
         known_s = min(best_s, expected_s) if best_s else None
         stop_above_s = HOPELESS * best_s if best_s else None
+        self.device.expects(work, {schedule: expected[schedule] for schedule in batch if schedule in expected})
         futures = self.device.measure(work, batch, stop_above_s=stop_above_s, known_s=known_s)
         for schedule, future in zip(batch, futures, strict=True):
             if (expectation := expected.get(schedule)) is not None:

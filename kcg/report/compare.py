@@ -230,10 +230,29 @@ def summary(found: Comparison) -> Iterator[str]:
         counts = [f"{sum(found.change(p) == change for p in pairs)} {change}" for change in (FASTER, SLOWER, SAME)]
         line += f"; in B {', '.join(counts)}"
     yield line if pairs else "no kernel was timed in both"
+    if line := drift_line(found):
+        yield line
     for name, rows in (("A", found.only_a), ("B", found.only_b)):
         if rows:
             many = how_many(row.region for row in rows)
             yield f"{many} in {name} only: {format_seconds(sum(row.after_s for row in rows))}"
+
+
+def drift_line(found: Comparison) -> str:
+    """How far the same binaries drifted between the runs, in all and one by one; empty where the times are of different
+    targets or protocols."""
+    if not found.comparable:
+        return ""
+    same = [pair for pair in found.pairs if _same_binary(pair.a.baseline, pair.b.baseline)]
+    ratios = [(_ratio(pair.b.baseline.cold_s, pair.a.baseline.cold_s), pair) for pair in same]
+    timed = [pair for ratio, pair in ratios if math.isfinite(ratio)]
+    if not timed:
+        return "no schedule of tinygrad's own is the same binary in both: how far device and clock drifted is not known"
+    in_all = sum(pair.b.before_s for pair in timed) / sum(pair.a.before_s for pair in timed)
+    each = sorted(ratio for ratio, _ in ratios if math.isfinite(ratio))
+    ends = f", {each[0]:.3f} to {each[-1]:.3f} one by one" if len(each) > 1 else ""
+    many = how_many(pair.b.region for pair in timed)
+    return f"drift: the same binaries of tinygrad's own ({many}) took {in_all:.3f} times as long in B{ends}"
 
 
 def when_of(result: Result) -> str:

@@ -287,10 +287,10 @@ def _drawn_curves(searched: Line, verified: Line, end_s: float) -> str:
                 sheet.paper.text(left + 34, high + 4, words, "soft small")
             left += 150
 
-    told = [
+    in_words = [
         f"{words} {format_seconds(line[0][1])} → {format_seconds(line[-1][1])}"
         for line, words in ((searched, "as searched"), (verified, "as verified"))
         if line
     ]
-    drawn = picture("", f"best total so far: {', '.join(told)}", draw, heights=(250, 250))
+    drawn = picture("", f"best total so far: {', '.join(in_words)}", draw, heights=(250, 250))
     return drawn.wide + drawn.narrow

@@ -290,7 +290,7 @@ class Folder:
         found = {run.id: run for run in self.look().runs}
         if not found.keys() >= set(ids):
             raise ResultError("One of the two runs is not there any more: select two in the list of all runs.")
-        a, b = sorted((found[one] for one in ids), key=lambda run: run.created)
+        a, b = sorted((found[one] for one in ids), key=lambda run: (run.created, run.place))
         names = tuple(f"{run.place}/{run.file.name}".removeprefix("./") for run in (a, b))
         return compare.render(compare.match(read_result(a.file), read_result(b.file), names=(names[0], names[1])))
 

@@ -46,15 +46,15 @@ class Asked:
     @classmethod
     def of(cls, query: Mapping[str, Sequence[str]], start: Asked, *, columns: Iterable[str]) -> Asked:
         """What a query says, `start` where it says nothing."""
-        said = {name: values[-1] for name, values in query.items() if values}
-        sort, page = said.get("sort", ""), said.get("page", "")
+        stated = {name: values[-1] for name, values in query.items() if values}
+        sort, page = stated.get("sort", ""), stated.get("page", "")
         known = sort in set(columns)
         return Asked(
             sort if known else start.sort,
-            said.get("down") == "1" if known else start.down,
+            stated.get("down") == "1" if known else start.down,
             min(max(int(page), 1), LARGEST_PAGE) if page.isascii() and page.isdecimal() and len(page) < 10 else 1,
-            said.get("find", "")[:MOST_FIND].strip(),
-            said.get("only", ""),
+            stated.get("find", "")[:MOST_FIND].strip(),
+            stated.get("only", ""),
             start,
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sqlite3
 import threading
 import time
@@ -20,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kcg.dataset.journal import ROW_ERRORS, measurement_from_row
+from kcg.dataset.journal import ROW_ERRORS, expected_from_json, measurement_from_row
 from kcg.dataset.schema import MEASUREMENT_COLUMNS, check_version, columns_of, only_reading, opened, selection
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
@@ -170,11 +169,12 @@ class Journaled:
                 _, _, recorded, *values = opened(self.path, "measurements", row, version)
                 named = dict(zip(columns_of("measurements", version)[2:], values, strict=True))
                 measurement = measurement_from_row(values[: len(MEASUREMENT_COLUMNS)])
-                self._add(measurement, float(recorded), expected_s_of(named.get("scores")))
+                expected = expected_from_json(named.get("scores"))
+                self._add(measurement, float(recorded), None if expected is None else expected.seconds)
             except (KcgError, *ROW_ERRORS) as error:
                 self._unread += 1
-                told = str(error).replace(f"{self.path}: ", "")
-                self._why = self._why or plain(told, 200)
+                reason = str(error).replace(f"{self.path}: ", "")
+                self._why = self._why or plain(reason, 200)
         (left,) = connection.execute("SELECT count(*) FROM measurements WHERE row>?", (self._last,)).fetchone()
         return int(left)
 
@@ -202,20 +202,6 @@ class Journaled:
             self._kernels[str(region_id)] = tuple(map(str, json.loads(kernel_ids)))
         for _, _, _, _, region_id, _, _, origin in self._stored(connection, "workload_calls", "ORDER BY position"):
             self._origins.setdefault(str(region_id), line_of(str(origin)) or str(origin))
-
-
-def expected_s_of(scores: Any) -> float | None:
-    """What a row says that the search expected of it, see `kcg.dataset.schema.CHOICE_COLUMNS`."""
-    if not isinstance(scores, str):
-        return None
-    said = json.loads(scores)
-    if not isinstance(said, Mapping):
-        return None
-    for name in ("corrected_s", "predicted_s"):
-        value = said.get(name)
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-            return float(value)
-    return None
 
 
 def own_times(trials: Sequence[Trial]) -> dict[Place, float]:

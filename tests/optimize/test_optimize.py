@@ -32,8 +32,10 @@ from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
 from kcg.report.phases import MODEL, PHASES
+from kcg.report.prediction_quality import expected_s
 from kcg.report.result import read_result
 from kcg.types import JobKind, JobOutcome, ModelCheck, Status
+from kcg.ui.trials import BASELINE, Journaled
 from kcg.workloads.capture import lazy_workload
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
@@ -80,6 +82,19 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
         assert {"id", "name", "calls", "schedule"} <= set(kernel)
     _check_of_a_script(answer)
     assert answer == json.loads((folder / "RESULT.json").read_text())
+
+
+def test_what_was_expected_is_in_the_journal_beside_what_was_measured(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    """So it is seen while a run goes on."""
+    result = read_result(optimised[1] / "RESULT.json")
+    held = {(one.place, one.schedule): one for one in Journaled(optimised[1] / "journal.sqlite").look().trials}
+    for seen in result.expectations:
+        row = result.regions[seen.region]
+        trial = held[(row.region.id, row.variables), seen.schedule]
+        assert trial.expected_s == expected_s(seen) and (trial.measured_s is None) == (seen.measured_s is None)
+    assert all(one.expected_s is None for one in held.values() if one.sampler == BASELINE), "these are not proposed"
 
 
 def _check_of_a_script(answer: dict[str, Any]) -> None:

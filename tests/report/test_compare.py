@@ -14,7 +14,7 @@ from kcg.compare import app, print_comparison
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.optimize.console import print_result
-from kcg.report.compare import FASTER, SAME, SLOWER, Comparison, match, render, to_dict
+from kcg.report.compare import FASTER, SAME, SLOWER, Comparison, drift_line, match, render, to_dict
 from kcg.report.counts import how_many
 from kcg.report.result import SCHEMA, write_result
 from kcg.tuning import Tuned
@@ -98,6 +98,29 @@ def test_what_the_same_binary_drifts_is_no_change(a: Result, b: Result) -> None:
     wide = [replace(r, chosen=replace(r.chosen, interval_s=(1e-9, 1.0))) for r in b.regions]
     unsure = match(a, replace(b, regions=tuple(wide)), names=NAMES)
     assert {unsure.change(pair) for pair in unsure.pairs} == {SAME}, "the intervals overlap"
+
+
+def test_how_far_the_same_binaries_drifted_is_said_also_where_it_is_nothing_or_not_known(a: Result) -> None:
+    def drifted(*factors: float, binary: str = "") -> Result:
+        rows = [
+            replace(
+                row,
+                baseline=replace(
+                    row.baseline, cold_s=row.baseline.cold_s * by, binary_hash=binary or row.baseline.binary_hash
+                ),
+            )
+            for row, by in zip(a.regions, [*factors, *[1.0] * len(a.regions)], strict=False)
+        ]
+        return replace(a, regions=tuple(rows))
+
+    assert "took 1.000 times as long in B, 1.000 to 1.000 one by one" in drift_line(match(a, a, names=NAMES))
+    found = match(a, drifted(1.25, 0.5), names=NAMES)
+    assert drift_line(found).endswith("0.500 to 1.250 one by one") and drift_line(found) in render(found).replace(
+        "&#39;", "'"
+    )
+    assert "is not known" in drift_line(match(a, drifted(binary="0" * 64), names=NAMES))
+    other = replace(a, target=replace(a.target, model="another"))
+    assert drift_line(match(a, other, names=NAMES)) == "", "nothing is compared"
 
 
 def test_a_kernel_that_one_run_did_not_time_is_in_no_total(a: Result, b: Result) -> None:

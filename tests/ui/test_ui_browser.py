@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from kcg.dataset.journal import Journal
 from kcg.measure.lock import lock_folder
 from kcg.report.phases import SEARCH
+from kcg.types import Status
 from kcg.ui.server import Server
 from tests.browser import CHROMIUM, Browser
+from tests.dataset.test_journal import fill
 from tests.slow import every
+from tests.ui.test_ui_trials import trial
 from tests.ui_server import live_file, serving, write_reported_run, write_run
 from tests.waiting import PATIENCE_S
 
@@ -59,6 +63,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def trials(folder: Path) -> Path:
+    """The same with trials beside the run that goes on."""
+    with Journal.open(folder / "goes-on" / "journal.sqlite") as journal, journal.bulk():
+        fill(journal)
+        for number in range(250):
+            journal.record(trial(number))
+    return folder
+
+
+@pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     with serving(folder) as found:
         yield found
@@ -91,6 +105,68 @@ def test_nothing_reaches_beyond_the_page(browser: Browser, server: Server, width
         "[...document.querySelectorAll('.live .fig')].filter(f => f.getBoundingClientRect().width).length"
     )
     assert shown == 1
+
+
+@pytest.mark.parametrize(("width", "dark"), every(2, itertools.product([390, 1440], [False, True])))
+def test_the_pages_of_a_run_and_of_kernels_fit(
+    browser: Browser, server: Server, trials: Path, width: int, dark: bool
+) -> None:
+    enter(browser, server)
+    live = browser.js("document.querySelector('#running a').getAttribute('href')")
+    finished = browser.js("document.querySelector('#runs td.name a').getAttribute('href')")
+    for path in (live, finished, "/kernels"):
+        browser.open(server.url.partition("/?")[0] + path, width=width, dark=dark)
+        browser.wait("document.documentElement?.dataset.script === 'ready'")
+        assert browser.js("document.documentElement.scrollWidth") == width, path
+        inner = "[0, ...[...document.querySelectorAll('.table, .table td')].map(t => t.scrollWidth - t.clientWidth)]"
+        assert max(browser.js(inner)) <= 0, f"nothing in {path} has to be scrolled"
+
+
+def test_trials_are_sorted_searched_and_paged_and_follow_a_run_that_goes_on(
+    browser: Browser, server: Server, trials: Path
+) -> None:
+    def measured() -> list[str]:
+        cells = browser.js("[...document.querySelectorAll('#trials [data-l=measured]')].map(c => c.textContent)")
+        assert isinstance(cells, list)
+        return cells
+
+    enter(browser, server)
+    browser.click("#running a")
+    browser.wait("location.pathname.startsWith('/run/') && document.documentElement?.dataset.script === 'ready'")
+    browser.click("#by-measured")
+    browser.wait("location.search.includes('sort=measured') && document.documentElement?.dataset.script === 'ready'")
+    assert browser.js("document.querySelector('th[aria-sort]').innerText.trim()").startswith("Measured")
+    assert len(measured()) == 100 and measured()[0] == "250 µs", "the slowest first"
+    browser.click("#next")
+    browser.wait("location.search.includes('page=2') && document.documentElement?.dataset.script === 'ready'")
+    assert "101 to 200" in browser.js("document.querySelector('.pages').textContent")
+    browser.js("document.getElementById('find').focus()")
+    browser.send("Input.insertText", text="wrong")
+    with Journal.open(trials / "goes-on" / "journal.sqlite") as journal:
+        journal.record(trial(900, status=Status.WRONG, samples_s=(), reason="it differs"))
+    browser.wait("document.querySelector('#trials .groups').textContent.includes('failed 2')")
+    assert browser.js("document.getElementById('find').value") == "wrong", "what is typed stays"
+    browser.key("Enter")
+    browser.wait("location.search.includes('find=wrong') && document.documentElement?.dataset.script === 'ready'")
+    assert browser.js("document.querySelectorAll('#trials tbody tr').length") == 1
+    assert "it differs" in browser.js("document.querySelector('#trials tbody').textContent")
+
+
+def test_two_runs_that_are_selected_are_compared(browser: Browser, server: Server, folder: Path) -> None:
+    enter(browser, server)
+    assert browser.js("document.querySelector('button[form=compare]').disabled") is True
+    browser.click("#runs tbody tr:nth-child(1) input")
+    write_run(folder / "compared", faster=1.2, created="2026-03-19T00:00:00+00:00")
+    rows = browser.js("document.querySelectorAll('#runs tbody tr').length")
+    browser.wait(f"document.querySelectorAll('#runs tbody tr').length > {rows} - 1")
+    browser.wait("document.querySelector('#runs tbody').textContent.includes('compared')")
+    assert browser.js("document.querySelectorAll('#runs input:checked').length") == 1, "it stays selected"
+    browser.click("#runs tr:has(input:not(:checked)) input")
+    assert "Two are selected" in browser.js("document.getElementById('picked').textContent")
+    browser.click("button[form=compare]")
+    browser.wait("location.pathname === '/compare' && document.documentElement?.dataset.script === 'ready'")
+    assert browser.js("self.origin") == "null"
+    assert "drift: the same binaries" in browser.js("document.getElementById('totals').textContent")
 
 
 @pytest.mark.slow

@@ -119,6 +119,67 @@ def test_a_page_that_did_not_change_is_not_sent_again(server: Server, cookie: st
     assert ask(server, "/", method="HEAD", Cookie=cookie)[::2] == (200, b"")
 
 
+def ids(server: Server) -> list[str]:
+    return re.findall(r'name="run" id="pick-([0-9a-f]{16})"', page(server))
+
+
+def test_two_runs_are_compared_in_a_sandbox_the_older_one_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "new", created="2026-04-01T00:00:00+00:00", faster=1.25)
+    write_run(tmp_path / "old", created="2026-03-01T00:00:00+00:00")
+    with serving(tmp_path) as server:
+        cookie = f"{server.cookie}={server.token}"
+        one, other = ids(server)
+        for pair in ((one, other), (other, one)):
+            status, headers, body = ask(server, f"/compare?run={pair[0]}&run={pair[1]}", Cookie=cookie)
+            text = body.decode()
+            assert status == 200 and headers["content-security-policy"].startswith("sandbox allow-scripts;")
+            assert text.index("old/RESULT.json") < text.index("new/RESULT.json")
+            assert "drift: the same binaries" in text
+
+
+@pytest.mark.parametrize("asked", ["", "?run=", "?run=0123456789abcdef&run=fedcba9876543210", "?" + "run=a&" * 100])
+def test_what_cannot_be_compared_is_said_on_a_page(asked: str, tmp_path: Path) -> None:
+    result = write_run(tmp_path / "a")
+    write_run(tmp_path / "b", regions=result.regions[:1], expectations=(), recomputes=())
+    write_run(tmp_path / "c", regions=result.regions[1:], expectations=(), recomputes=())
+    with serving(tmp_path) as server:
+        cookie = f"{server.cookie}={server.token}"
+        status, _, body = ask(server, f"/compare{asked}", Cookie=cookie)
+        assert status == 404 and b"select two" in body and b'href="/"' in body
+        found = {run.place: run.id for run in server.folder.look().runs}
+        status, _, body = ask(server, f"/compare?run={found['b']}&run={found['c']}", Cookie=cookie)
+        assert status == 404 and b"b/RESULT.json and c/RESULT.json have no kernel in common" in body
+
+
+@pytest.mark.parametrize("path", ["/run/0123456789abcdef", "/run/", "/run/../../secret.txt", "/run/flux", "/kernels/x"])
+def test_a_run_is_asked_for_by_its_id_alone(path: str, server: Server, cookie: str) -> None:
+    status, _, body = ask(server, path, Cookie=cookie)
+    assert status == 404 and b"secret" not in body
+
+
+def test_runs_and_kernels_have_pages_of_their_own(server: Server, cookie: str) -> None:
+    (one,) = ids(server)
+    for path, says in ((f"/run/{one}", b"There is no journal"), ("/kernels", b"Every kernel over all runs")):
+        status, headers, body = ask(server, path, Cookie=cookie)
+        assert status == 200 and says in body
+        assert "unsafe" not in headers["content-security-policy"]
+        assert ask(server, path, Cookie=cookie, If_None_Match=headers["etag"])[0] == 304
+
+
+def test_a_page_that_cannot_be_made_is_one_line_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> str:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr("kcg.ui.page.render_kernels", fails)
+    with serving(tmp_path) as server:
+        cookie = f"{server.cookie}={server.token}"
+        status, _, body = ask(server, "/kernels", Cookie=cookie)
+        assert (status, body) == (500, b"this page cannot be shown (RuntimeError)\n")
+        assert ask(server, "/", Cookie=cookie)[0] == 200
+
+
 def test_foreign_names_are_text(tmp_path: Path) -> None:
     place = tmp_path / "<img src=x onerror=alert(1)>\udcff"
     write_run(place, workload="<script>alert(2)</script>", preset="\"'&")
