@@ -20,6 +20,7 @@ from kcg.compat.device import choose_device, prepare, visible_gpu
 from kcg.errors import UsageError
 from kcg.judge.stressing import failures_in
 from kcg.kernel.kinds import SeeksStart
+from kcg.kernel.origins import origins_of
 from kcg.measure.child import first_program_job, start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
@@ -56,6 +57,15 @@ PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 def _others(works: Sequence[RegionWork]) -> Iterator[tuple[RegionWork, str, Space]]:
     """The spaces of works beside those of their baselines, with their kinds."""
     return ((work, kind, space) for work in works for kind, space in work.others.items())
+
+
+def _with_layers(workload: Workload) -> Workload:
+    """Each call with the layer that most calls of its kernel come from, where it does not say where it is from: who
+    watches the run has no result yet that says it."""
+    origins = origins_of(workload)
+    layers = {region_id: found[0][0] for region_id, found in origins.items() if found}
+    calls = (replace(call, origin=call.origin or layers.get(call.region.id, "")) for call in workload.calls)
+    return replace(workload, calls=tuple(calls))
 
 
 @dataclass
@@ -287,7 +297,7 @@ class Device:
         journal.add_target(target)
         for fingerprint in toolchain.fingerprints:
             journal.add_toolchain(toolchain, fingerprint)
-        journal.add_workload(workload)
+        journal.add_workload(_with_layers(workload))
         for service in (self.service, *self._others.values()):
             self._add_run(journal, service.run_id, {"gpu": service.gpu} if service.gpu else {})
         self.jobs.open(journal, self.run_id)

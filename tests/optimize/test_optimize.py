@@ -21,6 +21,7 @@ from kcg.cli import guarded
 from kcg.dataset.job_use import busy, idle, uses
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, UsageError
+from kcg.kernel.origins import origins_of
 from kcg.measure.job_rows import HASH_DIGITS
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.__main__ import main, not_verified
@@ -37,6 +38,7 @@ from kcg.report.result import read_result
 from kcg.types import JobKind, JobOutcome, ModelCheck, Status
 from kcg.ui.trials import BASELINE, Journaled
 from kcg.workloads.capture import lazy_workload
+from kcg.workloads.registry import find
 from tests.optimize_run import optimized
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S, wait_until
@@ -356,6 +358,21 @@ def test_what_another_workload_left_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds another workload, .* leave out --resume to set it aside"):
         opened("rope", Tensor.empty(8, 16).exp(), resume=True)
     assert (tmp_path / "journal.sqlite").read_bytes() == before
+
+
+def test_the_journal_names_the_layers_from_the_start(tmp_path: Path) -> None:
+    """So who watches a run knows them before there is a result."""
+    spec, preset = find("rope", "mini", "CPU")
+    with progress(quiet=True) as shown:
+        settings = Settings("rope", preset, device="CPU", folder=tmp_path)
+        log, budget = _begin(settings, shown, started=0.0)
+        with Device(settings, log, budget) as device:
+            workload = spec.capture(preset)
+            journal = device.open_journal(workload)
+            origins = {call.region.id: call.origin for call in journal.workloads()[0].calls}
+    known = origins_of(workload)
+    assert origins == {call.region.id: known[call.region.id][0][0] for call in workload.calls}
+    assert "table0" in origins.values()
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
