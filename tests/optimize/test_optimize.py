@@ -93,7 +93,7 @@ def test_what_was_expected_is_in_the_journal_beside_what_was_measured(
     result = read_result(optimised[1] / "RESULT.json")
     held = {(one.place, one.schedule): one for one in Journaled(optimised[1] / "journal.sqlite").look().trials}
     for seen in result.expectations:
-        row = result.regions[seen.region]
+        row = result.with_inside[seen.region]
         trial = held[(row.region.id, row.variables), seen.schedule]
         assert trial.expected_s == expected_s(seen) and (trial.measured_s is None) == (seen.measured_s is None)
     assert all(one.expected_s is None for one in held.values() if one.sampler == BASELINE), "these are not proposed"
