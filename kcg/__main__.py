@@ -14,10 +14,11 @@ from typer.main import get_command
 from kcg import shell
 from kcg.cli import examples, guarded, run_app
 from kcg.commands import COMMANDS, SETTINGS, command_name, program_name, start_as
-from kcg.errors import UnknownName, UsageError
+from kcg.errors import ExitCode, UnknownName, UsageError
 
 COMPLETE = "_KCG_COMPLETE"
 """Set by a shell that asks for completions."""
+INSTALL, SHOW = "--install-completion", "--show-completion"
 
 
 class Commands(TyperGroup):
@@ -80,12 +81,26 @@ def kcg(
     """Find faster schedules for tinygrad kernels, verify them, and hand them back to plain tinygrad."""
 
 
+def _run_itself() -> ExitCode:
+    """What is no command of the table. Raises UsageError where completion is to go where nothing can be written."""
+    try:
+        return run_app(app, program_name())
+    except OSError as error:
+        if INSTALL not in sys.argv or error.filename is None:
+            raise
+        shown = shell.command(program_name(), SHOW)
+        raise UsageError(
+            f"cannot write {error.filename}: {error.strerror}: set HOME to a folder that can be written, or add what "
+            f"{shown} prints to your shell's start-up file"
+        ) from error
+
+
 def main(*started: str) -> None:
     """Run the command that the command line names as its own module would; `started` is what was typed before it."""
     start_as(*started or ("kcg",))
     name = "".join(sys.argv[1:2])
     if name not in COMMANDS or COMPLETE in os.environ:
-        guarded(lambda: run_app(app, program_name()))
+        guarded(_run_itself)
     del sys.argv[1]
     if name == "run":  # which becomes the program: what that raises is its own
         import_module(COMMANDS[name].module).main()

@@ -221,6 +221,19 @@ COMP_WORDS=(kcg optimize fl); COMP_CWORD=2; _kcg_completion kcg; echo "${{COMPRE
     assert done.stdout == "flux flux/mini flux/768 flux/1024\n", done.stderr
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_home_that_cannot_be_written_gets_no_completion_and_one_line(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("no folder")
+    monkeypatch.setenv("HOME", str(home))
+    done = kcg(f"--install-completion {shell}")
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, ""), done.stderr
+    assert done.stderr.startswith(f"kcg: cannot write {home}") and done.stderr.count("\n") == 1, done.stderr
+    assert "set HOME to a folder that can be written, or add what kcg --show-completion prints" in done.stderr
+
+
 def test_names_are_completed_without_anything_heavy() -> None:
     code = "from kcg.workloads.registry import completions; assert len(completions('s')) > 5"
     assert loaded_by("-c", code) & HEAVY == set()
