@@ -24,6 +24,8 @@ WhichFleet = Annotated[
 ]
 Certificates = Annotated[Path | None, typer.Option(metavar="DIR", help="of a fleet, which TLS needs")]
 
+CAPTURED = Path("captured.sqlite")  # what `capture` writes by default
+
 app = command_group("kcg dataset stats FILE", "kcg dataset COMMAND --help")
 
 
@@ -33,6 +35,18 @@ def complete_workload(incomplete: str) -> list[str]:
 
     typed, comma, last = incomplete.rpartition(",")
     return [f"{typed}{comma}{name}" for name in completions(last)]
+
+
+def _names(workloads: str, then: str = "") -> tuple[str, ...]:
+    """The workloads that are named. Raises UsageError for a program, with the command that records its kernels, and
+    what to do `then`."""
+    names = tuple(name for word in workloads.split(",") if (name := word.strip()))
+    for name in names:
+        if Path(name).suffix in (".py", ".ipynb"):
+            record = shell.command(f"{command_name('dataset')} capture --", name)
+            end = f", and {command_name('dataset')} {then}" if then else ""
+            raise UsageError(f"{name} is a program, no workload: {record} records its kernels{end}")
+    return names
 
 
 @app.callback()
@@ -99,7 +113,7 @@ def generate(
     check_certificates(fleet or "", certificates)
     if schedules_per_kernel < 1:
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
-    names = tuple(n.strip() for n in workloads.split(",") if n.strip())
+    names = _names(workloads, f"{shell.command('generate', '--from', CAPTURED, '--out', out)} measures them")
     if not names and source is None:
         raise UsageError("--workloads is empty: name at least one, for example flux")
     budget_s = parse_budget(budget) if budget is not None else None
@@ -228,9 +242,7 @@ def capture(
         str | None, typer.Option("-m", metavar="MODULE", help="a module or package to run, as of python")
     ] = None,
     code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="code to run, as of python")] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="the journal that gets the kernels")] = Path(
-        "captured.sqlite"
-    ),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the journal that gets the kernels")] = CAPTURED,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
     workloads: Annotated[
         str,
@@ -278,7 +290,7 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
     from kcg.dataset.journal import Journal
     from kcg.optimize.console import progress
 
-    names = tuple(n.strip() for n in workloads.split(",") if n.strip())
+    names = _names(workloads)
     # to schedule without allocating, any device does that opens here
     prepare(choose_device("CPU").dev)
     wanted = choose_device(device).device if device == "auto" else device.upper().partition(":")[0]

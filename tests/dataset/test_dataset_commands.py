@@ -74,6 +74,12 @@ def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> Non
     [
         (["generate", "--workloads", "nope", "--out", "x.sqlite"], "unknown workload"),
         (["generate", "--workloads", ",", "--out", "x.sqlite"], "empty"),
+        (
+            ["generate", "--workloads", "rope/mini,wl.py", "--out", "x.sqlite"],
+            "wl.py is a program, no workload: python -m kcg.dataset capture -- wl.py records its kernels, and "
+            "python -m kcg.dataset generate --from captured.sqlite --out x.sqlite measures them",
+        ),
+        (["capture", "--workloads", "wl.py"], "python -m kcg.dataset capture -- wl.py records its kernels"),
         (["generate", "--workloads", "flux", "--out", "x.sqlite", "--budget", "-5"], "not a positive time"),
         (["generate", "--workloads", "flux", "--out", "x.sqlite", "--schedules-per-kernel", "0"], "at least 1"),
         (["generate", "--workloads", "flux", "--out", "text.sqlite", "--budget", "5s"], "text.sqlite"),
