@@ -62,7 +62,10 @@ def show(
 def score(
     predictions: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Parquet or CSV: region_id, schedule_body as there, and predicted_us"),
+        typer.Argument(
+            metavar="FILE",
+            help="Parquet or CSV: region_id, schedule_body, variables, target as there, and predicted_us",
+        ),
     ],
     dataset: Annotated[
         str, typer.Option(metavar="NAME", help="in a checkout, a path, or OWNER/NAME@REVISION of the Hub")

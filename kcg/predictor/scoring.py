@@ -153,11 +153,20 @@ def match(pool: Pool, found: dict[str, list[Any]], path: Path) -> Matched:
 
 
 def _check_names(pool: Pool, names: Sequence[str], path: Path) -> None:
-    """Raises DataError where rows to be judged differ in columns alone that the file does not have."""
+    """Raises DataError where rows to be judged differ in columns alone that the file does not have, with those that
+    tell them apart: one of them if one does."""
     absent = [name for name in IDENTITY if name not in names]
-    distinct = {tuple(row[name] for name in names) for row in pool.rows}
-    if len(distinct) < len({tuple(row[name] for name in IDENTITY) for row in pool.rows}):
-        raise DataError(f"{path} has no column {' or '.join(absent)}, in which alone rows to be judged differ: add it")
+
+    def told_apart(more: Sequence[str]) -> int:
+        return len({tuple(row[name] for name in (*names, *more)) for row in pool.rows})
+
+    if told_apart(()) < (rows := told_apart(absent)):
+        needed = next(([name] for name in absent if told_apart([name]) == rows), absent)
+        noun = "column" if len(needed) == 1 else "columns"
+        raise DataError(
+            f"{path} has no {noun} {' and '.join(needed)}, in which alone rows to be judged differ: add it as the "
+            "dataset has it"
+        )
 
 
 def _wrong(what: str, keys: Sequence[Key]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,10 +25,11 @@ from kcg.predictor.scoring import IDENTITY, METRICS, Pool, match, pool_of, read_
 from kcg.predictor.training_data import load as load_rows
 from kcg.predictor.training_data import pool_rows
 from kcg.training.fit import judge
-from tests.commands import Ended, ended
+from tests.commands import Ended, ended, python
 from tests.small_dataset import small_dataset
 
 Rows = dict[str, list[object]]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "predictor.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,14 +148,43 @@ def test_what_is_wrong_with_rows_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_column_in_which_rows_differ_is_asked_for(rows: Rows, pool: Pool, tmp_path: Path) -> None:
-    """One kernel at two values of a variable: two rows of one schedule."""
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"variables": '[["n",5]]'}, "no column variables, in which"),
+        ({"target": "another"}, "no column target, in which"),
+    ],
+)
+def test_a_column_in_which_alone_rows_differ_is_asked_for_by_its_name(
+    rows: Rows, pool: Pool, tmp_path: Path, other: dict[str, str], says: str
+) -> None:
+    """One kernel at two values of a variable, or on two targets: two rows of one schedule."""
     first = dict(pool.rows[0])
-    two = Pool(pool.export, pool.data, pool.floors, (first | {"variables": '[["n",5]]'}, first, *pool.rows[2:]))
-    with pytest.raises(
-        DataError, match="no column variables or target, in which alone rows to be judged differ: add it"
-    ):
+    two = Pool(pool.export, pool.data, pool.floors, (first | other, first, *pool.rows[2:]))
+    with pytest.raises(DataError, match=f"{says} alone rows to be judged differ: add it as the dataset has it"):
         scored(rows, tmp_path / "a.parquet", two)
+
+
+def example() -> str:
+    """The program of docs/predictor.md that writes a file of predictions."""
+    (found,) = re.findall(
+        r"```python\n(.*?predictions\.parquet.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL
+    )
+    return str(found)
+
+
+def test_the_example_writes_all_that_tells_rows_apart() -> None:
+    assert all(f'"{name}"' in example() for name in (*IDENTITY, "predicted_us"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_the_example_is_scored_with_both_datasets(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = python("-c", example().replace('"h200"', f'"{name}"'), PYTHONPATH=str(DOCUMENT.parents[1]))
+    assert written.returncode == 0, written.stderr
+    done = run("predictions.parquet", "--dataset", name)
+    assert done.returncode == ExitCode.OK and "predictions.parquet" in done.stdout, done.stderr
 
 
 def test_files_that_are_none_are_one_line(tmp_path: Path) -> None:
