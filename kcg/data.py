@@ -3,7 +3,7 @@
     import kcg.data
 
     data = kcg.data.load("h200")           # of a checkout; or a path; or "OWNER/NAME@REVISION" of the Hugging Face Hub
-    frame = data.to_pandas()               # a row for each schedule that was measured
+    frame = data.to_pandas()               # a row for each schedule that was measured: its family, its time, …
     parts = data.to_datasets()             # train, validation and test, no kernel in two of them
     graphs = data.to_pyg("train")          # what the predictor sees, with the logarithm of the runtime
 
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.cli import pip_install
+from kcg.cli import counted, pip_install
 from kcg.dataset.columns import BESIDE, FIRST, measurements_schema
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
 from kcg.dataset.publish import COLUMNS as OF_FILES
 from kcg.dataset.reading import MEASUREMENTS, Export, read_export
 from kcg.dataset.sources import names, place_of
-from kcg.dataset.splits import PARTS, SPLITS
-from kcg.errors import UnknownName, UsageError
+from kcg.dataset.splits import PARTS, SPLITS, families_of
+from kcg.errors import KcgError, UnknownName, UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import Status
 
@@ -39,13 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Data", "load", "names"]
 
-COLUMNS: Final[dict[str, str]] = {
+FAMILY: Final = "family"
+COLUMNS: Final[dict[str, str]] = {FAMILY: "the workload that the kernel is of, without its preset"} | {
     column: words
     for columns, words in OF_FILES[MEASUREMENTS].items()
     for column in columns.split(", ")
     if column != "timing"  # a row of another file
 }
 """What each column of the table means, by its name."""
+
+_READABLE: Final = (FAMILY, "median_s", "status", "schedule_body", "n_samples")
+_IDS: Final = ("region_id", "target", "toolchain", "run_id")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Data:
 
     name: str
     export: Export
+
+    def __repr__(self) -> str:
+        try:
+            table, targets = self.to_arrow([FAMILY, "region_id"]), self.export.targets().values()
+        except (KcgError, OSError):  # such as a journal's files, which went with another `Data`
+            return f"Data({self.name!r})"
+        families, kernels = (len(table[name].unique().drop_null()) for name in table.column_names)
+        models = ", ".join(sorted({target.model for target in targets}))
+        counts = f"{counted(kernels, 'kernel')} of {counted(families, 'family', 'families')}"
+        return f"Data({self.name!r}: {len(table):,} schedules of {counts}, on {models})"
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The table as `pyarrow.Table`: all rows under today's timing protocol, the columns that are named or all of
@@ -64,12 +78,24 @@ class Data:
         for name in wanted:
             if name not in COLUMNS:
                 raise UnknownName("column", name, list(COLUMNS))
-        if "median_s" not in wanted:
-            return self.export.table(PROTOCOL, wanted)
-        table = self.export.table(PROTOCOL, list(dict.fromkeys([*wanted, "status"])))
-        timed = pc.equal(table["status"].cast("string"), str(Status.OK))
-        seconds = pc.if_else(timed, table["median_s"], None)  # a failure has no time
-        return table.set_column(table.column_names.index("median_s"), "median_s", seconds).select(wanted)
+        of_others = {FAMILY: "region_id", "median_s": "status"}  # what these two follow from
+        stored = [name for name in (*wanted, *(of_others.get(n, n) for n in wanted)) if name != FAMILY]
+        table = self.export.table(PROTOCOL, list(dict.fromkeys(stored)))
+        if FAMILY in wanted:
+            table = table.append_column(FAMILY, self._families(table["region_id"]))
+        if "median_s" in wanted:
+            timed = pc.equal(table["status"].cast("string"), str(Status.OK))
+            seconds = pc.if_else(timed, table["median_s"], None)  # a failure has no time
+            table = table.set_column(table.column_names.index("median_s"), "median_s", seconds)
+        return table.select(wanted)
+
+    def _families(self, region_ids: Any) -> Any:
+        """The family of each row, as a dictionary; null where no workload has the kernel."""
+        import pyarrow as pa
+
+        ids, known = region_ids.combine_chunks(), families_of(self.export.workloads())
+        names = pa.array([known.get(one) for one in ids.dictionary.to_pylist()], pa.string())
+        return names.take(ids.indices).dictionary_encode()
 
     def kernels(self, columns: Sequence[str] | None = None) -> Any:
         """The kernels as `pyarrow.Table`, whose `id` is the `region_id` of rows: the columns of `kernels.parquet`."""
@@ -141,8 +167,9 @@ def load(source: str | Path) -> Data:
 
 
 def _column_names() -> list[str]:
-    """All columns, those first that a reader wants first."""
-    return [name for name in dict.fromkeys([*FIRST, *measurements_schema().names, *BESIDE]) if name in COLUMNS]
+    """All columns, those first that a reader wants first, and last those of ids."""
+    named = dict.fromkeys([*_READABLE, *FIRST, *measurements_schema().names, *BESIDE])
+    return [name for name in (*(n for n in named if n not in _IDS), *_IDS) if name in COLUMNS]
 
 
 def _known_split(split: str) -> str:

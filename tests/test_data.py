@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kcg.cli import pip_install
-from kcg.data import COLUMNS, load, names
+from kcg.data import COLUMNS, Data, load, names
 from kcg.dataset.columns import measurements_schema, stored_schema
 from kcg.dataset.splits import PARTS, SPLITS
 from kcg.errors import DataError, UnknownName, UsageError
@@ -43,7 +43,7 @@ def test_a_checkout_names_its_datasets(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_table_has_every_column_and_no_time_of_a_failure(small: Path) -> None:
     table = load(small).to_arrow()
-    assert set(table.column_names) == COLUMNS.keys() == {*stored_schema({}).names} - {"timing"}
+    assert set(table.column_names) == COLUMNS.keys() == {"family", *stored_schema({}).names} - {"timing"}
     assert COLUMNS.keys() >= {*measurements_schema().names} - {"timing"}
     assert all(COLUMNS.values())
     failed = pc.not_equal(table["status"].cast("string"), "ok")
@@ -119,6 +119,29 @@ def test_pandas_and_datasets_hold_the_same_rows(small: Path) -> None:
     assert isinstance(parts, library.DatasetDict) and [*parts] == [*PARTS]
     assert parts.num_rows == {part: len(rows) for part, rows in data.parts("kernel").items()}
     assert isinstance(parts["train"][0]["schedule_body"], str)
+
+
+def test_the_first_columns_are_family_and_time_and_the_last_are_ids(small: Path) -> None:
+    data = load(small)
+    frame = data.to_pandas()
+    assert [*frame.columns[:4]] == ["family", "median_s", "status", "schedule_body"]
+    hashes = [name for name in frame if str(frame[name].iloc[0]).isalnum() and len(str(frame[name].iloc[0])) >= 32]
+    assert {"region_id", "target", "toolchain"} <= {*hashes} and [*frame.columns[-len(hashes) :]] == hashes
+    of_kernel = {row["id"]: row["workloads"] for row in data.kernels(["id", "workloads"]).to_pylist()}
+    assert {*frame.family} == {"flux", "softmax", "rope"}
+    for family, kernel in {*zip(frame.family, frame.region_id, strict=True)}:
+        assert family in {name.partition("/")[0] for name in of_kernel[kernel]}
+    assert data.to_arrow(["family"]).column_names == ["family"]
+    assert data.to_arrow(["schedule_body", "family"]).column_names == ["schedule_body", "family"]
+
+
+def test_it_says_what_it_holds(small: Path) -> None:
+    data = load(small)
+    table = data.to_arrow(["region_id"])
+    kernels = len(table["region_id"].unique())
+    expected = f"{len(table):,} schedules of {kernels} kernels of 3 families, on NVIDIA H200)"
+    assert repr(data) == f"Data({str(small)!r}: {expected}"
+    assert repr(Data("gone", data.export.__class__(small / "absent", {}))) == "Data('gone')"
 
 
 def test_what_is_missing_is_one_line_that_says_how_to_install_it(small: Path) -> None:

@@ -61,6 +61,18 @@ def make_splits(kernels: Mapping[str, Kernel], workloads: Iterable[Workload], *,
     return {name: Split(name, parts[name], _in_training(parts[name], shape_classes)) for name in SPLITS}
 
 
+def families_of(workloads: Iterable[Workload]) -> dict[str, str]:
+    """The family of each region by its id: of those that have it `TEST_FAMILY`, else the first that fills no space
+    between real models, else the last."""
+    found: dict[str, str] = {}
+    for workload in workloads:
+        for call in workload.calls:
+            known = found.get(call.region.id, TRAINING_PREFIX)
+            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
+                found[call.region.id] = workload.name
+    return found
+
+
 def is_validation_family(name: str, *, seed: int = 0) -> bool:
     """Whether a workload family is held out for validation: about a tenth of the names, by a hash of the name."""
     held_out = _fraction("workload", name, seed) < VALIDATION_SHARE

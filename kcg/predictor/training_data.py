@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
@@ -24,7 +24,7 @@ import numpy as np
 
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export, read_export
-from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
+from kcg.dataset.splits import PARTS, SPLITS, families_of
 from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.files import cache_folder, whole
 from kcg.kernel.kinds import Space, space_of
@@ -48,6 +48,7 @@ from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 log = logging.getLogger(__name__)
 
 CHUNK = 32  # kernels of one job of a process
+TENTHS = 10  # of the kernels: how often it is said how far the graphs are
 
 T = TypeVar("T")
 
@@ -227,7 +228,7 @@ def load(
     if found is not None:
         return found
     log(f"{folder}: computing graphs, once")
-    made = _build(export, workers, part, pool)
+    made = _build(export, workers, part=part, pool=pool, log=log)
     keep(_as_arrays(made), path)
     return made
 
@@ -238,7 +239,9 @@ def _identity(export: Export, part: tuple[str, str] | None, pool: bool) -> str:
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _build(export: Export, workers: int | None, part: tuple[str, str] | None, pool: bool) -> TrainingData:
+def _build(
+    export: Export, workers: int | None, *, part: tuple[str, str] | None, pool: bool, log: Callable[[str], None]
+) -> TrainingData:
     names = (*COLUMNS, *((f"split_{part[0]}",) if part else ()))
     table = export.table(PROTOCOL, names)
     columns = {name: _column(table[name]) for name in names}
@@ -265,7 +268,7 @@ def _build(export: Export, workers: int | None, part: tuple[str, str] | None, po
         KernelJob(regions[region], targets[target], tuple(columns["schedule_body"][rows[a:b]]))
         for (region, _, target), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)
     ]
-    encoded = list(in_processes(_encode, jobs, workers))
+    encoded = list(_counted(in_processes(_encode, jobs, workers), len(jobs), log))
     applies = np.concatenate([ok for _, _, ok in encoded])
     fingerprints = sorted({target for _, _, target in keys})
     status = columns["status"][rows]
@@ -292,6 +295,14 @@ def _build(export: Export, workers: int | None, part: tuple[str, str] | None, po
     if not len(made):
         raise DataError(f"{export.folder}: none of its schedules applies to its kernel in this tinygrad")
     return made
+
+
+def _counted(made: Iterable[T], count: int, log: Callable[[str], None]) -> Iterator[T]:
+    """What is made, one for each of `count` kernels, with a line for every tenth of them."""
+    for done, one in enumerate(made, 1):
+        if done * TENTHS // count > (done - 1) * TENTHS // count:
+            log(f"graphs of {done:,} of {count:,} kernels")
+        yield one
 
 
 def _column(column: Any) -> Array:
@@ -321,13 +332,11 @@ def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str
     names = [f"split_{split}" for split in SPLITS]
     table = export.kernels_table(["id", *names, "workload_twin_in_training"]).to_pylist()
     by_id = {row["id"]: row for row in table}
-    family: dict[str, str] = {}
+    workloads = export.workloads()
+    family = families_of(workloads)
     calls: dict[str, int] = {}
-    for workload in export.workloads():
+    for workload in workloads:
         for call in workload.calls:
-            known = family.get(call.region.id, TRAINING_PREFIX)
-            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
-                family[call.region.id] = workload.name
             calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
     rows = [by_id[regions[region].kernel.id] for region, _, _ in keys]
     return {

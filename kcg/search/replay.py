@@ -22,7 +22,7 @@ from kcg.dataset.bounds import check_bounds
 from kcg.dataset.columns import CONSTANTS, MADE_BY, constants_in, rows_of_a_group
 from kcg.dataset.journal import status_and_reason
 from kcg.dataset.reading import Export
-from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
+from kcg.dataset.splits import PARTS, TEST, families_of
 from kcg.errors import DataError, ScheduleError, UnknownName
 from kcg.kernel.kinds import KnowsSteps, StepSpace, describe, kind_of, parse
 from kcg.provenance import provenance
@@ -142,13 +142,11 @@ def kernels_of(export: Export, part: str, *, split: str = "workload") -> list[Re
     tables = read_tables(export.folder)
     column = f"split_{split}"
     parts = {r["id"]: r[column] for r in export.kernels_table(["id", column]).to_pylist()}
-    families: dict[str, str] = {}
+    workloads = export.workloads()
+    families = families_of(workloads)
     calls: dict[str, int] = {}
-    for workload in export.workloads():
+    for workload in workloads:
         for call in workload.calls:
-            known = families.get(call.region.id, TRAINING_PREFIX)
-            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
-                families[call.region.id] = workload.name
             calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
     regions, targets = export.regions(), export.targets()
     found = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,9 @@ def one_core() -> Iterator[None]:
         yield
 
 
+said_of_graphs: list[str] = []  # while the graphs of the dataset were computed
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A part of the H200's dataset, and the graphs of it in a cache that the scripts find, too."""
@@ -84,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(1)
     path = small_dataset(tmp_path_factory.mktemp("small"), families=families)
-    load(path, workers=1)
+    load(path, workers=1, log=said_of_graphs.append)
     yield path
     torch.set_num_threads(threads)
     os.environ.pop("XDG_CACHE_HOME")
@@ -95,6 +99,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def data(folder: Path) -> TrainingData:
     return load(folder)
+
+
+def test_it_is_said_how_far_the_graphs_are(folder: Path, data: TrainingData) -> None:
+    first, *lines = said_of_graphs
+    assert first == f"{folder}: computing graphs, once"
+    counts = [tuple(map(int, re.findall(r"\d+", line))) for line in lines]
+    kernels = len(data.region_ids)
+    assert lines[-1] == f"graphs of {kernels} of {kernels} kernels"
+    assert counts == [(-(-tenth * kernels // 10), kernels) for tenth in range(1, 11)]
+    again: list[str] = []
+    load(folder, log=again.append)
+    assert again == [], "they are kept"
 
 
 @pytest.fixture(scope="module")
