@@ -68,6 +68,7 @@ MISTAKES = {
     "budget 0": ("optimize flux --budget 0", USAGE, ("--budget '0' is not a positive time", "120s, 2m or 1h")),
     "no GPU": ("optimize flux --device CUDA", UNUSABLE, ("finds no GPU here", "use --device CPU")),
     "unknown search": ("optimize flux --search mctz", USAGE, ("unknown search strategy 'mctz'", "did you mean mcts?")),
+    "ASTs without JSON": ("optimize flux --asts", USAGE, ("--asts says what --json prints: add --json",)),
     "a folder": ("optimize ../models", USAGE, ("../models is a folder", "give a script in it", "-m")),
     "a folder without a slash": ("optimize kcg-out", USAGE, ("kcg-out is a folder", "give a script in it")),
     "a notebook": ("optimize study.ipynb", USAGE, ("kcg.tune", "jupyter nbconvert --to script study.ipynb")),

@@ -156,7 +156,8 @@ def optimize(
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
-    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")] = False,
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout, without ASTs")] = False,
+    asts: Annotated[bool, typer.Option("--asts", help="with --json: as RESULT.json has it, with every AST")] = False,
     report: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="for RESULT.json, report.html and the journal; else kcg-out/WORKLOAD"),
@@ -205,11 +206,14 @@ def optimize(
         costs=cache_folder("costs"),
         command=command_text("optimize"),
     )
+    if asts and not json_mode:
+        raise UsageError("--asts says what --json prints: add --json")
     if own_args and not settings.is_script:
         raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
     if no_script_check and not settings.is_script:
         raise UsageError(f"--no-script-check is for scripts; {what} is not a .py file")
-    raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet, wandb=wandb_mode)))
+    ended = run(settings, dry_run=dry_run, json_mode=json_mode, asts=asts, quiet=quiet, wandb=wandb_mode)
+    raise typer.Exit(int(ended))
 
 
 def _workload(
@@ -245,7 +249,15 @@ def _folder_name(workload: str, form: Form | None) -> str:
     return (Path(workload).stem if form is None else Program(form, workload).name) or "out"
 
 
-def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb: str = "disabled") -> ExitCode:
+def run(
+    settings: object,
+    *,
+    dry_run: bool,
+    json_mode: bool,
+    quiet: bool,
+    asts: bool = False,
+    wandb: str = "disabled",
+) -> ExitCode:
     """Run and print; everything but the result goes to stderr. `wandb` is a mode of `kcg.predictor.tracking`."""
     from kcg.optimize.console import print_result, progress
     from kcg.optimize.settings import Settings, check_gpu_count, check_names, with_fleet
@@ -284,7 +296,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool, wandb:
             from kcg.report.result import to_dict
             from kcg.types import canonical_json
 
-            sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
+            sys.stdout.write(canonical_json(to_dict(finished.result, asts=asts)) + "\n")
         elif finished.result.total_before_s or finished.exit_code != ExitCode.INTERRUPTED:  # else nothing was timed
             from rich.console import Console
 

@@ -91,10 +91,12 @@ UNTIMED = "it was not timed, others are expected to take longer"
 _ADVICE = "use an intact copy or run the search again"
 
 
-def to_dict(result: Result) -> dict[str, Any]:
-    """The object that is stored and that `--json` prints: JSON values only; `from_dict` reads it back."""
+def to_dict(result: Result, *, asts: bool = True) -> dict[str, Any]:
+    """The object that is stored: JSON values only; `from_dict` reads it back. `--json` prints it without `asts`, which
+    are for programs that measure, unless they are asked for."""
     body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **encode(result)}
-    body["asts"] = {kernel.id: kernel.ast_json for row in result.deployed for kernel in row.region.kernels}
+    if asts:
+        body["asts"] = {kernel.id: kernel.ast_json for row in result.deployed for kernel in row.region.kernels}
     return body
 
 

@@ -83,7 +83,8 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
         assert kernel["after_s"] <= kernel["before_s"]
         assert {"id", "name", "calls", "schedule"} <= set(kernel)
     _check_of_a_script(answer)
-    assert answer == json.loads((folder / "RESULT.json").read_text())
+    stored = json.loads((folder / "RESULT.json").read_text())
+    assert stored.pop("asts") and answer == stored, "the ASTs are in the file alone"
 
 
 def test_what_was_expected_is_in_the_journal_beside_what_was_measured(
@@ -251,8 +252,9 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive, "no child survives its parent"
     before = _rows(journal)
-    done = optimized(*arguments, "--resume", "--json", "--", "8")
+    done = optimized(*arguments, "--resume", "--json", "--asts", "--", "8")
     assert done.returncode in (ExitCode.UNCHECKED, ExitCode.NOTHING_IMPROVED), done.stderr
+    assert json.loads(done.stdout) == json.loads((tmp_path / "RESULT.json").read_text())
     after = _rows(journal)
     assert after[: len(before)] == before, "nothing acknowledged is lost"
     schedules = [(row[0], row[1]) for row in after]
