@@ -19,7 +19,7 @@ _MODELS = tuple(str(_KCG / "workloads" / name) for name in ("zoo", "flux.py", "l
 def users_line() -> str:
     """The innermost line that is neither tinygrad's nor kcg's machinery, nor, where there is another, of something
     installed; and the lines of the same folder that called it, the nearest ones: `file:line < file:line`. A layer that
-    all of a model calls says little by itself."""
+    all of a model calls says little by itself. A cell of a notebook is named by its number: `In [3]:line`."""
     frame: FrameType | None = sys._getframe(1)
     found: list[str] = []
     folder = installed = ""
@@ -31,9 +31,19 @@ def users_line() -> str:
             installed = installed or f"{path}:{frame.f_lineno}"
         elif not found or os.path.dirname(path) == folder:  # noqa: PTH120  # a thousand times
             folder = folder or os.path.dirname(path)  # noqa: PTH120
-            found.append(f"{path}:{frame.f_lineno}")
+            found.append(f"{_cell(path) or path}:{frame.f_lineno}")
         frame = frame.f_back
     return CALLED_BY.join(found) or installed
+
+
+def _cell(path: str) -> str:
+    """What a notebook calls the cell that a file stands for, of which IPython makes up a name; empty where it is none,
+    or no notebook runs here."""
+    shell = sys.modules.get("IPython.core.getipython")
+    if shell is None or (running := shell.get_ipython()) is None:
+        return ""
+    named: tuple[str, str] | None = running.compile.format_code_name(path)
+    return "" if named is None else named[1].replace("In[", "In [")
 
 
 @functools.cache

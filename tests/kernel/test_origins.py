@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,6 +116,32 @@ def test_what_a_notebooks_shell_holds_names_no_layer(monkeypatch: pytest.MonkeyP
     vars(notebook).update(exit=Shell(written), In=["written"], Out={1: written}, _=written, net=written)
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     assert labels(recorded(lambda: vars(notebook)["net"].layers[0](x).realize())) == {("net.layers.0.up", 1)}
+
+
+def test_cells_of_a_notebook_are_named_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython makes up a file's name for each, and knows its number by that."""
+    helper, caller = tmp_path / "4711.py", tmp_path / "4712.py"
+    helper.write_text("def more(x):\n    return (x + 1).contiguous()\n")
+    caller.write_text("\n\nmade = more(x).realize()\n")
+    numbers = {str(helper): 3, str(caller): 12}
+
+    class Compiler:
+        def format_code_name(self, name: str) -> tuple[str, str] | None:
+            return ("Cell", f"In[{numbers[name]}]") if name in numbers else None
+
+    class Shell:
+        compile = Compiler()
+
+    module = ModuleType("IPython.core.getipython")
+    vars(module)["get_ipython"] = Shell
+    monkeypatch.setitem(sys.modules, "IPython.core.getipython", module)
+    more, x = runpy.run_path(str(helper))["more"], ones()
+    workload = recorded(lambda: runpy.run_path(str(caller), {"more": more, "x": x}))
+    assert labels(workload) == {("In [3]:2", 1)}
+    (call,) = (call for sequence in workload.sequences for call in sequence.calls if call.kernel)
+    assert call.origin.startswith("In [3]:2 < In [12]:3")
+    vars(module)["get_ipython"] = lambda: None
+    assert labels(recorded(lambda: more(x).realize())) == {("4711.py:2", 1)}
 
 
 def test_a_look_keeps_nothing_alive() -> None:
