@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
+from kcg.compat.gradients import MODULE as GRADIENTS
+from kcg.compat.gradients import Gradients
 from kcg.compat.lines import users_line
 from kcg.compat.parameters import Parameters
 from kcg.compat.planning import JIT, before_planning
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
 
 COPY = "copy between devices"
+BACKWARD = " (backward)"  # behind the layer of a call that computes gradients
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class SequenceRecorder:
     """What a running program scheduled and replayed. Threads may share it."""
 
     def __init__(self, *, look: bool) -> None:
-        self.parameters, self._look = Parameters(), look
+        self.parameters, self.gradients, self._look = Parameters(), Gradients(), look
         self.on_run: Callable[[CapturedSequence, Variables], None] = lambda sequence, values: None  # of each run
         self._counts: dict[CapturedSequence, dict[Variables, int]] = {}
         self._layers: dict[CapturedSequence, Counter[tuple[str, ...]]] = {}
@@ -112,6 +115,8 @@ class SequenceRecorder:
         if self._look:
             self.parameters.look_for(stretch)
         layers = self.parameters.layers_of(stretch)
+        backward = self.gradients.backward(stretch, layers)
+        layers = [layer + BACKWARD if late else layer for layer, late in zip(layers, backward, strict=True)]
         self._now.planned = captured(stretch, steady=module == JIT, line_of=self._line_of, layers=layers)
         return linear
 
@@ -169,6 +174,7 @@ class SequenceRecorder:
 
         def transform_to_call(sink: UOp) -> Any:
             call, buffers = buffers_before(sink)
+            self.gradients.placed(sink, buffers)
             for value, place in buffers.items():
                 self.parameters.moved(value, place.buf_uop)
                 if line := self._lines.get(value):
@@ -214,6 +220,7 @@ def recording_sequences(*, look: bool = True) -> Iterator[SequenceRecorder]:
         before_planning(recorder.saw_planned),
         when_imported(JIT, lambda jit: undo.append(recorder.watch_jit(jit))),
         when_imported("tinygrad.tensor", lambda tensor: undo.append(recorder.watch_tensors(tensor))),
+        when_imported(GRADIENTS, lambda gradient: undo.append(recorder.gradients.watch(gradient))),
     ):
         try:
             yield recorder

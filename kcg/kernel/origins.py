@@ -87,7 +87,7 @@ def merged(counts: Mapping[str, float]) -> Origins:
     return tuple((label, round(count)) for label, count in most)
 
 
-_NUMBER = re.compile(r"(?<![^.])(?:\d+|\*)(?![^.])")  # a whole part of a path
+_NUMBER = re.compile(r"(?<![^.])(?:\d+|\*)(?![^. ])")  # a whole part of a path
 
 
 def _numbers(label: str) -> int:

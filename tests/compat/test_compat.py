@@ -30,6 +30,7 @@ import tinygrad.tensor
 import tinygrad.uop.ops
 from tinygrad import Tensor, schedule
 from tinygrad.engine import jit, realize
+from tinygrad.mixin import gradient
 from tinygrad.runtime.autogen import nvrtc
 
 from kcg.compat import scheduling, streams, tiny
@@ -305,6 +306,8 @@ def test_functions_that_kcg_replaces_are_looked_up_when_they_are_called() -> Non
     scheduling_of_tensors = inspect.getsource(Tensor.linear_with_vars)
     assert all(f"{name}(" in scheduling_of_tensors for name in ("transform_to_call", "create_linear_with_vars"))
     assert isinstance(Tensor.__dict__["_wrap_uop"], classmethod)
+    assert "from tinygrad.mixin.gradient import compute_gradient" in inspect.getsource(Tensor.gradient)
+    assert [*inspect.signature(gradient.compute_gradient).parameters] == ["root", "root_grad", "targets"]
 
 
 def test_what_the_memory_planner_is_given_names_its_buffers() -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tinygrad import Tensor, TinyJit, nn
+from tinygrad import Context, Tensor, TinyJit, nn
 
 from kcg.compat.sequences import recording_sequences
 from kcg.kernel.origins import KEPT, merged, origins_of
@@ -118,6 +118,56 @@ def test_what_a_notebooks_shell_holds_names_no_layer(monkeypatch: pytest.MonkeyP
     assert labels(recorded(lambda: vars(notebook)["net"].layers[0](x).realize())) == {("net.layers.0.up", 1)}
 
 
+class Step:
+    """Two layers, their loss, and a step of an optimizer."""
+
+    def __init__(self) -> None:
+        self.layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+        for parameter in nn.state.get_parameters(self.layers):
+            parameter.realize()
+        self.optimizer = nn.optim.SGD(nn.state.get_parameters(self.layers), lr=0.1)
+
+    def __call__(self, x: Tensor, *, at_once: bool) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        with Context(TRAINING=1):
+            self.optimizer.zero_grad()
+            loss = (x - 1).square().mean().backward()
+            if at_once:
+                return loss.realize(*self.optimizer.schedule_step())
+            self.optimizer.step()
+            return loss
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_forward_and_backward_kernels_of_a_layer_differ_in_name(at_once: bool) -> None:
+    """Also where the forward pass is computed for gradients alone, and the loss is asked for later or never."""
+    step, x = Step(), ones()
+    workload = recorded(lambda: step(x, at_once=at_once))
+    calls = [call for sequence in workload.sequences for call in sequence.calls if call.layers]
+    names = [name for call in calls for name, _ in call.layers]
+    assert names[:2] == ["step.layers.0", "step.layers.1"]
+    assert {*names[2:]} == {"step.layers.0 (backward)", "step.layers.1 (backward)"}
+    assert {label for label, _ in labels(workload)} >= {"step.layers.0", "step.layers.0 (backward)"}
+
+
+def test_a_forward_pass_after_a_step_is_no_backward_pass() -> None:
+    step, x = Step(), ones()
+
+    def run() -> None:
+        step(x, at_once=True)
+        (step.layers[1](step.layers[0](x).contiguous()) + 1).realize()
+
+    *_, last = recorded(run).sequences
+    assert [name for call in last.calls for name, _ in call.layers] == ["step.layers.0", "step.layers.1"]
+
+
+def test_backward_kernels_of_a_workload_that_is_never_run_are_told_apart() -> None:
+    found = {name for origins in origins_of(captured("mlp_train", "mini")).values() for name, _ in origins}
+    backward = {name.removesuffix(" (backward)") for name in found if name.endswith(" (backward)")}
+    assert backward and backward <= found, found
+
+
 def test_cells_of_a_notebook_are_named_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython makes up a file's name for each, and knows its number by that."""
     helper, caller = tmp_path / "4711.py", tmp_path / "4712.py"
@@ -183,6 +233,7 @@ def test_layers_alike_are_named_together_and_of_others_that_of_the_largest_param
         ({"a.0.q": 1, "a.1.q": 2, "a.1.k": 1}, (("a.*.q", 3), ("a.1.k", 1))),
         ({"a.0.mlp.0": 1, "a.1.mlp.0": 1}, (("a.*.mlp.0", 2),)),
         ({"a.0.b.1": 1, "a.0.b.2": 1, "a.1.b.1": 1}, (("a.*.b.1", 2), ("a.0.b.2", 1))),
+        ({"a.0 (backward)": 1, "a.1 (backward)": 1, "a.0": 1}, (("a.* (backward)", 2), ("a.0", 1))),
         ({"a.0.q + a.0.norm": 1, "a.1.q + a.1.norm": 1}, (("a.*.q + a.*.norm", 2),)),
         ({"model.py:3": 1, "model.py:4": 2}, (("model.py:4", 2), ("model.py:3", 1))),
         ({"a": 0, "": 7}, ()),
@@ -246,7 +297,7 @@ def test_a_region_of_several_kernels_has_their_layers() -> None:
 
 
 SCRIPT = """
-from tinygrad import Tensor, TinyJit, nn
+from tinygrad import Context, Tensor, TinyJit, nn
 
 class Model:
     def __init__(self): self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 8)
