@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -75,13 +75,16 @@ class Start(NamedTuple):
     cpu_s: float
 
 
-def start_times(rounds: int) -> dict[str, list[Start]]:
-    """The processes of each command, in turns, after one round that compiles."""
-    started: dict[str, list[Start]] = {name: [] for name in COMMANDS}
+def start_times(
+    rounds: int, *, python: Path = Path(sys.executable), folder: Path = ROOT, names: Sequence[str] = tuple(COMMANDS)
+) -> dict[str, list[Start]]:
+    """The processes of each command, in turns, after one round that compiles: of an environment's Python, in a
+    folder."""
+    started: dict[str, list[Start]] = {name: [] for name in names}
     for turn in range(rounds + 1):
-        for name, arguments in COMMANDS.items():
+        for name in names:
             begin_s, used_s = time.perf_counter(), _cpu_of_children_s()
-            subprocess.run([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run([python, *COMMANDS[name]], cwd=folder, stdout=subprocess.DEVNULL, check=True)
             if turn:
                 started[name].append(Start(time.perf_counter() - begin_s, _cpu_of_children_s() - used_s))
     return started
