@@ -157,11 +157,11 @@ def _check_names(pool: Pool, names: Sequence[str], path: Path) -> None:
     tell them apart: one of them if one does."""
     absent = [name for name in IDENTITY if name not in names]
 
-    def told_apart(more: Sequence[str]) -> int:
+    def distinct(more: Sequence[str]) -> int:
         return len({tuple(row[name] for name in (*names, *more)) for row in pool.rows})
 
-    if told_apart(()) < (rows := told_apart(absent)):
-        needed = next(([name] for name in absent if told_apart([name]) == rows), absent)
+    if distinct(()) < (rows := distinct(absent)):
+        needed = next(([name] for name in absent if distinct([name]) == rows), absent)
         noun = "column" if len(needed) == 1 else "columns"
         raise DataError(
             f"{path} has no {noun} {' and '.join(needed)}, in which alone rows to be judged differ: add it as the "
