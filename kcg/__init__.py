@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kcg.predicting import predict
     from kcg.tuning import load, tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "autotuned", "data", "load", "predict", "tune", "tuned"]
 
 _MODULES = {
