@@ -221,6 +221,31 @@ def own_words(source: Source) -> Iterator[str]:
             yield f"{source.module}:{line}: {name}: {word!r} is not the field's word for it"
 
 
+MOST_PARAMETERS = 8
+_READ_OFF = re.compile(r"(\.command|\.jit)\b")
+"""Decorators that read a signature: the options of a command, the arguments of a GPU kernel."""
+
+
+def many_parameters(source: Source) -> Iterator[str]:
+    """Functions of more than eight parameters, `*args` and `**kwargs` not counted, nor what a method is called on. Of
+    commands, also those that `run_script` runs, the parameters are options, and of GPU kernels arguments."""
+    commands = {
+        ast.unparse(node.args[0])
+        for node in source.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_script" and node.args
+    }
+    for node in source.nodes:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        name = getattr(node, "name", "a lambda")
+        if name in commands or any(_READ_OFF.search(ast.unparse(d)) for d in getattr(node, "decorator_list", ())):
+            continue
+        names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        count = len(names) - (names[:1] in (["self"], ["cls"]))
+        if count > MOST_PARAMETERS:
+            yield f"{source.module}:{node.lineno}: {name} has {count} parameters: make a dataclass of some"
+
+
 def private_tinygrad(source: Source) -> Iterator[str]:
     """Imports of tinygrad's internals outside of `kcg/compat`."""
     if package_of(source.module) == "compat":

@@ -23,6 +23,7 @@ from tests.rules import (
     imports_of_scripts,
     imports_of_training,
     loaded_by,
+    many_parameters,
     own_words,
     private_tinygrad,
     sources,
@@ -63,6 +64,10 @@ def test_nobody_but_the_registry_imports_a_kind_nor_do_the_readers() -> None:
 
 def test_names_are_the_fields_words() -> None:
     assert [line for source in LIBRARY for line in own_words(source)] == []
+
+
+def test_functions_have_at_most_eight_parameters() -> None:
+    assert [line for source in (*LIBRARY, *SCRIPTS) for line in many_parameters(source)] == []
 
 
 def test_nothing_is_executed_or_unpickled() -> None:

@@ -18,6 +18,7 @@ from tests.rules import (
     imports_of_scripts,
     imports_of_training,
     loaded_by,
+    many_parameters,
     own_words,
     private_tinygrad,
     sources,
@@ -41,6 +42,30 @@ def test_names_that_are_not_the_fields_words_are_found(tmp_path: Path) -> None:
     code = "def duel_of(kin): ...\nclass BoutOutcome: ...\nskin = roomy = contestant = 1\n"
     found = [line.split(": ")[1] for line in own_words(source(tmp_path, "kcg/search/a.py", code))]
     assert sorted(found) == ["BoutOutcome", "duel_of", "kin"]
+
+
+def test_functions_of_more_than_eight_parameters_are_found(tmp_path: Path) -> None:
+    eight, nine = "a, b, c, d, e, *, f, g, h", "a, b, c, d, e, *, f, g, h, i"
+    code = f"""
+def fits({eight}, **rest): ...
+class Made:
+    def fits(self, {eight}): ...
+    def many(self, {nine}): ...
+@app.command(help="options")
+def options({nine}): ...
+@triton.jit
+def kernel({nine}): ...
+def main({nine}): ...
+many_too = lambda {nine}: 0
+async def many_in({nine}): ...
+@cached
+def many_of({nine}): ...
+run_script(main)
+"""
+    found = [
+        line.split(": ")[1].split(" has")[0] for line in many_parameters(source(tmp_path, "kcg/search/a.py", code))
+    ]
+    assert sorted(found) == ["a lambda", "many", "many_in", "many_of"]
 
 
 def test_assertions_on_what_a_clock_says_are_found(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def main(
     need("sb3_contrib", "stable_baselines3")
     mode, budget_s = wanted_mode(wandb), parse_budget(budget) if budget is not None else None
     from kcg.measure.device_info import usable_cores
-    from kcg.training.policy import PolicyTrainingSettings, train_policy
+    from kcg.training.policy import PolicyTrainingSettings, TrainingRun, train_policy
     from kcg.training.predictor import changed, devices_of, parsed
 
     settings = changed(PolicyTrainingSettings(), parsed(set_ or []) | {"seed": seed})
@@ -53,11 +53,13 @@ def main(
         out,
         settings,
         from_mcts=from_mcts,
-        device=devices_of(device)[0],
-        wandb=mode,
-        workers=workers or usable_cores(),
-        budget_s=budget_s if budget_s is not None else float("inf"),
         start=start,
+        run=TrainingRun(
+            device=devices_of(device)[0],
+            workers=workers or usable_cores(),
+            wandb=mode,
+            budget_s=budget_s if budget_s is not None else float("inf"),
+        ),
     )
     typer.echo(", ".join(f"{name} {value:.4g}" for name, value in found.items()))
 

@@ -82,9 +82,8 @@ def main(
     from evaluation.flux.parts import names, reported  # seconds: it imports PyTorch
 
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
-    with comparing.opened(
-        dev, preset, out, headline=headline, budget=budget, again=again, retry=retry, limit=limit
-    ) as opened:
+    asked = comparing.RunSettings(budget, again, retry, limit=limit)
+    with comparing.opened(dev, preset, out, asked, headline=headline) as opened:
         rows = opened.rows
         for mode in wanted:
             if rows.wanted(key := f"step {mode}"):

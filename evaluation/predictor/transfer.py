@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,9 +76,10 @@ def transfer(
                 continue
             each = []
             for seed in range(seeds):
-                start = starts[seed % len(starts)] if starts else None
+                begins = starts[seed % len(starts)] if starts else None
+                trained = _Trained(share, seed, steps, nets[0] if begins is None else begins, begins is not None)
                 folder = work / f"{how.replace(' ', '-')}-{share:g}-{seed}"
-                fit = _fit(data, start or nets[0], share, seed, steps, start is not None, folder, floors, device)
+                fit = _fit(data, trained, folder, floors, device=device)
                 net = fit.run() if share else fit.averaged
                 each.append(judge(data, predicted(net, fit.graphs, index), index, floors))
             row[how] = {name: [values[name] for values in each] for name in FIGURES}
@@ -91,23 +92,24 @@ def _rows(data: TrainingData, share: float) -> list[Any]:
     return rows_of_kernels(data, FitSettings(share=share))
 
 
-def _fit(
-    data: TrainingData,
-    like: Net,
-    share: float,
-    seed: int,
-    steps: int,
-    tuned: bool,
-    folder: Path,
-    floors: Floors,
-    device: str,
-) -> Fit:
-    usual = FitSettings()
+@dataclass(frozen=True)
+class _Trained:
+    """One network that is trained."""
+
+    share: float  # of the training kernels
+    seed: int
+    steps: int
+    like: Net
+    tuned: bool  # it begins as `like`; otherwise it is a new one of its shape
+
+
+def _fit(data: TrainingData, trained: _Trained, folder: Path, floors: Floors, *, device: str) -> Fit:
+    usual, share, like, tuned = FitSettings(), trained.share, trained.like, trained.tuned
     kernels = len(_rows(data, share or 1.0))
-    epochs = max(1, math.ceil(steps / math.ceil(kernels / usual.kernels_a_step)))
+    epochs = max(1, math.ceil(trained.steps / math.ceil(kernels / usual.kernels_a_step)))
     settings = replace(
         usual,
-        seed=seed,
+        seed=trained.seed,
         share=share or 1.0,
         epochs=epochs,
         validate_every=epochs,
@@ -115,7 +117,7 @@ def _fit(
         net=like.settings,
         learning_rate=TUNED_RATE if tuned else usual.learning_rate,
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(trained.seed)
     return Fit(data, settings, folder, floors=floors, device=device, start=like if tuned else None)
 
 

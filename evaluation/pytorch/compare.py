@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from evaluation.pytorch import comparing
 from evaluation.pytorch.cases import COMPARISONS
-from evaluation.pytorch.comparing import named, opened, redraw
+from evaluation.pytorch.comparing import RunSettings, named, opened, redraw
 from evaluation.pytorch.kind import SIZES, Comparison, Rows
 from evaluation.rows import key_of
 from kcg.cli import run_script
@@ -78,17 +78,9 @@ def main(
     chosen = named("contender", contenders or comparison.usual, comparison.contenders)
     from kcg.compat.device import choose_device
 
-    how: dict[str, Any] = {"budget": budget, "again": again, "retry": retry, "tune": tune or comparison.tune}
-    with opened(
-        choose_device(device).dev,
-        size,
-        out,
-        headline=headline(comparison),
-        work=work or WORK / name,
-        limit=limit or comparison.limit_s,
-        write=comparison.write,
-        **how,
-    ) as rows:
+    asked = RunSettings(budget, again, retry, tune or comparison.tune, work or WORK / name, limit or comparison.limit_s)
+    dev, titled = choose_device(device).dev, headline(comparison)
+    with opened(dev, size, out, asked, headline=titled, write=comparison.write) as rows:
         for entry in comparison.entries(size):
             if only in entry.key:
                 by = named("contender", entry.only, comparison.contenders) if entry.only else chosen

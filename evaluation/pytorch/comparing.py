@@ -69,27 +69,29 @@ class Opened:
             typer.echo(f"{key}: {shown(row)}")
 
 
+@dataclass(frozen=True)
+class RunSettings:
+    """What one call of a comparison times, and for how long."""
+
+    budget: str
+    again: bool  # also what is there
+    retry: bool  # also what failed
+    tune: str = ""  # kcg's budget a case
+    work: Path = Path("kcg-out")
+    limit: float = 300.0  # seconds to prepare a contender
+
+
 @contextlib.contextmanager
 def opened(
-    dev: str,
-    size: str,
-    out: Path,
-    *,
-    headline: Headline,
-    budget: str,
-    again: bool,
-    retry: bool,
-    tune: str = "",
-    work: Path = Path("kcg-out"),
-    limit: float = 300.0,
-    write: Write | None = None,
+    dev: str, size: str, out: Path, asked: RunSettings, *, headline: Headline, write: Write | None = None
 ) -> Iterator[Opened]:
     """Open what `size` has on `dev`; at the end `write` its pictures and table, if there are rows, end its processes,
     and say how many rows are left."""
-    run, settings = run_of(size, dev), {"tune": tune} if tune else {}
-    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
-    with Pool(dev, prepare_s=limit, work=work) as pool:
-        yield Opened(dev, run, rows, pool, tune, work)
+    run, settings = run_of(size, dev), {"tune": asked.tune} if asked.tune else {}
+    limits = {"budget": asked.budget, "again": asked.again, "retry": asked.retry}
+    rows = Rows(out, run, **limits, settings=settings, headline=headline(run))
+    with Pool(dev, prepare_s=asked.limit, work=asked.work) as pool:
+        yield Opened(dev, run, rows, pool, asked.tune, asked.work)
         if write is not None and rows.rows:
             write(rows.rows, out, run)
     if rows.left:

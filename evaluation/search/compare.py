@@ -77,7 +77,7 @@ def main(
     from evaluation.documents import write_into
     from evaluation.search.comparison_text import regret_svg, sections
     from evaluation.search.device_journal import DeviceJournal, Shard
-    from evaluation.search.on_device import compare_on_flux
+    from evaluation.search.on_device import ExtraContenders, compare_on_flux
     from evaluation.search.regret import Board, entry, headline
     from evaluation.search.replays import compare, guides_of, policy_of
     from evaluation.search.shared_budget import allocated
@@ -96,8 +96,7 @@ def main(
             settings,
             count=tables or 8,
             log=log,
-            tiny_beams=[4],
-            policy=policy_of(policy_path) if policy_path is not None else None,
+            extra=ExtraContenders(policy_of(policy_path) if policy_path is not None else None, tiny_beams=[4]),
             recorded=recorded,
             budget_s=parse_budget(time) if time is not None else None,
         )

@@ -14,7 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.search.comparison import (
@@ -289,6 +289,14 @@ def compare_on_flux(
         return compare_on_device(calls, service or setting, predictor, settings, journal, **more)
 
 
+@dataclass(frozen=True)
+class ExtraContenders:
+    """What only a device can compare, or a policy that the settings' contenders may ask."""
+
+    policy: Policy | None = None
+    tiny_beams: Sequence[int] = ()  # widths of tinygrad's own BEAM
+
+
 def compare_on_device(
     calls: Sequence[tuple[Region, int]],
     service: MeasureService | Setting,
@@ -296,8 +304,7 @@ def compare_on_device(
     settings: Settings,
     journal: DeviceJournal,
     *,
-    policy: Policy | None = None,
-    tiny_beams: Sequence[int] = (),
+    extra: ExtraContenders | None = None,
     budget_s: float | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[RecordedKernel], list[dict[Turn, Replay]], dict[str, Any]]:
@@ -305,6 +312,8 @@ def compare_on_device(
 
     Beside the replays: what each contender's winners make of the workload, and tinygrad's own BEAM on the same kernels.
     """
+    extra = ExtraContenders() if extra is None else extra
+    tiny_beams = extra.tiny_beams
     deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     kernels, replays, winners, weights = list[RecordedKernel](), list[dict[Turn, Replay]](), [], []
     beams: dict[int, list[tuple[float, int, float]]] = {width: [] for width in tiny_beams}
@@ -314,7 +323,7 @@ def compare_on_device(
             break
         try:
             bench = DeviceBench(
-                region, count, service, predictor, journal, policy=policy, batch_size=settings.batch_size
+                region, count, service, predictor, journal, policy=extra.policy, batch_size=settings.batch_size
             )
             found, won = replay_on_device(bench, settings)
             for width in tiny_beams:

@@ -12,7 +12,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,32 +51,36 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(f"retime:{text}".encode()).digest()[:6]) / 2**48
 
 
-def retime(path: Path, *, share: float, device: str, command: str, budget_s: float | None, log: Log) -> CampaignSummary:
+@dataclass(frozen=True)
+class Retiming:
+    """What of a journal is timed again."""
+
+    path: Path
+    share: float  # of its binaries
+    device: str  # as of `--device`
+    command: str = ""  # that asked for it
+    budget_s: float | None = None
+
+
+def retime(retiming: Retiming, *, log: Log) -> CampaignSummary:
     """Time a share of a journal's binaries again on this machine and add the rows to it.
 
     A row stands under the identity of the first, with another run. What this run has timed already is left out.
     Raises UsageError where the journal has nothing of this target and toolchain.
     """
     began = time.monotonic()
-    choice = choose_device(device)
+    choice = choose_device(retiming.device)
     prepare(choice.dev)
     with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
-        return retime_on([service], path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+        return retime_on([service], retiming, began=began, log=log)
 
 
-def retime_on(
-    services: Sequence[Measures],
-    path: Path,
-    *,
-    share: float,
-    command: str,
-    budget_s: float | None,
-    began: float,
-    log: Log,
-) -> CampaignSummary:
+def retime_on(services: Sequence[Measures], retiming: Retiming, *, began: float, log: Log) -> CampaignSummary:
     """As `retime`, on the target of each service, one after the other. `began` is when the time of the budget began, by
     `time.monotonic`. Raises UsageError where the journal has nothing for any of them."""
-    deadline = None if budget_s is None else began + budget_s
+    path, share = retiming.path, retiming.share
+    deadline = None if retiming.budget_s is None else began + retiming.budget_s
+    facts = {"retime": share}
     with Journal.open(path, create=False) as journal:
         chosen = [(service, _to_retime(journal, service, share)) for service in services]
         if not any(rows for _, (rows, _) in chosen):
@@ -86,7 +90,7 @@ def retime_on(
                 f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
             )
         summaries = [
-            _retime(journal, service, rows, facts={"retime": share}, command=command, deadline=deadline, log=log)
+            _retime(journal, service, rows, facts=facts, command=retiming.command, deadline=deadline, log=log)
             for service, (rows, _) in chosen
             if rows
         ]

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kcg.compat.cpu_opening import clang_of_tinygrad, needs_helpers, open_cpu_without_helpers
 from kcg.compat.records import dataclass
@@ -263,19 +263,25 @@ def integer(slot: int, name: str, most: int) -> UOp:
     return UOp(Ops.PARAM, src=(UOp(Ops.STACK, src=()),), arg=arg)
 
 
+class Code(Protocol):
+    """How machine code is launched: its sizes, which arguments it writes and reads by their places, and its text."""
+
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def global_size(self) -> tuple[int, ...]: ...
+    @property
+    def local_size(self) -> tuple[int, ...]: ...
+    @property
+    def outputs(self) -> tuple[int, ...]: ...
+    @property
+    def inputs(self) -> tuple[int, ...]: ...
+    @property
+    def source(self) -> str: ...
+
+
 def program_of_code(
-    sink: UOp,
-    pointers: Sequence[UOp],
-    integers: tuple[UOp, ...],
-    elf: Any,
-    device: str,
-    *,
-    shared_bytes: int,
-    global_size: tuple[int, ...],
-    local_size: tuple[int, ...],
-    outputs: tuple[int, ...],
-    inputs: tuple[int, ...],
-    source: str,
+    sink: UOp, pointers: Sequence[UOp], integers: tuple[UOp, ...], elf: Any, code: Code, device: str
 ) -> UOp:
     """A PROGRAM that holds machine code already, which tinygrad neither lowers nor compiles.
 
@@ -284,23 +290,23 @@ def program_of_code(
     """
     info = ProgramInfo(
         name=elf.name,
-        global_size=global_size,
-        local_size=local_size,
+        global_size=code.global_size,
+        local_size=code.local_size,
         vars=integers,
         globals=tuple(u.arg.slot for u in pointers),
-        outs=outputs,
-        ins=inputs,
+        outs=code.outputs,
+        ins=code.inputs,
         target=elf.target,
     )
     parts = (
         sink.replace(arg=KernelInfo(name=elf.name), tag=None),
         UOp(Ops.LINEAR, src=(*pointers, *integers)),
-        UOp(Ops.SOURCE, arg=source),
+        UOp(Ops.SOURCE, arg=code.source),
         UOp(Ops.BINARY, arg=elf.lib),
     )
     program = UOp(Ops.PROGRAM, src=parts, arg=info)
     if (key := (program.key, device)) not in realize.runtime_cache:
-        realize.runtime_cache[key] = load_program(device, program.to_elf(), shared_bytes=shared_bytes)
+        realize.runtime_cache[key] = load_program(device, program.to_elf(), shared_bytes=code.shared_bytes)
     return program
 
 
@@ -316,19 +322,8 @@ def program_of_launch(launch: Launch, found: dict[int, tuple[int, str]], target:
     most = {CORE_ID: launch.global_size[0] - 1}
     integers = (integer(len(pointers) + i, name, most.get(name, MOST)) for i, name in enumerate(launch.variables))
     signature = tuple((name, slot, by_name[dtype], ()) for name, slot, dtype in launch.signature)
-    return program_of_code(
-        UOp.sink(*pointers),
-        pointers,
-        tuple(integers),
-        TinyELF(launch.code, launch.name, target, signature),
-        device,
-        shared_bytes=launch.shared_bytes,
-        global_size=launch.global_size,
-        local_size=launch.local_size,
-        outputs=launch.outputs,
-        inputs=launch.inputs,
-        source=launch.source,
-    )
+    elf = TinyELF(launch.code, launch.name, target, signature)
+    return program_of_code(UOp.sink(*pointers), pointers, tuple(integers), elf, launch, device)
 
 
 def placed_program(program: Program, target: Target, device: str) -> Placed:

@@ -197,26 +197,22 @@ def retime(
 
     check_certificates(fleet or "", certificates)
     budget_s = parse_budget(budget) if budget is not None else None
+    from kcg.campaign.workers import Retiming
+    from kcg.campaign.workers import retime as retime_here
     from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress
 
-    command = command_text("dataset")
+    retiming = Retiming(journal, share, device, command_text("dataset"), budget_s)
     with lock_journal(journal), progress(quiet=quiet) as shown:
         shown.phase(f"timing {share:.1%} of {journal} again")
         log = _progress_lines(shown)
         if fleet is None:
-            from kcg.campaign.workers import retime as retime_here
-
-            summary = retime_here(journal, share=share, device=device, command=command, budget_s=budget_s, log=log)
+            summary = retime_here(retiming, log=log)
         else:
             from kcg.fleet.campaign import retime as retime_there
 
             summary = retime_there(
-                journal,
-                share=share,
-                device=device,
-                command=command,
-                budget_s=budget_s,
+                retiming,
                 fleet=fleet,
                 certificates=certificates,
                 log=log,

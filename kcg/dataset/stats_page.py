@@ -147,28 +147,36 @@ Keys = Sequence[tuple[str, str]]
 """Looks, and what they stand for."""
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """What is read off a picture of bars."""
+
+    x: Axis
+    ticks: Callable[[int], Ticks]  # of the axis across, about as many as it is asked for
+    titles: tuple[str, str]
+    unit: str = ""  # of the axis upwards
+
+
 def _columns(
     name: str,
     label: str,
     bars: Sequence[Bar],
+    axes: _Axes,
     *,
-    x: Axis,
-    ticks: Callable[[int], Ticks],
-    titles: tuple[str, str],
     height: float = 280,
     wide: float = WIDE,
     keys: Keys = (),
-    unit: str = "",
 ) -> Picture:
-    """Bars side by side; `ticks` gives those of the axis across, about as many as it is asked for."""
+    """Bars side by side."""
+    x, titles = axes.x, axes.titles
     y, title_y = _amounts((v for bar in bars for v in (bar.value, bar.most or 0)), titles[1])
 
     def draw(sheet: Sheet) -> None:
         top = 26 + _draw_keys(sheet, keys)
         panel = sheet.panel(x, y, left=62, top=top, right=sheet.width - 8, bottom=sheet.height - 48)
         panel.frame(
-            x=ticks(4 if sheet.narrow else 8),
-            y=y.ticks(6, lambda value: f"{value:,g}{unit}"),
+            x=axes.ticks(4 if sheet.narrow else 8),
+            y=y.ticks(6, lambda value: f"{value:,g}{axes.unit}"),
             title_x=titles[0],
             title_y=title_y,
             lines="y",
@@ -240,9 +248,11 @@ def _runtimes(stats: Stats) -> Picture | None:
         "runtimes",
         "Bars: rows by runtime",
         bars,
-        x=Axis(numbers[0] - 0.5, numbers[-1] + 1.5),
-        ticks=lambda _: [(n, duration(10 ** (n / BINS_A_DECADE))) for n in decades],
-        titles=("median of a row, status ok", "rows"),
+        _Axes(
+            Axis(numbers[0] - 0.5, numbers[-1] + 1.5),
+            lambda _: [(n, duration(10 ** (n / BINS_A_DECADE))) for n in decades],
+            ("median of a row, status ok", "rows"),
+        ),
     )
 
 
@@ -355,9 +365,11 @@ def _schedules(stats: Stats) -> Picture | None:
         "schedules",
         "Bars: kernels by their number of distinct schedules",
         bars,
-        x=x,
-        ticks=lambda most: [(p, f"{1 << p:,}") for p in powers] if doubling else _whole(x, most),
-        titles=("distinct schedules" + ", from 1, 2, 4, …" * doubling, "kernels"),
+        _Axes(
+            x,
+            lambda most: [(p, f"{1 << p:,}") for p in powers] if doubling else _whole(x, most),
+            ("distinct schedules" + ", from 1, 2, 4, …" * doubling, "kernels"),
+        ),
         height=260,
         wide=HALF,
     )
@@ -377,9 +389,7 @@ def _walks(stats: Stats) -> Picture | None:
         "walks",
         "Bars: distinct schedules by their number of Opts",
         bars,
-        x=x,
-        ticks=lambda most: _whole(x, 2 * most),
-        titles=("Opts of a schedule", "distinct schedules"),
+        _Axes(x, lambda most: _whole(x, 2 * most), ("Opts of a schedule", "distinct schedules")),
         height=260,
         wide=HALF,
     )
@@ -435,12 +445,14 @@ def _spreads(kinds: list[_Kind]) -> Picture | None:
         "spreads",
         "Bars: noise and drift by duration; the table below has the same numbers",
         bars,
-        x=Axis(-0.6, len(limits) - 0.4),
-        ticks=lambda _: [(i, duration(limit) if limit < math.inf else "longer") for i, limit in enumerate(limits)],
-        titles=("kernels that take less than", "difference"),
+        _Axes(
+            Axis(-0.6, len(limits) - 0.4),
+            lambda _: [(i, duration(limit) if limit < math.inf else "longer") for i, limit in enumerate(limits)],
+            ("kernels that take less than", "difference"),
+            unit="%",
+        ),
         height=300,
         keys=keys,
-        unit="%",
     )
 
 

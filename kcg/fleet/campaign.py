@@ -11,7 +11,7 @@ from pathlib import Path
 from kcg.campaign.generate import Log, generate_on
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tasks import workloads_of
-from kcg.campaign.workers import retime_on
+from kcg.campaign.workers import Retiming, retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
@@ -52,23 +52,13 @@ def generate(
         return generate_on(settings, parts, began=began, log=log)
 
 
-def retime(
-    path: Path,
-    *,
-    share: float,
-    device: str,
-    command: str,
-    budget_s: float | None,
-    fleet: str,
-    certificates: Path | None,
-    log: Log,
-    say: Say,
-) -> CampaignSummary:
+def retime(retiming: Retiming, *, fleet: str, certificates: Path | None, log: Log, say: Say) -> CampaignSummary:
     """As `kcg.campaign.workers.retime`, on the hosts of a fleet: the rows of each target by its hosts."""
     began = time.monotonic()
-    check_header(path, create=False)  # before hosts are started
-    with joined_fleet(fleet, CampaignSettings(path, (), device=device), certificates, log, say) as services:
-        return retime_on(services, path, share=share, command=command, budget_s=budget_s, began=began, log=log)
+    check_header(retiming.path, create=False)  # before hosts are started
+    settings = CampaignSettings(retiming.path, (), device=retiming.device)
+    with joined_fleet(fleet, settings, certificates, log, say) as services:
+        return retime_on(services, retiming, began=began, log=log)
 
 
 @contextmanager

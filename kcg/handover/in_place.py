@@ -52,19 +52,8 @@ def _program(ast: Any, compiled: Compiled, target: Target, device: str) -> Any:
     """A kernel without variables on one device, in tinygrad's terms."""
     by_slot = {u.arg.slot: u for u in ast.toposort() if u.op is Ops.PARAM}
     threads = (core_variable(len(compiled.slots), compiled.global_size[0]),) if compiled.values else ()
-    return program_of_code(
-        ast,
-        [by_slot[slot] for slot in compiled.slots],
-        threads,
-        to_elf(compiled, target),
-        device,
-        shared_bytes=compiled.shared_bytes,
-        global_size=compiled.global_size,
-        local_size=compiled.local_size,
-        outputs=compiled.outputs,
-        inputs=compiled.inputs,
-        source=compiled.source,
-    )
+    pointers = [by_slot[slot] for slot in compiled.slots]
+    return program_of_code(ast, pointers, threads, to_elf(compiled, target), compiled, device)
 
 
 def handwritten_programs(wanted: Mapping[Kernel, Schedule], paths: Sequence[Path], target: Target) -> ProgramsInPlace:

@@ -248,6 +248,24 @@ def why_no_reference(error: BaseException | None) -> str:
     return first_line(error) if isinstance(error, VerificationError) else ""
 
 
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Where the children of a service keep what they compiled, and how long a job may take."""
+
+    cache_dir: Path | None = None  # by default one of its own, which goes with it
+    compile_timeout_s: float = COMPILE_TIMEOUT_S
+    timing_timeout_s: float = TIMING_TIMEOUT_S
+    open_timeout_s: float = OPEN_TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """Who gets what was done on the device, under which name of it, or on a core."""
+
+    on_job: Callable[[Job], object] | None = None
+    resource: str = "device:0"
+
+
 class MeasureService:
     """Compiles, times and verifies schedules on one device. Use as a context manager."""
 
@@ -262,23 +280,20 @@ class MeasureService:
         gpu: str = "",
         compilers_of: MeasureService | None = None,
         same_device: bool = False,
-        cache_dir: Path | None = None,
-        compile_timeout_s: float = COMPILE_TIMEOUT_S,
-        timing_timeout_s: float = TIMING_TIMEOUT_S,
-        open_timeout_s: float = OPEN_TIMEOUT_S,
-        resource: str = "device:0",
-        on_job: Callable[[Job], object] | None = None,
+        settings: ServiceSettings | None = None,
+        jobs: JobReport | None = None,
     ) -> None:
         """`gpu` is the GPU that its children see, as `CUDA_VISIBLE_DEVICES` names it; empty: all that this process
         sees. With `compilers_of` it compiles in the children of another service of this machine, which outlives it:
         what either compiled, both have. On the `same_device` it takes turns with that one, and its child is as fast by
-        the same canary; it begins with the first job. `on_job` gets what was done, on `resource` or a core, before
-        anybody else hears of it; in any thread, and it must not raise."""
-        self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
-        folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
+        the same canary; it begins with the first job. `jobs` gets what was done before anybody else hears of it; in
+        any thread, and it must not raise."""
+        settings, jobs = settings or ServiceSettings(), jobs or JobReport()
+        self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if settings.cache_dir is None else None
+        folder = Path(self._temporary.name) if self._temporary is not None else settings.cache_dir
         assert folder is not None
         self.dev, self.run_id = dev, run_id
-        self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
+        self.compile_timeout_s, self.timing_timeout_s = settings.compile_timeout_s, settings.timing_timeout_s
         workers = compilers_of.compile_workers if compilers_of else compile_workers
         self.compile_workers: int = workers or usable_cores()
         self.gpu = gpu
@@ -289,9 +304,9 @@ class MeasureService:
             gpu,
             registered(),
         )  # of every child
-        self._open_timeout_s = open_timeout_s
-        self.on_job = on_job
-        called = partial(self._called, resource)
+        self._open_timeout_s = open_timeout_s = settings.open_timeout_s
+        self.on_job = jobs.on_job
+        called = partial(self._called, jobs.resource)
         shares: DevicePool | None = compilers_of._device if compilers_of is not None and same_device else None
         reference, gate = (shares.reference, shares.gate) if shares is not None else (None, None)
         self._device: DevicePool = DevicePool(

@@ -25,7 +25,7 @@ from kcg.measure.child import first_program_job, start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL, SHORT_S
-from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
+from kcg.measure.service import BASELINE_TIMEOUT_S, JobReport, MeasureService, Request
 from kcg.measure.service import SAMPLER as JUDGE
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize import costs
@@ -147,7 +147,7 @@ class Device:
                 held.enter_context(lock_folder(self.folder, wait=settings.wait, log=log.progress.line))
                 gpus, say = settings.gpus, log.progress.line
                 held.enter_context(lock_device(self.choice.dev, gpus=gpus, wait=settings.wait, log=say))
-            self.service = MeasureService(self.choice.dev, run_id=self.run_id, on_job=log.jobs.add)
+            self.service = MeasureService(self.choice.dev, run_id=self.run_id, jobs=JobReport(log.jobs.add))
             self._others = self._other_services() if writes else {}
             self._held = held.pop_all()  # until the journal is closed
         self.spread = Spread(self.service, report=log.progress.line, warn=self._left_out)
@@ -163,8 +163,7 @@ class Device:
                 run_id=uuid.uuid4().hex,
                 gpu=visible_gpu(gpu),
                 compilers_of=self.service,
-                resource=f"device:{gpu}",
-                on_job=self.jobs.add,
+                jobs=JobReport(self.jobs.add, resource=f"device:{gpu}"),
             )
             for gpu in range(1, self._settings.gpus)
         }
@@ -178,7 +177,7 @@ class Device:
                 run_id=self.run_id,
                 compilers_of=self.service,
                 same_device=True,
-                on_job=self.jobs.add,
+                jobs=JobReport(self.jobs.add),
             )
             self._bench = JudgingBench(self, service, self.journal, self.folder, self.run_id, self.is_cpu)
         return self._bench

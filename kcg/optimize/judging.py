@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
@@ -46,10 +46,19 @@ would be little to check."""
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
+@dataclass(frozen=True)
+class JudgingSettings:
+    """What of a run is judged, and in which process."""
+
+    needed: Needed | None = None  # which regions of several kernels are; by default all
+    completes: bool = True  # what is provisional has the rest of its launches
+    in_new_child: bool = False  # the process that judges ran nothing but its canary: it is not begun again
+
+
 class Judging:
     """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
     there, while the budget lasts; what an earlier run kept, or was judged `ahead`, is taken over, before all else. The
-    others are as the search left them, and so are those of several kernels that are not `needed`: where one fails that
+    others are as the search left them, and so are those of several kernels that are not needed: where one fails that
     is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known, and the `incumbent` improves by it: a
@@ -64,23 +73,22 @@ class Judging:
         device: Device,
         log: RunLog,
         judged: dict[str, RegionResult],
-        needed: Needed | None = None,
         incumbent: Incumbent | None = None,
-        in_new_child: bool = False,
         ahead: Ahead | None = None,
-        completes: bool = True,
+        settings: JudgingSettings | None = None,
     ) -> None:
-        """With `in_new_child` the process that judges is new already: it ran nothing but its canary. With `ahead` it is
-        the one that judged while the search went on. Unless it `completes` what is provisional, that stays so."""
+        """With `ahead` the process that judges is the one that did while the search went on."""
+        settings = JudgingSettings() if settings is None else settings
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
-        self._judged, self._needed, self._incumbent = judged, needed, incumbent
+        self._judged, self._needed, self._incumbent = judged, settings.needed, incumbent
         self._of_best: Collection[str] = ()  # regions of the best plans, by what was judged
         self._covered: Collection[str] = ()  # kernels all of whose calls these regions take, by `RegionWork.id`
         works = {work.id: work for work in candidates.works}
         before = {} if ahead is None else ahead.rows
         self._ahead = {name: replace(row, measurements=works[name].measured) for name, row in before.items()}
         if ahead is None:
-            self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=in_new_child)
+            fresh = settings.in_new_child
+            self._comparisons = Comparisons(device, estimates, estimates.kept, in_new_child=fresh)
         else:
             self._comparisons = ahead.comparisons
             self._comparisons.go_by(estimates)
@@ -96,7 +104,7 @@ class Judging:
         self._undecided: list[RegionWork] = []
         self._kernels: list[RegionWork] = []  # that are due
         self._done: set[str] = set(self._ahead)  # what was judged, by `RegionWork.id`
-        self._completes = completes
+        self._completes = settings.completes
         self._stuck: set[str] = set()  # what stays provisional, by the same
         self.failed = {} if ahead is None else ahead.failed
         """What was chosen and failed in a later launch, by the same."""

@@ -97,10 +97,9 @@ class Proposed:
     impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
-def search_regions(
+def propose_regions(
     found: Candidates,
     estimates: Estimates,
-    guide: Guide,
     *,
     device: Device,
     log: RunLog,
@@ -108,14 +107,11 @@ def search_regions(
     proposing: Proposing | None = None,
     store: Stored | None = None,
     judged: dict[str, RegionResult] | None = None,
-    ahead: Ahead | None = None,
-    begun: Callable[[Proposed], object] = lambda proposed: None,
 ) -> Proposed | None:
-    """Search the regions that are proposed, by default those that have a program, once the search of the kernels is
-    over; None where there are none, or no time for them, which a warning says. Of a budget they leave the time in which
-    what was found of kernels is to be judged. What a `store` has of them is put into `judged` and not searched, nor are
-    those of which it has that nothing was found. `begun` gets what is searched before that begins; meanwhile `ahead`
-    judges."""
+    """The regions that are to be searched, timed as their kernels: by default those that have a program, once the
+    search of the kernels is over; None where there are none, or no time for them, which a warning says. Of a budget
+    they leave the time in which what was found of kernels is to be judged. What a `store` has of them is put into
+    `judged` and not searched, nor are those of which it has that nothing was found."""
     if estimates.budget.ledger.used_up and estimates.settings.regions is None:
         log.warn(f"{NONE}: the measurements were used up")
         return None
@@ -158,13 +154,19 @@ def search_regions(
     if store is not None:
         store.look_for_nothing(timed, estimates.settings, device=device, log=log)
         store.leave_out(timed, both, log=log)
-    so_far = replace(found, works=both.works)
-    begun(replace(proposed, candidates=so_far))
+    return replace(proposed, candidates=replace(found, works=both.works))
+
+
+def search_regions(
+    proposed: Proposed, guide: Guide, *, device: Device, log: RunLog, ahead: Ahead | None = None
+) -> Proposed:
+    """Search the regions that are proposed, with what was found of them; meanwhile `ahead` judges."""
+    both, found = proposed.estimates, proposed.candidates
     weights = weights_of(proposed, device.service.target)
-    searched = search(both, guide, device=device, log=log, works=timed, weights=weights, ahead=ahead)
+    searched = search(both, guide, device=device, log=log, works=proposed.timed, weights=weights, ahead=ahead)
     expected = {**found.expected, **searched.expected}
     settled = found.settled and searched.settled
-    return replace(proposed, candidates=replace(so_far, settled=settled, expected=expected))
+    return replace(proposed, candidates=replace(found, settled=settled, expected=expected))
 
 
 def is_any(everything: Proposals, proposals: Proposals, estimates: Estimates, log: RunLog) -> bool:

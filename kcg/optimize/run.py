@@ -29,7 +29,7 @@ from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
 from kcg.optimize.incumbent import UNCHECKED, Incumbent
 from kcg.optimize.joining import Joining
-from kcg.optimize.judging import Judging
+from kcg.optimize.judging import Judging, JudgingSettings
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
 from kcg.optimize.model_check import check_models, leave_out_wrong
@@ -41,6 +41,7 @@ from kcg.optimize.region_search import (
     best_so_far,
     freshener,
     needed_by_plans,
+    propose_regions,
     savings_in_context,
     search_regions,
     variants,
@@ -213,17 +214,8 @@ def optimize(
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
             regions_too = so_far.wants_regions
             proposing = Proposing(captured.workload, device, log, prepare=early.prepare_early) if regions_too else None
-            measured = baselines(
-                settings,
-                works,
-                claimed,
-                device=device,
-                budget=budget,
-                guide=guide,
-                log=log,
-                ahead=early,
-                proposing=proposing,
-            )
+            preparing = Preparing(guide, early, proposing, claimed)
+            measured = baselines(settings, works, preparing, device=device, budget=budget, log=log)
             joins = proposing is not None and not device.is_cpu and store is None and settings.measurements is None
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner, joins=joins)
             if proposing is not None and estimates.regions_may_follow():
@@ -232,8 +224,8 @@ def optimize(
                 store.measure_unclear(works, device=device)
                 store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
-            if (preparing := runner.ahead()) is not None:
-                children.enter_context(preparing)
+            if (whole := runner.ahead()) is not None:
+                children.enter_context(whole)
             joining: Joining | None = None
             if proposing is not None and joins:
                 joining = Joining(estimates, proposing, device=device, log=log, ahead=early, begun=regions_begin)
@@ -246,18 +238,12 @@ def optimize(
                 if (joined := joining.proposed) is not None:
                     proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
             elif estimates.wants_regions:
-                proposed = search_regions(
-                    candidates,
-                    estimates,
-                    guide,
-                    device=device,
-                    log=log,
-                    proposing=proposing,
-                    store=store,
-                    judged=judged,
-                    ahead=early,
-                    begun=regions_begin,
+                proposed = propose_regions(
+                    candidates, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged
                 )
+                if proposed is not None:
+                    regions_begin(proposed)
+                    proposed = search_regions(proposed, guide, device=device, log=log, ahead=early)
             if proposing is not None:
                 proposing.end()
             if proposed is not None:
@@ -282,9 +268,9 @@ def optimize(
                 device=device,
                 log=log,
                 judged=judged,
-                needed=needed,
                 incumbent=incumbent,
                 ahead=early,
+                settings=JudgingSettings(needed=needed),
             )
             compared, seen = judging.seen, judging.run()
             if store is not None:
@@ -434,22 +420,25 @@ def check_fits(settings: Settings, workload: Workload, *, device: Device, log: R
         check_weights(settings, name, fetch=True)
 
 
+@dataclass(frozen=True)
+class Preparing:
+    """What a run gets ready while its baselines are timed: what guides the search, what judging ahead will need, and
+    regions of several kernels."""
+
+    guide: Guide
+    ahead: Ahead
+    proposing: Proposing | None = None
+    claimed: Collection[str] = ()  # regions, by `RegionWork.id`, of which a store says that nothing is better
+
+
 def baselines(
-    settings: Settings,
-    works: list[RegionWork],
-    claimed: Collection[str] = (),
-    *,
-    device: Device,
-    budget: Budget,
-    guide: Guide,
-    log: RunLog,
-    ahead: Ahead,
-    proposing: Proposing | None = None,
+    settings: Settings, works: list[RegionWork], preparing: Preparing, *, device: Device, budget: Budget, log: RunLog
 ) -> Measured:
-    """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
-    guides the search is read meanwhile, where some are neither stored nor `claimed` to have nothing better, and what
-    judging `ahead` will need is prepared. On a GPU regions of several kernels are looked for from then on."""
-    is_missing = any(work.stored is None and work.id not in claimed for work in works)
+    """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted. What
+    guides the search is read meanwhile, where some are neither stored nor claimed to have nothing better. On a GPU
+    regions of several kernels are looked for from then on."""
+    guide, ahead, proposing = preparing.guide, preparing.ahead, preparing.proposing
+    is_missing = any(work.stored is None and work.id not in preparing.claimed for work in works)
     if settings.measurements == 0:
         if is_missing:
             guide.read()

@@ -358,7 +358,6 @@ class _Search:
             seen=self._seen,
             weigh=self._weigh,
             between=self._between,
-            patience_s=self._patience_s,
             arriving=functools.partial(self._arrive, predictor),
             elsewhere=self._elsewhere,
         )
@@ -444,11 +443,13 @@ class _Search:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
         compilers, devices, least = self.device.compilers, self.device.spread.size, self.settings.least_saving
         if self.device.is_cpu:  # four of one device take no more than one
-            return Limits(measuring=max(4 * devices, compilers), batch=4, least_saving=least)
+            measuring = max(4 * devices, compilers)
+            return Limits(measuring=measuring, batch=4, least_saving=least, patience_s=self._patience_s)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
         if _waits_for_first(self.joins, self.works):
             compilers = max(int(WAITING * compilers), 1)
-        return Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
+        limits = Limits.on_gpu(compilers, searching, gpus=devices, least_saving=least)
+        return replace(limits, patience_s=self._patience_s)
 
     def _patience_s(self) -> float:
         wait_s = self.budget.patience_s(0.0)

@@ -23,7 +23,7 @@ from kcg.errors import DataError, KcgError, ScheduleError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.measure.device_info import first_line
 from kcg.nouns import plain
-from kcg.optimize.judging import Judging
+from kcg.optimize.judging import Judging, JudgingSettings
 from kcg.optimize.search import share_efforts
 from kcg.optimize.settings import EFFORTS
 from kcg.optimize.work import Candidates, missing_share, noun_for
@@ -161,9 +161,8 @@ class Stored:
             for work in hits:
                 _expect(work, [_entry(one) for one in found[work.id]])
             here = replace(estimates, measured=replace(estimates.measured, works=hits, at=time.monotonic()))
-            judging = Judging(
-                Candidates(hits), here, device=device, log=log, judged=seen, in_new_child=in_new_child, completes=False
-            )
+            how = JudgingSettings(completes=False, in_new_child=in_new_child)
+            judging = Judging(Candidates(hits), here, device=device, log=log, judged=seen, settings=how)
             judging.run()
         finally:
             for work in hits:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import gymnasium
 import numpy as np
@@ -175,6 +175,14 @@ def padded(observation: ScheduleObservation, *, only_stop: bool = False) -> dict
 
 
 _BOXES: Final[Mapping[str, Any]] = observation_space().spaces
+
+
+class Episodes(TypedDict, total=False):
+    """What `KernelScheduleEnv` takes beside its tasks."""
+
+    start: str
+    max_steps: int
+    render_mode: str | None
 
 
 class KernelScheduleEnv(gymnasium.Env[Any, Any]):

@@ -14,7 +14,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from kcg.compat.device import choose_cpu, choose_device, prepared
 from kcg.dataset.journal import Journal
@@ -24,7 +24,7 @@ from kcg.kernel.kinds import space_of
 from kcg.kernel.symbolic import at_ends
 from kcg.kernel.targets import target_named
 from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor, kept_predictor
-from kcg.rl.env import Cost, KernelScheduleEnv, Reading, Task, learned, predicted
+from kcg.rl.env import Cost, Episodes, KernelScheduleEnv, Reading, Task, learned, predicted
 from kcg.rl.observation import Observer
 from kcg.types import Schedule, Status, Target, Workload, WorkloadCall
 from kcg.workloads.registry import find
@@ -51,9 +51,7 @@ class ScheduleEnv(KernelScheduleEnv):
         target: str = "sm_90",
         device: str = "auto",
         predictor: str = AUTO,
-        start: str = "raw",
-        max_steps: int = 12,
-        render_mode: str | None = None,
+        **episodes: Unpack[Episodes],
     ) -> None:
         """`workload` is `NAME`, `NAME/PRESET`, or the path of a journal or an export, such as `kcg.dataset capture`
         writes of any script. Of its kernels those are tasks whose id begins with `kernel`, or else whose name contains
@@ -61,7 +59,8 @@ class ScheduleEnv(KernelScheduleEnv):
 
         `reward="predicted"` asks the `predictor` (as of `--predictor`) about `target` (`kcg.kernel.targets`);
         `"measured"` measures on `device` (as of `--device`), which one environment does at a time. Close it afterwards.
-        `start` and `max_steps` are those of `KernelScheduleEnv`. Raises UsageError, DataError, DeviceError.
+        `start`, `max_steps` and `render_mode` are those of `KernelScheduleEnv`. Raises UsageError, DataError,
+        DeviceError.
         """
         if reward not in REWARDS:
             raise UnknownName("reward", reward, list(REWARDS))
@@ -74,7 +73,7 @@ class ScheduleEnv(KernelScheduleEnv):
                 service = held.enter_context(_service(device))
                 calls = calls_of(workload, service.target)
                 tasks = _tasks(calls, kernel, service.target, lambda call, observer: measured(service, call))
-            super().__init__(tasks, start=start, max_steps=max_steps, render_mode=render_mode)
+            super().__init__(tasks, **episodes)
             self._held = held.pop_all()
 
     def close(self) -> None:

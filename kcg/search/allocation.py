@@ -152,6 +152,7 @@ class Limits:
     alternate: bool = True  # nothing thinks while something is measured, so none thinks for long
     least_saving: float = WORTHLESS  # share of the workload's time
     device_s: float = DEVICE_S  # what a schedule takes of the device
+    patience_s: Callable[[], float] = lambda: PATIENCE_S  # at the end, for what is with the device
 
     @classmethod
     def on_gpu(cls, compilers: int, searching: int, *, gpus: int = 1, least_saving: float = WORTHLESS) -> Limits:
@@ -252,19 +253,17 @@ class Allocator:
         report: Callable[[str, Observation], None] = lambda name, observation: None,
         weigh: Callable[[], None] = lambda: None,
         between: Callable[[], None] = lambda: None,
-        patience_s: Callable[[], float] = lambda: PATIENCE_S,
         arriving: Callable[[], bool] | None = None,
         elsewhere: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
         thread with each observation and its kernel, `weigh` before it ends since nothing is worth its measurements: it
         may give the entries other weights. Where all takes turns, `between` is called when nothing is at work, and may
-        take as long as it likes. A search that ended by itself gets no hints any more. At the end `patience_s` says how
-        long to wait for what is with the device; what comes later is not waited for. `arriving` is called until it
+        take as long as it likes. A search that ended by itself gets no hints any more. `arriving` is called until it
         says no: it may `enter` more, and before nothing ends since nothing is worth its measurements. `elsewhere` says
         what a second of the device is worth to others, in seconds of the workload: what saves less waits."""
         self.elsewhere = elsewhere
-        self.weigh, self.between, self.patience_s = weigh, between, patience_s
+        self.weigh, self.between = weigh, between
         self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
@@ -484,7 +483,7 @@ class Allocator:
 
     def _join(self) -> None:
         """Every search has seen that it is over; what it raised is raised here."""
-        end = time.monotonic() + self.patience_s()
+        end = time.monotonic() + self.limits.patience_s()
         for entry in self.entries:
             if entry.thread is not None:
                 entry.thread.join(max(end - time.monotonic(), 0.0))

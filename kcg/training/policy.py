@@ -345,6 +345,16 @@ def against_search(kernels: Sequence[TrainingKernel], policy: Path, *, workers: 
     }
 
 
+@dataclass(frozen=True)
+class TrainingRun:
+    """Where and how long it trains; of the settings that make the policy it is none."""
+
+    device: str = "cpu"  # as PyTorch names it
+    workers: int = 1  # processes that play
+    wandb: str = "disabled"  # the mode
+    budget_s: float = math.inf
+
+
 def train_policy(
     data: Path,
     predictor: Path,
@@ -352,11 +362,8 @@ def train_policy(
     settings: PolicyTrainingSettings,
     *,
     from_mcts: bool,
-    device: str = "cpu",
-    workers: int = 1,
-    wandb: str = "disabled",
-    budget_s: float = math.inf,
     start: Path | None = None,
+    run: TrainingRun | None = None,
 ) -> dict[str, float]:
     """Train, or go on; the figures on held-out kernels. A new one begins as the policy `start`, or as one that knows
     nothing but has the predictor's network. Raises DataError and UsageError."""
@@ -364,7 +371,8 @@ def train_policy(
         asked = "self-play (--from-mcts), PPO (ppo.steps above 0) nor PPO on recorded tables (table_steps above 0)"
         raise UsageError(f"nothing to do: neither {asked} is asked for")
     _check(settings)
-    deadline = time.monotonic() + budget_s
+    run = TrainingRun() if run is None else run
+    workers, deadline = run.workers, time.monotonic() + run.budget_s
     export, guide = read_export(data), read(predictor).about
     ours = kernels_of(export, predictor, TRAIN, settings.kernels, settings.seed)
     others = kernels_of(export, predictor, VALIDATION, settings.held_out, settings.seed)
@@ -383,7 +391,7 @@ def train_policy(
     )
     given = {"datasets": dict(guide.datasets), "predictor": guide.name, "kernels of": dict(export.checksums)}
     state = _Progress(out / PROGRESS, asdict(settings) | given)
-    with Tracker(out, Tracking(wandb, out.name, config), name=out.name, key="") as tracker:
+    with Tracker(out, Tracking(run.wandb, out.name, config), name=out.name, key="") as tracker:
         path = out / POLICY
         if not path.exists():
             save_policy(Policy(_begun(start, predictor), about), path)
@@ -407,7 +415,7 @@ def train_policy(
                 tracker.log({"epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
             net = PolicyNet.of(read_policy(path).network)
-            learn(net, examples[1], examples[0], settings.learning, device=device, report=heard)
+            learn(net, examples[1], examples[0], settings.learning, device=run.device, report=heard)
             save_policy(Policy(net.network(), about), path)
             if all(_games_of(kernel, out / SELF_PLAY).exists() for kernel in (*others, *ours)):
                 state.write(self_play=1)
@@ -415,13 +423,13 @@ def train_policy(
         parallel = divided(len(ours), workers)
         # one network: each step is a batch of one
         makers = [functools.partial(_tasks, [replace(ours[i], members=1) for i in places]) for places in parallel]
-        run = functools.partial(_ppo, path, about, state, tracker, device=device, deadline=deadline)
-        run(makers, settings.ppo, "ppo")
+        training = _Training(path, about, state, tracker, run.device, deadline)
+        _ppo(training, makers, settings.ppo, "ppo")
         if settings.table_steps > 0:
             recorded = [k.region.id for k in recorded_kernels(export, TRAIN, split=guide.split)]
             shares = divided(len(recorded), workers)
             tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
-            run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
+            _ppo(training, tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
         found = against_search(others, path, workers=workers)
         save_policy(Policy(read_policy(path).network, replace(about, metrics=found)), path)
         tracker.log({"stage": "done", **found})
@@ -474,19 +482,21 @@ def _check(settings: PolicyTrainingSettings) -> None:
             raise UsageError(f"{name}={value}: it has to be at most {most:g}")
 
 
-def _ppo(
-    path: Path,
-    about: PolicyAbout,
-    state: _Progress,
-    tracker: Tracker,
-    makers: Sequence[Callable[[], list[Task]]],
-    settings: PpoSettings,
-    stage: str,
-    *,
-    device: str,
-    deadline: float,
-) -> None:
+@dataclass(frozen=True)
+class _Training:
+    """What the stages of a training have in common."""
+
+    path: Path  # of the policy, which each makes better
+    about: PolicyAbout
+    state: _Progress
+    tracker: Tracker
+    device: str
+    deadline: float
+
+
+def _ppo(training: _Training, makers: Sequence[Callable[[], list[Task]]], settings: PpoSettings, stage: str) -> None:
     """One stage of PPO, an environment for each maker of tasks; what is done of it already is not done again."""
+    path, about, state, tracker = training.path, training.about, training.state, training.tracker
     counted = f"{stage}_steps"
     done = state.done.get(counted, 0)
     if done >= settings.steps:
@@ -497,14 +507,14 @@ def _ppo(
     def kept_on(steps: int) -> bool:
         save_policy(Policy(net.network(), about), path)
         state.write(**{counted: steps})
-        return time.monotonic() < deadline
+        return time.monotonic() < training.deadline
 
     try:
         train_ppo(
             net,
             envs,
             settings,
-            device=device,
+            device=training.device,
             done=done,
             keep=kept_on,
             report=lambda line: tracker.log({"stage": stage, **line}),

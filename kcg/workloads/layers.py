@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Parameters
@@ -14,22 +16,23 @@ def linear(p: Parameters, name: str, x: Tensor, outputs: int, *, bias: bool = Tr
     return out + p(f"{name}.bias", outputs) if bias else out
 
 
-def conv2d(
-    p: Parameters,
-    name: str,
-    x: Tensor,
-    outputs: int,
-    size: int,
-    *,
-    stride: int = 1,
-    padding: int | None = None,
-    groups: int = 1,
-    bias: bool = True,
-) -> Tensor:
-    """A square convolution of x (n, channels, height, width); by default the size of the picture stays."""
-    weight = p(f"{name}.weight", outputs, int(x.shape[1]) // groups, size, size)
-    padding = size // 2 if padding is None else padding
-    return x.conv2d(weight, p(f"{name}.bias", outputs) if bias else None, groups=groups, stride=stride, padding=padding)
+@dataclass(frozen=True)
+class Window:
+    """A square window of a convolution, and how it moves; by default the size of the picture stays."""
+
+    size: int
+    stride: int = 1
+    padding: int | None = None
+    groups: int = 1  # of channels, each convolved by itself
+
+
+def conv2d(p: Parameters, name: str, x: Tensor, outputs: int, window: Window | int, *, bias: bool = True) -> Tensor:
+    """A convolution of x (n, channels, height, width) with a window, or one of that size."""
+    w = Window(window) if isinstance(window, int) else window
+    weight = p(f"{name}.weight", outputs, int(x.shape[1]) // w.groups, w.size, w.size)
+    shift = p(f"{name}.bias", outputs) if bias else None
+    padding = w.size // 2 if w.padding is None else w.padding
+    return x.conv2d(weight, shift, groups=w.groups, stride=w.stride, padding=padding)
 
 
 def layer_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
@@ -69,7 +72,7 @@ def conv_norm(
     p: Parameters, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, groups: int = 1
 ) -> Tensor:
     """A convolution without bias that keeps the size (but for the stride), then a batch norm; not materialised."""
-    out = conv2d(p, f"{name}.conv", x, outputs, size, stride=stride, groups=groups, bias=False)
+    out = conv2d(p, f"{name}.conv", x, outputs, Window(size, stride, groups=groups), bias=False)
     return batch_norm(p, f"{name}.norm", out)
 
 

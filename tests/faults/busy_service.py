@@ -23,7 +23,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.measure import pools
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.pools import _server
-from kcg.measure.service import MeasureService
+from kcg.measure.service import MeasureService, ServiceSettings
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
 from tests.faults.bad_jobs import FOR_EVER_S
@@ -54,7 +54,9 @@ def start_beam(service: MeasureService) -> None:
 
 def main(mode: str) -> int:
     prepare(DEV)
-    with MeasureService(DEV, run_id="busy", compile_workers=2, compile_timeout_s=FOR_EVER_S) as service:
+    with MeasureService(
+        DEV, run_id="busy", compile_workers=2, settings=ServiceSettings(compile_timeout_s=FOR_EVER_S)
+    ) as service:
         try:
             if mode == "starting":
                 service._compile(bad_jobs.loop_in_python, None)

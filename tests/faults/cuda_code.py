@@ -157,11 +157,13 @@ def main() -> int:
     from kcg.compat.device import choose_cpu, prepare
 
     prepare(choose_cpu().dev)  # of this process, which opens none; the children have theirs
-    from kcg.measure.service import MeasureService
+    from kcg.measure.service import MeasureService, ServiceSettings
     from tests.faults.processes import descendants
     from tests.faults.relu import REQUEST, compiled_relu
 
-    with MeasureService(DEV, run_id="busy", compile_workers=1, timing_timeout_s=300) as service:
+    with MeasureService(
+        DEV, run_id="busy", compile_workers=1, settings=ServiceSettings(timing_timeout_s=300)
+    ) as service:
         like = compiled_relu(service)
         compiled = service._compile(compile_code, HANG_EVERYWHERE, service.target).result(timeout=60)
         service.measure_compiled(REQUEST, binary(HANG_EVERYWHERE, compiled, like))

@@ -15,7 +15,7 @@ import pytest
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.jobs import CompileJob
-from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService
+from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService, ServiceSettings
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import alive, descendants, kill
@@ -164,7 +164,9 @@ def test_schedules_that_do_not_compile(service: MeasureService) -> None:
 def test_schedule_that_compiles_for_too_long() -> None:
     (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
     unrolled = schedule_of([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
-    with MeasureService(DEV, run_id="slow", compile_workers=1, compile_timeout_s=0.5) as service:
+    with MeasureService(
+        DEV, run_id="slow", compile_workers=1, settings=ServiceSettings(compile_timeout_s=0.5)
+    ) as service:
         (future,) = service.measure([request(Region((kernel_of(ast),)), unrolled)])
         assert future.result(timeout=PATIENCE_S).status is Status.COMPILE_TIMEOUT
         service.compile_timeout_s = COMPILE_TIMEOUT_S

@@ -29,7 +29,7 @@ from kcg.kernel.program import Compiled
 from kcg.measure import child
 from kcg.measure.inputs import RECIPE, make_inputs, to_values
 from kcg.measure.jobs import TimeJob
-from kcg.measure.service import MeasureService
+from kcg.measure.service import MeasureService, ServiceSettings
 from kcg.types import CacheState, Measurement, Region, Schedule, Status
 from tests.faults import cuda_code
 from tests.faults.cuda_code import DEV, Code, binary
@@ -93,7 +93,9 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    with MeasureService(DEV, run_id="faults", compile_workers=2, timing_timeout_s=TIMEOUT_S) as service:
+    with MeasureService(
+        DEV, run_id="faults", compile_workers=2, settings=ServiceSettings(timing_timeout_s=TIMEOUT_S)
+    ) as service:
         warm = Bench(service)
         warm.assert_right()
         yield warm
@@ -313,7 +315,9 @@ def test_schedules_of_a_search_after_a_fault(bench: Bench) -> None:
 def test_two_services_one_after_another() -> None:
     before = descendants(os.getpid())
     for _ in range(2):
-        with MeasureService(DEV, run_id="twice", compile_workers=1, timing_timeout_s=TIMEOUT_S) as service:
+        with MeasureService(
+            DEV, run_id="twice", compile_workers=1, settings=ServiceSettings(timing_timeout_s=TIMEOUT_S)
+        ) as service:
             own = Bench(service)
             own.assert_right()
             assert own.time(cuda_code.WRITE_NOWHERE).result(timeout=PATIENCE_S).status is Status.LAUNCH_ERROR
@@ -323,7 +327,9 @@ def test_two_services_one_after_another() -> None:
 
 def test_close_while_a_kernel_hangs(record_property: Record) -> None:
     before = descendants(os.getpid())
-    with MeasureService(DEV, run_id="close", compile_workers=1, timing_timeout_s=PATIENCE_S) as service:
+    with MeasureService(
+        DEV, run_id="close", compile_workers=1, settings=ServiceSettings(timing_timeout_s=PATIENCE_S)
+    ) as service:
         future = Bench(service).time(cuda_code.HANG_EVERYWHERE)
         time.sleep(2.0)
         begin = time.monotonic()

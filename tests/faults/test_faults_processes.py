@@ -20,7 +20,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import opts_of
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.pools import ServiceClosed
-from kcg.measure.service import MeasureService
+from kcg.measure.service import MeasureService, ServiceSettings
 from kcg.types import Measurement, Region, Status
 from tests.faults import bad_jobs, busy_service, machine_code
 from tests.faults.processes import alive, below, descendants, fork_servers, guardians, holding
@@ -87,7 +87,9 @@ def test_interrupt_while_children_start_prints_nothing(mode: str, tmp_path: Path
 def test_close_in_the_middle_ends_every_future_and_child() -> None:
     before = descendants(os.getpid())
     recorded: list[Measurement] = []
-    with MeasureService(DEV, run_id="close", compile_workers=1, compile_timeout_s=bad_jobs.FOR_EVER_S) as service:
+    with MeasureService(
+        DEV, run_id="close", compile_workers=1, settings=ServiceSettings(compile_timeout_s=bad_jobs.FOR_EVER_S)
+    ) as service:
         relu, endless = compiled_relu(service), replace(REQUEST, timeout_s=bad_jobs.FOR_EVER_S)
         service.on_measurement = recorded.append
         device = [

@@ -26,7 +26,7 @@ import pytest
 
 from kcg.campaign.sampling import HAND_CODED, DrawJob, Drawn, draw, draw_timed
 from kcg.campaign.settings import DEFAULT_MIX
-from kcg.campaign.workers import retime
+from kcg.campaign.workers import Retiming, retime
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, ExitCode, UsageError
@@ -387,7 +387,7 @@ def test_what_is_timed_again_by_who_drifts_is_doubtful(
 ) -> None:
     out = shutil.copy(campaign, tmp_path / "j.sqlite")
     monkeypatch.setattr(MeasureService, "settle", lambda service: service.on_doubt(service.run_id, 0.0, "it drifts"))
-    done = retime(out, share=0.2, device=CPU, command="", budget_s=None, log=lambda line, eta_s: None)
+    done = retime(Retiming(Path(out), share=0.2, device=CPU), log=lambda line, eta_s: None)
     with Journal.open(out) as journal:
         assert done.measured > 0 and list(journal.doubtful_rows().values()) == [done.measured]
 

@@ -20,7 +20,7 @@ from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
-from kcg.measure.service import MeasureService, Request
+from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.types import Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -138,7 +138,9 @@ def test_a_campaign_measures_both_ends() -> None:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasureService]:
-    with MeasureService(os.environ["DEV"], run_id="r", cache_dir=tmp_path_factory.mktemp("cache")) as opened:
+    with MeasureService(
+        os.environ["DEV"], run_id="r", settings=ServiceSettings(cache_dir=tmp_path_factory.mktemp("cache"))
+    ) as opened:
         yield opened
 
 

@@ -35,7 +35,7 @@ from kcg.measure.protocol import (
     samples_for,
     spread,
 )
-from kcg.measure.service import MeasureService, Request, paired_rows
+from kcg.measure.service import MeasureService, Request, ServiceSettings, paired_rows
 from kcg.measure.verify import references_job
 from kcg.measure.workbench import CacheFlusher
 from kcg.types import CacheState, Job, JobKind, JobOutcome, Measurement, Region, Status
@@ -398,7 +398,7 @@ def test_cache_folder_is_the_callers_or_is_removed(tmp_path: Path) -> None:
     folder = Path(service._temporary.name)
     service.close()
     assert not folder.exists()
-    with MeasureService(DEV, run_id="x", compile_workers=1, cache_dir=tmp_path):
+    with MeasureService(DEV, run_id="x", compile_workers=1, settings=ServiceSettings(cache_dir=tmp_path)):
         pass
     assert tmp_path.exists()
 

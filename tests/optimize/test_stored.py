@@ -423,10 +423,11 @@ def test_a_region_of_several_kernels_is_verified_before_others_are_searched_and_
         monkeypatch.setattr(run.log.progress, "update", lambda **shown: totals.append(shown["total_s"]))
         stored = Stored(store, allow_tf32=False)
         kernels = Candidates(run.works)
-        proposed = region_search.search_regions(
-            kernels, estimates, run.guide, device=run.device, log=run.log, usable=bool, store=stored, judged=judged
+        proposed = region_search.propose_regions(
+            kernels, estimates, device=run.device, log=run.log, usable=bool, store=stored, judged=judged
         )
         assert proposed is not None and not run.log.warnings, run.log.warnings
+        proposed = region_search.search_regions(proposed, run.guide, device=run.device, log=run.log)
         (held,) = [work for work in proposed.works if work.stored]
         assert [held.id] == chosen == list(judged)
         assert totals and 0.0 not in totals, "regions alone are no whole workload"
@@ -456,11 +457,12 @@ def test_regions_that_a_store_has_nothing_for_are_timed_and_not_searched(
 
         monkeypatch.setattr(region_search, "works_of", works)
         judged: dict[str, RegionResult] = {}
-        proposed = region_search.search_regions(
-            Candidates(run.works), estimates, run.guide, device=run.device, log=run.log, usable=bool,
+        proposed = region_search.propose_regions(
+            Candidates(run.works), estimates, device=run.device, log=run.log, usable=bool,
             store=Stored(store, allow_tf32=False), judged=judged,
         )  # fmt: skip
         assert proposed is not None and not run.log.warnings, run.log.warnings
+        proposed = region_search.search_regions(proposed, run.guide, device=run.device, log=run.log)
         assert proposed.works and all(work.baseline_s and work.nothing for work in proposed.works)
         assert not any(work.tried for work in proposed.works)
         assert not any(work.nothing for work in run.works) and not judged

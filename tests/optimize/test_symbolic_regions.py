@@ -202,10 +202,11 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
     with begun(settings(tmp_path / "out", measurements=14, regions=True)) as run:
         estimates = run.estimates(run.measured(meanwhile=run.guide.read))
         kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
-        proposed = region_search.search_regions(
-            kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: region == attention
+        proposed = region_search.propose_regions(
+            kernels, estimates, device=run.device, log=run.log, usable=lambda region: region == attention
         )
         assert proposed is not None
+        proposed = region_search.search_regions(proposed, run.guide, device=run.device, log=run.log)
         (work,) = proposed.works
         parts = best_parts(attention, region_search.best_schedules(run.works))
         assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"

@@ -643,7 +643,7 @@ def test_what_never_comes_back_from_the_device_is_not_waited_for_when_the_search
 
     problem = table.problem(oracle_predict(table), ledger=ledger)
     problem.measure = measure
-    allocator = Allocator(ledger, Limits(), patience_s=lambda: 0.1)
+    allocator = Allocator(ledger, Limits(patience_s=lambda: 0.1))
     allocator.enter("stopped", 1, problem, strategy("mcts"))
     allocator.run()  # a minute by default, which the test's own limit would see
     assert sent.is_set() and not never.done() and not allocator.entries[0].saw

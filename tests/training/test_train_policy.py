@@ -40,6 +40,7 @@ from kcg.training.policy import (
     POLICY,
     PROGRESS,
     PolicyTrainingSettings,
+    TrainingRun,
     _each,
     _table_tasks,
     against_search,
@@ -78,7 +79,7 @@ SETTINGS = changed(PolicyTrainingSettings(), TINY)
 
 
 def trained(out: Path, settings: PolicyTrainingSettings = SETTINGS, **options: Any) -> dict[str, float]:
-    return train_policy(DATASET, SHIPPED, out, settings, **{"from_mcts": True, "workers": 1} | options)
+    return train_policy(DATASET, SHIPPED, out, settings, **{"from_mcts": True} | options)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     """A budget of nothing is one rollout."""
     settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 12})
     for done in ([8], [8, 16]):
-        figures = trained(tmp_path, settings, from_mcts=False, budget_s=0.0)
+        figures = trained(tmp_path, settings, from_mcts=False, run=TrainingRun(budget_s=0.0))
         assert [line["step"] for line in lines_of(tmp_path, "ppo")] == done
         assert json.loads((tmp_path / PROGRESS).read_text())["done"] == {"ppo_steps": done[-1]}
         assert read_policy(tmp_path / POLICY).about.metrics == pytest.approx(figures)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, linear
+from kcg.workloads.layers import Window, conv2d, linear
 from kcg.workloads.training import kept, step
 
 ABOUT = "a training step of a convolutional variational autoencoder"
@@ -64,7 +64,7 @@ def run(p: Parameters, config: Config, *, pictures: Tensor, noise: Tensor) -> tu
     """The loss, then the gradients (or the new parameters)."""
     x = pictures
     for i, width in enumerate(config.widths):
-        x = kept(conv2d(p, f"down{i}", x, width, config.window, stride=2, padding=1).relu())
+        x = kept(conv2d(p, f"down{i}", x, width, Window(config.window, stride=2, padding=1)).relu())
     mean, log_variance = kept(linear(p, "latent", x.flatten(1), 2 * config.latent)).chunk(2, dim=1)
     latent = kept(mean + (log_variance * 0.5).exp() * noise)
     shape = tuple(int(n) for n in x.shape)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, conv2d, layer_norm, linear
+from kcg.workloads.layers import Window, attention, conv2d, layer_norm, linear
 
 ABOUT = "CLIP, the similarity of pictures and texts"
 
@@ -84,7 +84,9 @@ def run(p: Parameters, config: Config, *, pictures: Tensor, tokens: Tensor) -> t
 
 def _encode_pictures(p: Parameters, config: Config, pictures: Tensor) -> Tensor:
     width, patch = config.vision_width, config.patch
-    patches = conv2d(p, "visual.conv1", pictures, width, patch, stride=patch, padding=0, bias=False).contiguous()
+    patches = conv2d(
+        p, "visual.conv1", pictures, width, Window(patch, stride=patch, padding=0), bias=False
+    ).contiguous()
     token = p("visual.class_embedding", 1, 1, width, fan_in=1).expand(config.pictures, 1, width)
     positions = p("visual.positional_embedding", config.patches + 1, width, fan_in=1)
     x = (token.cat(patches.flatten(2).transpose(1, 2), dim=1) + positions).contiguous()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, linear
+from kcg.workloads.layers import Window, conv2d, linear
 from kcg.workloads.training import batch_norm, cross_entropy, kept, step
 
 ABOUT = "a training step of a small convolutional net with batch normalisation"
@@ -68,8 +68,8 @@ def run(p: Parameters, config: Config, *, pictures: Tensor, labels: Tensor) -> t
     x = pictures
     for i, (width, window) in enumerate(zip(config.widths, config.windows, strict=True)):
         padding = window // 2 if config.padded else 0
-        x = kept(conv2d(p, f"a{i}", x, width, window, padding=padding).relu())
-        x = kept(conv2d(p, f"b{i}", x, width, window, padding=padding).relu())
+        x = kept(conv2d(p, f"a{i}", x, width, Window(window, padding=padding)).relu())
+        x = kept(conv2d(p, f"b{i}", x, width, Window(window, padding=padding)).relu())
         x = kept(kept(batch_norm(p, f"norm{i}", x)).max_pool2d())
     loss = cross_entropy(linear(p, "out", x.flatten(1), config.classes), labels)
     return step(p, loss, gradients(config), rate=config.rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, layer_norm, linear
+from kcg.workloads.layers import Window, conv2d, layer_norm, linear
 
 ABOUT = "ConvNeXt, the logits of a batch of pictures"
 
@@ -47,12 +47,12 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def run(p: Parameters, config: Config, *, x: Tensor) -> Tensor:
     """Logits (batch, classes)."""
-    x = conv2d(p, "stem", x, config.channels[0], 4, stride=4, padding=0).contiguous()
+    x = conv2d(p, "stem", x, config.channels[0], Window(4, stride=4, padding=0)).contiguous()
     x = _channel_norm(p, "stem_norm", x)
     for i, channels in enumerate(config.channels):
         if i:
             x = _channel_norm(p, f"stages.{i}.norm", x)
-            x = conv2d(p, f"stages.{i}.downsample", x, channels, 2, stride=2, padding=0).contiguous()
+            x = conv2d(p, f"stages.{i}.downsample", x, channels, Window(2, stride=2, padding=0)).contiguous()
         x = _block(p, f"stages.{i}.0", x)
     pooled = x.mean((2, 3)).contiguous()
     return linear(p, "head", layer_norm(p, "norm", pooled, epsilon=1e-6), config.classes)
@@ -65,7 +65,7 @@ def _channel_norm(p: Parameters, name: str, x: Tensor) -> Tensor:
 
 def _block(p: Parameters, name: str, x: Tensor) -> Tensor:
     channels = int(x.shape[1])
-    y = conv2d(p, f"{name}.depthwise", x, channels, 7, groups=channels).contiguous()
+    y = conv2d(p, f"{name}.depthwise", x, channels, Window(7, groups=channels)).contiguous()
     y = layer_norm(p, f"{name}.norm", y.permute(0, 2, 3, 1), epsilon=1e-6)
     y = linear(p, f"{name}.expand", y, 4 * channels).gelu().contiguous()
     y = linear(p, f"{name}.project", y, channels) * p(f"{name}.scale", channels)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, conv2d, linear
+from kcg.workloads.layers import Window, attention, conv2d, linear
 
 ABOUT = "DiT, the noise and variance of a batch of latents"
 
@@ -63,7 +63,7 @@ def inputs(config: Config) -> dict[str, Input]:
 def run(p: Parameters, config: Config, *, latents: Tensor, timesteps: Tensor, classes: Tensor) -> Tensor:
     """Noise and variance (batch, 8, size, size)."""
     width, patch, side = config.width, config.patch, config.size // config.patch
-    patches = conv2d(p, "x_embedder", latents, width, patch, stride=patch, padding=0).contiguous()
+    patches = conv2d(p, "x_embedder", latents, width, Window(patch, stride=patch, padding=0)).contiguous()
     x = (patches.flatten(2).transpose(1, 2) + _positions(side, width).cast(latents.dtype)).contiguous()
     condition = _condition(p, config, timesteps, classes)
     for i in range(config.layers):

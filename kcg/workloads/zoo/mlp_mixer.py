@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, layer_norm, linear
+from kcg.workloads.layers import Window, conv2d, layer_norm, linear
 
 ABOUT = "MLP-Mixer, the class logits of a batch of pictures"
 
@@ -56,7 +56,7 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def run(p: Parameters, config: Config, *, pictures: Tensor) -> Tensor:
     """Logits (batch, classes)."""
-    stem = conv2d(p, "stem", pictures, config.width, config.patch, stride=config.patch, padding=0).contiguous()
+    stem = conv2d(p, "stem", pictures, config.width, Window(config.patch, stride=config.patch, padding=0)).contiguous()
     x = stem.flatten(2).transpose(1, 2)
     for i in range(config.layers):
         across = layer_norm(p, f"blocks.{i}.norm1", x).transpose(1, 2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, linear
+from kcg.workloads.layers import Window, conv2d, linear
 from kcg.workloads.training import batch_norm, cross_entropy, kept, step
 
 ABOUT = "a training step of a ResNet of bottlenecks"
@@ -78,7 +78,7 @@ def _projected(config: Config) -> list[bool]:
 
 
 def _conv(p: Parameters, name: str, x: Tensor, width: int, window: int, *, stride: int = 1) -> Tensor:
-    return batch_norm(p, f"{name}_norm", kept(conv2d(p, name, x, width, window, stride=stride, bias=False)))
+    return batch_norm(p, f"{name}_norm", kept(conv2d(p, name, x, width, Window(window, stride=stride), bias=False)))
 
 
 def _block(p: Parameters, name: str, x: Tensor, width: int, *, stride: int, projected: bool) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, conv2d, layer_norm, linear
+from kcg.workloads.layers import Window, attention, conv2d, layer_norm, linear
 
 ABOUT = "Swin Transformer, the class logits of a batch of pictures"
 
@@ -47,7 +47,7 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def run(p: Parameters, config: Config, *, pictures: Tensor) -> Tensor:
     """Logits (batch, classes)."""
-    stem = conv2d(p, "patch_embed.proj", pictures, config.width, config.patch, stride=config.patch, padding=0)
+    stem = conv2d(p, "patch_embed.proj", pictures, config.width, Window(config.patch, stride=config.patch, padding=0))
     x = layer_norm(p, "patch_embed.norm", stem.contiguous().permute(0, 2, 3, 1))
     for stage, heads in enumerate(config.heads):
         if stage > 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, conv2d, group_norm, layer_norm, linear, residual_block
+from kcg.workloads.layers import Window, attention, conv2d, group_norm, layer_norm, linear, residual_block
 
 ABOUT = "Stable Diffusion's U-Net, one denoising step"
 
@@ -70,7 +70,7 @@ def run(p: Parameters, config: Config, *, x: Tensor, timestep: Tensor, text: Ten
     skips = [x]
     for i, channels, depth in levels:
         if i:
-            x = conv2d(p, f"down.{i}.downsample", x, int(x.shape[1]), 3, stride=2).contiguous()
+            x = conv2d(p, f"down.{i}.downsample", x, int(x.shape[1]), Window(3, stride=2)).contiguous()
             skips.append(x)
         x = _stage(p, config, f"down.{i}", x, channels, depth, time, text)
         skips.append(x)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, group_norm, linear
+from kcg.workloads.layers import Window, conv2d, group_norm, linear
 from kcg.workloads.training import attention, kept, step
 
 ABOUT = "a training step of a diffusion UNet"
@@ -81,7 +81,7 @@ def _predict(p: Parameters, config: Config, x: Tensor, times: Tensor) -> Tensor:
         x = _residual(p, config, f"down{i}", x, time, width)
         skips.append(x)
         if i < last:
-            x = kept(conv2d(p, f"shrink{i}", x, width, 3, stride=2))
+            x = kept(conv2d(p, f"shrink{i}", x, width, Window(3, stride=2)))
     x = _attend(p, config, "middle", x)
     for i in reversed(range(len(widths))):
         if i < last:

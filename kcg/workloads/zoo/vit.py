@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, conv2d, layer_norm, linear
+from kcg.workloads.layers import Window, attention, conv2d, layer_norm, linear
 
 ABOUT = "Vision Transformer, the class logits of a batch of pictures"
 
@@ -56,7 +56,9 @@ def inputs(config: Config) -> dict[str, Input]:
 def run(p: Parameters, config: Config, *, pictures: Tensor) -> Tensor:
     """Logits (batch, classes)."""
     width = config.width
-    patches = conv2d(p, "patch_embed", pictures, width, config.patch, stride=config.patch, padding=0).contiguous()
+    patches = conv2d(
+        p, "patch_embed", pictures, width, Window(config.patch, stride=config.patch, padding=0)
+    ).contiguous()
     token = p("cls_token", 1, 1, width, fan_in=1).expand(config.batch, 1, width)
     positions = p("pos_embed", 1, config.patches + 1, width, fan_in=1)
     x = (token.cat(patches.flatten(2).transpose(1, 2), dim=1) + positions).contiguous()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import conv2d, linear
+from kcg.workloads.layers import Window, conv2d, linear
 from kcg.workloads.training import attention, cross_entropy, kept, layer_norm, step
 
 ABOUT = "a training step of a vision transformer"
@@ -60,7 +60,7 @@ def gradients(config: Config) -> list[str]:
 
 def run(p: Parameters, config: Config, *, pictures: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """The loss, then the gradients."""
-    patches = kept(conv2d(p, "patches", pictures, config.width, config.patch, stride=config.patch, padding=0))
+    patches = kept(conv2d(p, "patches", pictures, config.width, Window(config.patch, stride=config.patch, padding=0)))
     x = patches.flatten(2).transpose(1, 2)
     token = p("class_token", 1, 1, config.width).expand(config.batch, 1, config.width)
     x = kept(token.cat(x, dim=1) + p("positions", 1, int(x.shape[1]) + 1, config.width))
