@@ -270,7 +270,7 @@ def sample_plan() -> Result:
             nearby_s=nearby_s,
         )
         for row, parts, form, size, left, nearby_s in (
-            (attention, (scores, softmax, values), "a contraction of another one's result", 6.117e9, (), None),
+            (attention, (scores, softmax, values), "chained matmuls", 6.117e9, (), None),
             (
                 norm,
                 (mean, variance, rotary),

@@ -269,7 +269,7 @@ def find_recompute(ast: UOp, kernel_id: str, calls: int, target: Target | None =
     worst = max(found, key=lambda c: c.operations - c.needed)
     product, remedy = _named(worst)
     if worst.inside:
-        advice = f"{product} is recomputed {worst.factor:g} times inside a contraction over {_times(worst.inside)}: "
+        advice = f"{product} is recomputed {worst.factor:g} times inside a matmul over {_times(worst.inside)}: "
         advice += f"{remedy}used"
     elif worst.repeat_shape:
         advice = f"{product} is recomputed {worst.factor:g} times, once per element of {_times(worst.repeat_shape)}: "

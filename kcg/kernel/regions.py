@@ -51,12 +51,12 @@ class Form(StrEnum):
     """Which rule made a candidate."""
 
     ROWS = "row group"
-    EPILOGUE = "contraction with more in its epilogue"
-    JOINED = "contractions that are joined"
-    CHAINED = "a contraction of another one's result"
-    SHARED = "contractions with a shared operand"
-    PROLOGUE = "contraction with its operand computed on the way"
-    BESIDE = "contractions beside each other"
+    EPILOGUE = "matmul with more in its epilogue"
+    JOINED = "joined matmuls"
+    CHAINED = "chained matmuls"
+    SHARED = "matmuls with a shared operand"
+    PROLOGUE = "matmul with more in its prologue"
+    BESIDE = "horizontally fused matmuls"
     VECTOR = "products of one vector"
 
 

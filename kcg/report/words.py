@@ -195,7 +195,7 @@ def done_with(found: Recompute) -> str:
     if found.factor <= 1:
         return "reduces a product at once"
     waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
-    return f"computes a contraction {found.factor:.1f} times ({waste})"
+    return f"computes a matmul {found.factor:.1f} times ({waste})"
 
 
 def name_of(row: RegionResult) -> str:

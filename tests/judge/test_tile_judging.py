@@ -67,7 +67,7 @@ class Tiles:
         return TileParameters.from_json(schedule.body).tile
 
     def legend(self, schedule: Schedule) -> str:
-        return "contraction; tiles of 16 × 16"
+        return "matmul; tiles of 16 × 16"
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_the_exact_program_stands_behind_one_of_less_accurate_functions(opened: 
     work.keep(seen(BY_TMA, 0.6 * work.baseline_s, "tma"))
     assert work.other_candidates == [], "slower than the Opts"
     name, legend = work.named(BY_TMA)
-    assert name == work.space.name(work.space.baseline()) and legend == "contraction; tiles of 16 × 16"
+    assert name == work.space.name(work.space.baseline()) and legend == "matmul; tiles of 16 × 16"
 
 
 def test_nothing_that_was_not_verified_is_in_the_result_of_a_run_that_ended_early(

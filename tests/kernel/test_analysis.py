@@ -111,7 +111,7 @@ def test_a_product_fused_into_another_is_named_with_its_factor_and_remedy() -> N
     assert (report.kernel_id, report.calls, report.factor) == ("some-kernel", 7, 128)
     assert report.wasted_operations == 127 * 2 * 320 * 256 * 1024
     assert report.advice == (
-        "the product over range K=256 with value shape 320x1024 is recomputed 128 times inside a contraction over "
+        "the product over range K=256 with value shape 320x1024 is recomputed 128 times inside a matmul over "
         "1024: call .contiguous() on that intermediate (shape 320x1024) before it is used"
     )
 

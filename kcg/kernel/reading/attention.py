@@ -31,7 +31,7 @@ def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
         kernel = kernel_of((_over_one_row(stored, stream, buffers),), buffers)
         stream = _stream_of(kernel)
     if not stream.rows:
-        raise TileRefusal("several contractions", "its keys are made of its queries")
+        raise TileRefusal("several products", "its keys are made of its queries")
     if (widest := max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))) > WIDEST:
         raise no_attention(f"its heads take rows of {widest:,} elements, which are at most {WIDEST}")
     return replace(kernel, stream=stream)
@@ -58,7 +58,7 @@ def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]
 
 def no_attention(why: str = "") -> TileRefusal:
     """Several contractions that one program cannot make."""
-    return TileRefusal("several contractions", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
+    return TileRefusal("several products", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
 
 
 def _stream_of(kernel: TileKernel) -> Stream:
@@ -96,7 +96,7 @@ def _stream_of(kernel: TileKernel) -> Stream:
     rows = tuple(over[n] for n in scores.sides[0].ranges)
     taken = UOp.sink(*(f.node for f in scores.sides[1].factors)), values[0].node
     if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):
-        raise TileRefusal("several contractions", "its keys or values would be made again for each block of queries")
+        raise TileRefusal("several products", "its keys or values would be made again for each block of queries")
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
 
 

@@ -37,7 +37,7 @@ def parts_of(stored: Stored, results: Collection[int], buffers: Buffers) -> list
             return [(_used(part, results, buffers).pop(), part) for part in parts]
         wrong += [len(one) for one in slots if len(one) != 1 and min(map(len, slots)) < len(used)]
     if wrong:
-        raise TileRefusal(CUT, f"{wrong[0]} contractions in one part")
+        raise TileRefusal(CUT, f"{wrong[0]} products in one part")
     return []
 
 

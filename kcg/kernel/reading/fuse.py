@@ -392,7 +392,7 @@ def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UO
     for access in _loads(stored, buffers):
         if access.buffer.slot == product.store.buffer.slot:
             return access.address
-    raise TileRefusal("several kernels", "one of them has nothing to do with the contraction's result")
+    raise TileRefusal("several kernels", "one of them has nothing to do with the product's result")
 
 
 def _columns_of(product: TileKernel) -> int:
@@ -400,14 +400,14 @@ def _columns_of(product: TileKernel) -> int:
     assert product.contraction is not None
     rows, columns = (side.ranges for side in product.contraction.sides)
     if product.contraction.batch or (*rows, *columns) != tuple(range(len(product.outputs))):
-        raise TileRefusal("result of a contraction", "it is not rows by columns")
+        raise TileRefusal("result of a product", "it is not rows by columns")
     steps, step = affine(product.store.address), 1
     for axis in reversed(product.outputs):
         if steps is None or steps.pop(axis, 0) != step or is_symbolic(axis):
-            raise TileRefusal("result of a contraction", "it is not stored row after row")
+            raise TileRefusal("result of a product", "it is not stored row after row")
         step *= extent(axis)
     if steps or step != product.store.buffer.size:
-        raise TileRefusal("result of a contraction", "it is stored in part")
+        raise TileRefusal("result of a product", "it is stored in part")
     return _count_of_columns(product)
 
 
@@ -416,7 +416,7 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
     places = [_place(access, width) for access in _loads(stored, buffers) if access.buffer == product.store.buffer]
     rows = _digits({axis: step for _, row, _ in places for axis, step in row.items() if axis is not None})
     if any(row != dict(rows) for _, row, _ in places) or _size(rows) * width != product.store.buffer.size:
-        raise TileRefusal("use of a contraction's result", "in other rows, or not in all of them")
+        raise TileRefusal("use of a product's result", "in other rows, or not in all of them")
     reduced = {axis for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]}
     steps = {axis: abs(step) for _, _, column in places for axis, step in column.items() if axis is not None}
     along = {axis: steps.get(axis, 0) for axis in stored.outputs if axis not in dict(rows)}
@@ -434,19 +434,19 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
                 or column != whole
                 or math.prod(extent(a) for a, s in columns if s < extent(axis)) != extent(axis)
             ):
-                raise TileRefusal("reduction of a contraction's result", "it is not over neighbouring columns")
+                raise TileRefusal("reduction of a product's result", "it is not over neighbouring columns")
             parts[axis] = extent(axis)
             loads.append((node, SAME))
             continue
         move = _move(column, columns, first)
         if move is None:
-            raise TileRefusal("use of a contraction's result", "it is moved in another way than within pairs")
+            raise TileRefusal("use of a product's result", "it is moved in another way than within pairs")
         loads.append((node, move))
     for node in stored.value.toposort():
         if node.op is Ops.REDUCE and any(axis not in parts for axis in node.src[1:]):
-            raise TileRefusal("reduction beside the contraction")
+            raise TileRefusal("reduction beside the product")
         if node.op is Ops.REDUCE and any(step < parts[node.src[1]] and a in node.ranges for a, step in columns):
-            raise TileRefusal("reduction of a contraction's result", "it is not the same for all of its columns")
+            raise TileRefusal("reduction of a product's result", "it is not the same for all of its columns")
     return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
 
 
@@ -457,7 +457,7 @@ def _place(access: Access, width: int) -> tuple[UOp, Steps, Steps]:
     """A load of the result: its node, row and column. Raises TileRefusal."""
     row, column = affine((access.address // width).simplify()), affine((access.address % width).simplify())
     if access.gates or row is None or column is None:
-        raise TileRefusal("use of a contraction's result", "its place is no sum of ranges times constants")
+        raise TileRefusal("use of a product's result", "its place is no sum of ranges times constants")
     return access.node, row, column
 
 
@@ -472,7 +472,7 @@ def _digits(steps: dict[UOp, int], missing: int = 0) -> list[tuple[UOp, int]]:
             axis = next((a for a, s in left.items() if s == 0), None)
             missing -= 1
         if axis is None or missing < 0 or is_symbolic(axis):
-            raise TileRefusal("use of a contraction's result", "its elements do not follow each other")
+            raise TileRefusal("use of a product's result", "its elements do not follow each other")
         found.append((axis, step))
         step *= extent(axis)
         del left[axis]
@@ -522,7 +522,7 @@ def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
     stacked = len(set(read)) > 1
     forms = {(*rows[:2], _count_of_columns(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows}
     if None in read or (stacked and len(forms) > 1):
-        raise TileRefusal(construct, "contractions of other formats, terms or columns")
+        raise TileRefusal(construct, "products of other formats, terms or columns")
     return _launched(kernels, stacked=stacked)
 
 

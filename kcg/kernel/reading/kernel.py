@@ -26,7 +26,7 @@ from kcg.types import Region
 
 MAX_REDUCE_DEPTH = 3  # reductions inside reductions: each is an axis of every block
 MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
-SEVERAL = "several contractions"
+SEVERAL = "several products"
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,7 @@ def with_shared_operand(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]
     found = [contraction_of((node,), outputs) for node in reductions]
     known = [contraction for contraction in found if contraction is not None]
     if len(known) < len(found):
-        raise TileRefusal("reduction beside the contraction")
+        raise TileRefusal("reduction beside the product")
     if len(known) > MOST_SHARING or len(set(map(_form, known))) != 1:
         raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
     kernel = _kernel_of(stored, buffers, known[0], sharing=tuple(known[1:]))

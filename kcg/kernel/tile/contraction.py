@@ -381,7 +381,7 @@ def turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
         return contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         return replace(contraction, sides=contraction.sides[::-1])
-    raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+    raise TileRefusal("axes", "the rows and the columns of a product are its operands' own ranges")
 
 
 def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:

@@ -362,7 +362,7 @@ class Frame:
                 return self.cast(self._load(node), compute_type(node))
             case Ops.REDUCE:
                 if self.reduce is None:
-                    raise TileRefusal("reduction beside the contraction")
+                    raise TileRefusal("reduction beside the product")
                 self.reduce(node, self)
                 return self.bound[node]
             case Ops.CAST:

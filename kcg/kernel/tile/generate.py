@@ -134,7 +134,7 @@ def generate_kernel(
 def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form in CONTRACTIONS and kernel.contraction is None:
-        raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
+        raise TileRefusal("form", "the kernel is no product of two operands with rows and columns")
     if (parameters.form in ATTENTION) != (kernel.stream is not None):
         raise TileRefusal("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
     if (parameters.form == ROWS) != (kernel.rows is not None):
@@ -152,21 +152,21 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         or parameters.split > 1
         or not (may_have_tail(kernel) or can_halve(kernel, parameters))
     ):
-        raise TileRefusal("tail", "programs share the last tiles of one contraction, or two each halves of its columns")
+        raise TileRefusal("tail", "programs share the last tiles of one product, or two each halves of its columns")
     loads = parameters.loads != POINTER or parameters.warp_specialize
     if parameters.form not in (*CONTRACTIONS, *ATTENTION) and loads:
-        raise TileRefusal("loads", "only contractions have descriptors")
+        raise TileRefusal("loads", "only products have descriptors")
     if parameters.form not in (*CONTRACTIONS, SPECIALIZED) and parameters.persistent:
-        raise TileRefusal("persistent", "only contractions and specialised warps have persistent programs")
+        raise TileRefusal("persistent", "only products and specialised warps have persistent programs")
     if parameters.form not in CONTRACTIONS and parameters.epilogue_parts > 1:
-        raise TileRefusal("epilogue_parts", "only contractions have parts")
+        raise TileRefusal("epilogue_parts", "only products have parts")
     if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
-        raise TileRefusal("axes", "a contraction's tile has rows and columns")
+        raise TileRefusal("axes", "a product's tile has rows and columns")
     if kernel.others and kernel.contraction is None:
         if parameters.form != REDUCTION or parameters.axes != (tuple(range(len(kernel.outputs))),):
             raise TileRefusal("axes", "products of one launch have tiles of rows")
     elif kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
-        raise TileRefusal("form", "contractions of one launch are not specialised, and read nothing early")
+        raise TileRefusal("form", "products of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise TileRefusal("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
@@ -176,9 +176,9 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if parameters.read_early and (
         parameters.form not in (CONTRACTION, ROWS) or parameters.split > 1 or parameters.tail > 1
     ):
-        raise TileRefusal("read_early", "programs finish a contraction's tiles themselves, or hold rows")
+        raise TileRefusal("read_early", "programs finish a product's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
-        raise TileRefusal("warp_specialize", "only a contraction's loop, where its loads are TMA")
+        raise TileRefusal("warp_specialize", "only a product's loop, where its loads are TMA")
     if parameters.warp_specialize and parameters.persistent and parameters.tail > 1:
         raise TileRefusal("warp_specialize", "programs that have whole tiles and parts of others have no such loop")
 

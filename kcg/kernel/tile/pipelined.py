@@ -161,7 +161,7 @@ class _Pipelined:
         self.shapes = [self._shape(first.rows[0]), *(self._shape(boxes) for boxes, _ in first.columns)]
         for other in others:
             if self.shapes != [self._shape(other.rows[0]), *(self._shape(boxes) for boxes, _ in other.columns)]:
-                raise TileRefusal("form", "contractions of one ring have operands that lie alike")
+                raise TileRefusal("form", "products of one ring have operands that lie alike")
 
     def written(self) -> tuple[Lines, int]:
         lines = self.main.lines

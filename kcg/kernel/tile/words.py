@@ -7,7 +7,31 @@ from dataclasses import fields
 from typing import Any
 
 from kcg.kernel.tile.legal import FIELDS
-from kcg.kernel.tile.parameters import ATTENTION, CONTRACTION, CONTRACTIONS, LISTS, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    ATTENTION,
+    CONTRACTION,
+    CONTRACTIONS,
+    ELEMENTWISE,
+    LISTS,
+    PIPELINED,
+    REDUCTION,
+    ROWS,
+    SPECIALIZED,
+    STREAM,
+    TMA,
+    TileParameters,
+)
+
+NAMES = {
+    ELEMENTWISE: "elementwise",
+    REDUCTION: "reduction",
+    CONTRACTION: "matmul",
+    PIPELINED: "producer/consumer matmul",
+    ROWS: "row reduction",
+    STREAM: "flash attention",
+    SPECIALIZED: "warp-specialised attention",
+}
+"""What the forms are called, by their stored names; a convolution is a matmul too, as implicit GEMM."""
 
 DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
 
@@ -15,17 +39,21 @@ DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
 def described(p: TileParameters) -> str:
     """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`; whatever is not the usual is said."""
     sizes = [*p.tile, *([p.reduce_tile] if p.reduce_tile else [])]
-    parts = [f"tile {'x'.join(map(str, sizes)) or '1'}", p.form if p.form != CONTRACTION else "", axes_text(p.axes)]
+    parts = [
+        f"tile {'x'.join(map(str, sizes)) or '1'}",
+        NAMES[p.form] if p.form != CONTRACTION else "",
+        axes_text(p.axes),
+    ]
     parts += [TMA if p.loads == TMA else ""]
     parts += [f"persistent{f' x{p.persistent}' if p.persistent > 1 else ''}" if p.persistent else ""]
     parts += ["epilogue in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
-    parts += [f"tail {p.tail}" if p.tail > 1 else ""]
-    parts += [f"split {p.split}" if p.split > 1 else "", f"group {p.group}" if p.group > 1 else ""]
+    parts += [f"stream-K {p.tail}" if p.tail > 1 else ""]
+    parts += [f"split-K {p.split}" if p.split > 1 else "", f"swizzle {p.group}" if p.group > 1 else ""]
     parts += [
         _count(p.num_warps, "warp"),
         _count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else "",
     ]
-    parts += ["early reads" if p.read_early else ""]
+    parts += ["epilogue prefetched" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
     parts += [f"loads {_listed(p.evict_last)} evicted last" if p.evict_last else ""]
     parts += [f"{p.maxnreg} registers" if p.maxnreg else "", "" if p.fast_math else "exact functions"]
@@ -59,20 +87,20 @@ def labels(p: TileParameters) -> tuple[str, ...]:
 
 
 def legend(p: TileParameters, extents: Sequence[int]) -> str:
-    """What a program does: `contraction; programs of 128 × 256 (of 4096 × 9216), 64 terms a step, …`."""
+    """What a program does: `matmul; tiles of 128 × 256 of 4096 × 9216 outputs, 64 terms a step, …`."""
     tile = " × ".join(map(str, p.tile)) or "1"
     whole = " × ".join(map(str, extents)) or "1"
-    parts = [f"{p.form}; tiles of {tile} of {whole} outputs"]
+    parts = [f"{NAMES[p.form]}; tiles of {tile} of {whole} outputs"]
     parts += [f"{p.reduce_tile} terms a step" if p.reduce_tile else ""]
-    parts += [f"the reduction shared by {p.split} programs" if p.split > 1 else ""]
-    parts += [f"each tile of the last wave shared by {p.tail} programs" if p.tail > 1 else ""]
+    parts += [f"the reduction shared by {p.split} programs (split-K)" if p.split > 1 else ""]
+    parts += [f"each tile of the last wave shared by {p.tail} programs (stream-K)" if p.tail > 1 else ""]
     parts += ["operands by TMA" if p.loads == TMA else ""]
     parts += [f"{_count(p.persistent, 'program')} a multiprocessor, each with tiles in turn" if p.persistent else ""]
     parts += ["stored in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
-    parts += ["what is read beside the sums asked for before the loop" if p.read_early else ""]
+    parts += ["operands of the epilogue prefetched" if p.read_early else ""]
     parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
     parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
-    parts += [f"{p.group} rows of tiles together" if p.group > 1 else "", _count(p.num_warps, "warp")]
+    parts += [f"swizzled by {p.group} rows of tiles" if p.group > 1 else "", _count(p.num_warps, "warp")]
     parts += [_count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else ""]
     return ", ".join(part for part in parts if part)
 

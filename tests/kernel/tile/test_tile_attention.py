@@ -287,7 +287,7 @@ def test_warps_are_not_specialised() -> None:
     """Triton 3.6 made a program that ended in NaN, and one that never ended."""
     region = region_of(plain("float16"))
     p = replace(parameters(region, TMA), warp_specialize=True)
-    with pytest.raises(TileRefusal, match="only a contraction's loop"):
+    with pytest.raises(TileRefusal, match="only a product's loop"):
         generate(region, KNOWN_TARGETS["sm_90"], p)
     assert legal_values(read_region(region), KNOWN_TARGETS["sm_90"], p, "warp_specialize") == (False,)
 

@@ -217,13 +217,13 @@ def joined_without_bounds() -> tuple[Tensor, ...]:
 
 
 REFUSED = {
-    products: "results beside each other: 2 contractions in one part",
-    with_another_tensor: "results beside each other: 0 contractions in one part",
-    along_both: "results beside each other: 2 contractions in one part",
-    other_terms: "results beside each other: contractions of other formats, terms or columns",
-    other_columns: "results beside each other: contractions of other formats, terms or columns",
-    some_rows: "use of a contraction's result: in other rows, or not in all of them",
-    joined_without_bounds: "several contractions: they share no operand",
+    products: "results beside each other: 2 products in one part",
+    with_another_tensor: "results beside each other: 0 products in one part",
+    along_both: "results beside each other: 2 products in one part",
+    other_terms: "results beside each other: products of other formats, terms or columns",
+    other_columns: "results beside each other: products of other formats, terms or columns",
+    some_rows: "use of a product's result: in other rows, or not in all of them",
+    joined_without_bounds: "several products: they share no operand",
 }
 
 

@@ -35,9 +35,20 @@ from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.expected import embedding
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
-from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, REDUCTION, ROWS, TMA, TileParameters
+from kcg.kernel.tile.parameters import (
+    CONTRACTION,
+    FORMS,
+    PIPELINED,
+    POINTER,
+    REDUCTION,
+    ROWS,
+    STREAM,
+    TMA,
+    TileParameters,
+)
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.kernel.tile.words import NAMES, legend
 from kcg.measure.child import start_job
 from kcg.predictor.cost import KnownCost, guiding
 from kcg.search.problem import Ledger, Observation, Problem
@@ -157,6 +168,20 @@ def test_it_is_described_in_the_words_of_tables() -> None:
     )
     words = "tile 128x256x64, axes 0|1, tma, persistent, epilogue in halves, 8 warps, 3 stages"
     assert describe(schedule_of(p)) == words
+
+
+def test_forms_and_parameters_are_named_as_the_field_does_whatever_their_stored_names() -> None:
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), 32, split=2, tail=3, group=4, read_early=True)
+    assert describe(schedule_of(p)) == (
+        "tile 64x64x32, axes 0|1, stream-K 3, split-K 2, swizzle 4, 4 warps, 2 stages, epilogue prefetched"
+    )
+    assert legend(p, (512, 512)) == (
+        "matmul; tiles of 64 × 64 of 512 × 512 outputs, 32 terms a step, the reduction shared by 2 programs (split-K), "
+        "each tile of the last wave shared by 3 programs (stream-K), operands of the epilogue prefetched, "
+        "swizzled by 4 rows of tiles, 4 warps, 2 stages"
+    )
+    assert {*NAMES} == {*FORMS} and len({*NAMES.values()}) == len(FORMS)
+    assert "flash attention" in describe(schedule_of(p.changed(form=STREAM, axes=((0,),), tile=(64,))))
 
 
 def test_where_there_are_no_tile_programs_the_reason_is_said() -> None:

@@ -484,13 +484,13 @@ def one_of_another() -> tuple[Tensor, ...]:
 
 
 REFUSED = {
-    other_rows: "several contractions: contractions of other formats, terms or columns",
-    widths_differ_and_are_joined: "several contractions: what they store has different shapes",
-    nothing_shared: "several contractions: they share no operand",
-    terms_differ: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
-    sum_and_its_terms: "several contractions: they are not 2 to 4 over the same rows, columns and terms",
-    formats_differ: "several contractions: contractions of other formats, terms or columns",
-    one_of_another: "several contractions: one is of another one's result",
+    other_rows: "several products: products of other formats, terms or columns",
+    widths_differ_and_are_joined: "several products: what they store has different shapes",
+    nothing_shared: "several products: they share no operand",
+    terms_differ: "several products: they are not 2 to 4 over the same rows, columns and terms",
+    sum_and_its_terms: "several products: they are not 2 to 4 over the same rows, columns and terms",
+    formats_differ: "several products: products of other formats, terms or columns",
+    one_of_another: "several products: one is of another one's result",
 }
 
 
