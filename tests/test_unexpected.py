@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import CodecError, DeviceError, ScheduleError, VerificationError
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.measure.protocol import median
 from kcg.unexpected import looking, place_of, report, reported_to
 
@@ -24,7 +24,7 @@ def lines_of(*errors: Exception) -> list[str]:
 
 
 def test_a_refusal_is_an_answer() -> None:
-    assert lines_of(TileRefusal("rows"), ScheduleError("no"), CodecError("no"), VerificationError("no")) == []
+    assert lines_of(UnsupportedTile("rows"), ScheduleError("no"), CodecError("no"), VerificationError("no")) == []
 
 
 def test_anything_else_is_told_once_with_its_place() -> None:

@@ -45,7 +45,7 @@ from kcg.errors import UnknownName, UsageError
 from kcg.kernel.composed import Part, region_of_part, schedule_of_parts
 from kcg.kernel.kinds import describe
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.words import described
 from kcg.measure.service import MeasureService
@@ -157,7 +157,7 @@ def has_contraction(region: Region) -> bool:
         try:
             if read_region(Region((kernel,))).contraction is not None:
                 return True
-        except TileRefusal:
+        except UnsupportedTile:
             continue
     return False
 
@@ -178,7 +178,7 @@ def planned(of: Sequence[Case], target: Target) -> Iterator[str]:
                 try:
                     kernel = read_region(region)
                     yield f"  {list(places)}: {described(default_parameters(kernel, target))}"
-                except TileRefusal as refusal:
+                except UnsupportedTile as refusal:
                     yield f"  {list(places)}: refused, {refusal}"
 
 

@@ -31,7 +31,7 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels
@@ -193,7 +193,7 @@ class Wiring:
 def _read(kernel: Any) -> TileKernel | None:
     try:
         return read_kernel(Region((kernel,))) if kernel is not None else None
-    except TileRefusal:
+    except UnsupportedTile:
         return None
 
 

@@ -20,7 +20,7 @@ from kcg.kernel.ast import affine, extent
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.types import Region, Target, WorkloadCall
 from kcg.workloads.registry import spec_of
 
@@ -151,7 +151,7 @@ def _calls(name: str, presets: Sequence[str]) -> Iterator[tuple[str, WorkloadCal
         for number, call in enumerate(_captured(name, preset)):
             try:
                 kernel = read_kernel(call.region)
-            except TileRefusal:
+            except UnsupportedTile:
                 continue
             if not kernel.variables:
                 yield f"{name} {preset}/{number} {_sizes(kernel)}", call, kernel

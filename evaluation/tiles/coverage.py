@@ -39,7 +39,7 @@ from kcg.compat.scheduling import simplified
 from kcg.dataset.reading import read_export
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.kernel import read_ast
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION
 from kcg.kernel.tile.prior import default_parameters
@@ -75,7 +75,7 @@ class Found:
             parameters = default_parameters(read, target)
             generate_kernel(read, target, parameters)
             done = time.process_time()
-        except TileRefusal as refusal:
+        except UnsupportedTile as refusal:
             self.refused[refusal.construct] += 1
             return False
         finally:

@@ -38,7 +38,7 @@ from kcg.compat.assembler import assembler
 from kcg.errors import ExitCode, UsageError
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
@@ -192,7 +192,7 @@ class Case:
     tf32: bool = False
 
     def read(self) -> tuple[TileKernel, int]:
-        """As tile programs see it, and of how many kernels. Raises TileRefusal."""
+        """As tile programs see it, and of how many kernels. Raises UnsupportedTile."""
         made = self.make()
         region = region_of(*(made if isinstance(made, tuple) else (made,)))
         return replace(read_region(region), allows_tf32=self.tf32), len(region.kernels)
@@ -343,7 +343,7 @@ def row_of(name: str, case: Case, target: Target, *, programs: int, reached: Rea
             parts["costs"].update(f"{predicted_seconds(kernel, target, p):.6g}\n".encode())
             try:
                 source = generate_kernel(kernel, target, p)
-            except TileRefusal:
+            except UnsupportedTile:
                 refused += 1
                 parts["texts"].update(REFUSED.encode())
                 continue
@@ -351,14 +351,14 @@ def row_of(name: str, case: Case, target: Target, *, programs: int, reached: Rea
             reached.add(p)
             launches = [astuple(launch) for launch in source.launches]
             parts["texts"].update(f"{source.source}{launches!r}{source.workspace_bytes}\n".encode())
-    except TileRefusal:
+    except UnsupportedTile:
         for one in parts.values():
             one.update(REFUSED.encode())
     return Row(name, target.arch, kernels, made, refused, **{part: one.hexdigest() for part, one in parts.items()})
 
 
 def drawn(kernel: TileKernel, target: Target, rng: Random, programs: int) -> Iterator[TileParameters]:
-    """The prior's parameters and random ones. Raises TileRefusal where there are none."""
+    """The prior's parameters and random ones. Raises UnsupportedTile where there are none."""
     yield default_parameters(kernel, target)
     if starts(kernel, target):
         for _ in range(programs):

@@ -13,7 +13,7 @@ from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import read_ast
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import unsupported
@@ -44,7 +44,7 @@ def better_stored(ast: UOp, product: UOp, target: Target | None = None) -> Store
     target = target if target is not None and not unsupported(target) else TARGETS["sm_90"]
     try:
         whole, first, rest = (_seconds(one, target) for one in (ast, *_parts(ast, product)))
-    except TileRefusal:
+    except UnsupportedTile:
         return None
     gains = whole >= max(GAIN * (first + rest), first + rest + GAIN_S)
     return Stored(whole, first + rest, target.model) if gains else None

@@ -25,7 +25,7 @@ from kcg.judge.whole import unclear
 from kcg.kernel import regions
 from kcg.kernel.composed import parts_of
 from kcg.kernel.reading.kernel import read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import TileParameters
@@ -884,7 +884,7 @@ def test_looking_for_regions_ends_with_the_processes_of_the_run(
 def test_a_look_that_fails_unexpectedly_is_told_with_its_place(proposals: Proposals) -> None:
     """Neither a refusal nor a run that goes on hides it; other regions keep their programs."""
     regions = list(dict.fromkeys(candidate.region for candidate in proposals.candidates.values()))
-    answers: list[str | Exception] = ["", TileRefusal("rows"), ValueError("min() arg is an empty sequence")]
+    answers: list[str | Exception] = ["", UnsupportedTile("rows"), ValueError("min() arg is an empty sequence")]
     looks = [Future[str]() for _ in answers]
     for look, answer in zip(looks, answers, strict=True):
         look.set_exception(answer) if isinstance(answer, Exception) else look.set_result(answer)

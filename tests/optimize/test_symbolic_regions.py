@@ -21,7 +21,7 @@ from kcg.judge.step import compare
 from kcg.kernel.kinds import compile_region
 from kcg.kernel.program import Program
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
 from kcg.kernel.symbolic import End, called, ends_of, without
 from kcg.kernel.tile.compile import compile_tile
@@ -310,7 +310,7 @@ def with_tile_programs(workload: Workload) -> list[Region]:
         try:
             kernel = read_region(region)
             found += [region] if kernel.variables else []
-        except TileRefusal as refusal:
+        except UnsupportedTile as refusal:
             assert len(refusal.args[0]) > 10, "a reason"
     return found
 

@@ -61,9 +61,7 @@ def test_a_tile_program_stands_under_the_name_of_its_kernel_beside_the_best_opts
     first, *others = result.regions
     body = TileParameters("contraction", ((0,), (1,)), (128, 256), reduce_tile=64, loads="tma", num_warps=8).to_json()
     schedule = Schedule("tile", body)
-    chosen = replace(
-        first.chosen, schedule=schedule, name=first.baseline.name, legend="matmul; tiles of 128 × 256"
-    )
+    chosen = replace(first.chosen, schedule=schedule, name=first.baseline.name, legend="matmul; tiles of 128 × 256")
     result = replace(result, regions=(replace(first, chosen=chosen, opts=first.chosen), *others))
     page = Page(render_report(result))
     shown = " ".join(" ".join(page.text).split())

@@ -7,5 +7,5 @@ Nothing here knows a kind of schedule, so what a region can be is read without o
 - `contractions` products of two operands, `kernel` one kernel (`read_kernel`);
 - `branches`, `cut`, `rows`, `attention` and `vectors` what several kernels come to, `fuse` all of them (`read_region`).
 
-What no one program can be is refused, with the construct that is in the way.
+What no one program can be is unsupported, with the construct that is in the way.
 """

@@ -16,7 +16,7 @@ from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.factors import Factor, factors_of, product_dtype
 from kcg.kernel.reading.kernel import Stream, TileKernel, kernel_of
 from kcg.kernel.reading.online import shifted_sums
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 
 LEAST = 16
 WIDEST = 512  # elements of a query, and of a value: of 1,024 the registers hold 16 queries, and a step of 16 keys 64 KB
@@ -24,14 +24,14 @@ MOST_QUERIES = 128  # of one program
 
 
 def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """An attention, with how its value is a product of weights with values. Raises TileRefusal where it is none."""
+    """An attention, with how its value is a product of weights with values. Raises UnsupportedTile where it is none."""
     kernel = kernel_of((stored,), buffers)
     stream = _stream_of(kernel)
     if not stream.rows:  # one query for each head of keys
         kernel = kernel_of((_over_one_row(stored, stream, buffers),), buffers)
         stream = _stream_of(kernel)
     if not stream.rows:
-        raise TileRefusal("several products", "its keys are made of its queries")
+        raise UnsupportedTile("several products", "its keys are made of its queries")
     if (widest := max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))) > WIDEST:
         raise no_attention(f"its heads take rows of {widest:,} elements, which are at most {WIDEST}")
     return replace(kernel, stream=stream)
@@ -56,9 +56,9 @@ def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]
     return Stored(access_of(over(stored.store.node), buffers), stored.value.substitute(at), stored.gates, outputs)
 
 
-def no_attention(why: str = "") -> TileRefusal:
+def no_attention(why: str = "") -> UnsupportedTile:
     """Several contractions that one program cannot make."""
-    return TileRefusal("several products", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
+    return UnsupportedTile("several products", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
 
 
 def _stream_of(kernel: TileKernel) -> Stream:
@@ -96,7 +96,7 @@ def _stream_of(kernel: TileKernel) -> Stream:
     rows = tuple(over[n] for n in scores.sides[0].ranges)
     taken = UOp.sink(*(f.node for f in scores.sides[1].factors)), values[0].node
     if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):
-        raise TileRefusal("several products", "its keys or values would be made again for each block of queries")
+        raise UnsupportedTile("several products", "its keys or values would be made again for each block of queries")
     return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
 
 

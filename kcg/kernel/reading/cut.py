@@ -14,7 +14,7 @@ from kcg.compat.tiny import AxisType, Ops, UOp
 from kcg.kernel.ast import buffer_of, extent, is_symbolic
 from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.indices import decided, moved
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 
 CUT = "results beside each other"
 Buffers = dict[UOp, BufferSlot]
@@ -22,8 +22,8 @@ Buffers = dict[UOp, BufferSlot]
 
 def parts_of(stored: Stored, results: Collection[int], buffers: Buffers) -> list[tuple[int, Stored]]:
     """The parts of a store, each with the slot of the only one of `results` that it is of: the store itself, or what
-    its range is cut into. Nothing where no range says which result it is of. Raises TileRefusal where one does, but not
-    for all of its elements."""
+    its range is cut into. Nothing where no range says which result it is of. Raises UnsupportedTile where one does, but
+    not for all of its elements."""
     used, wrong = _used(stored, results, buffers), list[int]()
     if len(used) == 1:
         return [(used.pop(), stored)]
@@ -37,7 +37,7 @@ def parts_of(stored: Stored, results: Collection[int], buffers: Buffers) -> list
             return [(_used(part, results, buffers).pop(), part) for part in parts]
         wrong += [len(one) for one in slots if len(one) != 1 and min(map(len, slots)) < len(used)]
     if wrong:
-        raise TileRefusal(CUT, f"{wrong[0]} products in one part")
+        raise UnsupportedTile(CUT, f"{wrong[0]} products in one part")
     return []
 
 

@@ -38,8 +38,8 @@ from kcg.kernel.reading.kernel import (
     with_shared_operand,
 )
 from kcg.kernel.reading.merging import with_reductions_merged, with_steps_merged
-from kcg.kernel.reading.refusal import TileRefusal
 from kcg.kernel.reading.rows import in_groups, in_rows, with_rows
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.types import Kernel, Region
 
@@ -49,31 +49,31 @@ MOST_NODES = 4096  # of all values together: each use of a value may be a copy o
 
 
 def read_region(region: Region) -> TileKernel:
-    """A region, read as one kernel. Raises TileRefusal, with the construct that is in the way."""
+    """A region, read as one kernel. Raises UnsupportedTile, with the construct that is in the way."""
     return read_kernel(region) if len(region.kernels) == 1 else _fused(region.id, region)
 
 
 @lru_cache(256)
 def _fused(_id: str, region: Region) -> TileKernel:
     if len(region.kernels) > MOST_KERNELS:
-        raise TileRefusal("several kernels", f"more than {MOST_KERNELS}")
+        raise UnsupportedTile("several kernels", f"more than {MOST_KERNELS}")
     parts = _independent(region)
     if not all(vectors_of(read_kernel(Region((kernel,)))) for kernel in region.kernels):
         return _as_one_or_launch(region, parts)
     try:
         return _products_of_vector(region, parts)
-    except TileRefusal as refusal:
-        first = refusal
+    except UnsupportedTile as unsupported:
+        first = unsupported
     try:
         return _as_one_or_launch(region, parts)
-    except TileRefusal:
+    except UnsupportedTile:
         raise first from None
 
 
 def _as_one_or_launch(region: Region, parts: list[frozenset[int]]) -> TileKernel:
     try:
         return _as_one(region, frozenset(range(len(region.kernels))))
-    except TileRefusal:
+    except UnsupportedTile:
         kernels = [_as_one(region, part) for part in parts] if len(parts) > 1 else []
         if not kernels or any(kernel.contraction is None for kernel in kernels):
             raise
@@ -83,8 +83,8 @@ def _as_one_or_launch(region: Region, parts: list[frozenset[int]]) -> TileKernel
 def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
     try:
         return _combined(region, calls, holding=True)
-    except TileRefusal as refusal:
-        first = refusal
+    except UnsupportedTile as unsupported:
+        first = unsupported
     several = first.construct in (SEVERAL, CUT)
     if not several and not any(_has_maximum(kernel) for kernel in region.kernels):
         raise first
@@ -92,9 +92,9 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
         made = _combined(region, calls, holding=False)
         if several or made.stream is not None:  # of one query for each head the products may be no contractions
             return made
-    except TileRefusal as refusal:
+    except UnsupportedTile as unsupported:
         if several and first.construct != CUT:
-            raise refusal from None
+            raise unsupported from None
     raise first
 
 
@@ -120,14 +120,14 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)
         if slot in made or slot in loaded:
-            raise TileRefusal("update in place", "a buffer is written that was read or written before")
+            raise UnsupportedTile("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
         if is_product and holding:
             terms = _slots(plain, own) & products.keys()
             made_of = kernel_of((stored,), buffers)
             is_sum = made_of.contraction is not None and not _slots(stored, buffers) & products.keys()
             if not is_sum or (terms and not made_of.before) or terms & set(region.outputs):
-                raise TileRefusal(SEVERAL, "they are no terms of one sum")
+                raise UnsupportedTile(SEVERAL, "they are no terms of one sum")
             products = {n: product for n, product in products.items() if n not in terms} | {slot: made_of}
     shared: dict[UOp, list[UOp]] = {}
     wanted = [_with_shared_ranges(made[slot], shared) for slot in region.outputs if slot in made]
@@ -148,12 +148,12 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
         elif kernel.also and not kernel.reductions:
             kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.all_stored)).toposort()) > MOST_NODES:
-        raise TileRefusal("several kernels", "they compute too much again")
+        raise UnsupportedTile("several kernels", "they compute too much again")
     return _with_used_buffers(kernel)
 
 
 def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """An attention. Raises TileRefusal where it is none."""
+    """An attention. Raises UnsupportedTile where it is none."""
     if len(wanted) > 1:
         raise no_attention("something else is stored beside its result")
     return with_stream(in_groups(wanted[0], buffers), buffers)
@@ -279,7 +279,7 @@ def _inlined(stored: Stored, own: dict[UOp, BufferSlot], made: dict[int, Stored]
     if not new:
         return stored
     if any(node in new for node in UOp.sink(*stored.store.node.src[1:], *stored.gates).toposort()):
-        raise TileRefusal("address from an intermediate", "where a value is stored depends on one that is not")
+        raise UnsupportedTile("address from an intermediate", "where a value is stored depends on one that is not")
     return replace(stored, value=with_steps_merged(stored.value.substitute(new)))
 
 
@@ -296,19 +296,19 @@ def _slots(stored: Stored, buffers: dict[UOp, BufferSlot]) -> set[int]:
 def _value_at(stored: Stored, access: Access) -> UOp:
     """The value that a load finds: that of the store, at the ranges that its address comes to."""
     if stored.gates:
-        raise TileRefusal("intermediate that is stored in part")
+        raise UnsupportedTile("intermediate that is stored in part")
     if stored.store.node.dtype is not access.node.dtype:
-        raise TileRefusal("intermediate whose bits are read as another type")
+        raise UnsupportedTile("intermediate whose bits are read as another type")
     steps = affine(stored.store.address)
     if steps is None:
-        raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
+        raise UnsupportedTile("intermediate of another layout", "its address is no sum of ranges times constants")
     step = 1
     for axis in reversed(stored.outputs):
         if steps.pop(axis, 0) != step:
-            raise TileRefusal("intermediate of another layout", "its elements do not follow each other")
+            raise UnsupportedTile("intermediate of another layout", "its elements do not follow each other")
         step *= extent(axis)
     if steps or step != stored.store.buffer.size:
-        raise TileRefusal("intermediate that is stored in part")
+        raise UnsupportedTile("intermediate that is stored in part")
     at: dict[UOp, UOp] = {}
     step = 1
     for axis in reversed(stored.outputs):
@@ -349,12 +349,12 @@ def _may_be_outside(load: UOp) -> bool:
 
 
 def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
-    """The contraction with all that is stored beside its result. Raises TileRefusal where that needs more of the
+    """The contraction with all that is stored beside its result. Raises UnsupportedTile where that needs more of the
     result than some neighbouring columns of the same row."""
     (first,) = product.stored
     also = [stored for stored in wanted if stored.store.buffer.slot != first.store.buffer.slot]
     if first.gates:
-        raise TileRefusal("intermediate that is stored in part")
+        raise UnsupportedTile("intermediate that is stored in part")
     width = _columns_of(product)
     also = [in_rows(stored, width, _used(stored, first, buffers), buffers) for stored in also]
     held = tuple(_held(stored, first, width, buffers) for stored in also)
@@ -374,16 +374,16 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
 
 def _with_products(products: dict[int, TileKernel], wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """Contractions whose results lie beside each other in what is stored, each with its part of that: the tiles of all
-    of them are programs of one launch. Raises TileRefusal."""
+    of them are programs of one launch. Raises UnsupportedTile."""
     own = [(stored.store.buffer.slot, stored) for stored in wanted if stored.store.buffer.slot in products]
     cut = [parts_of(stored, products, buffers) for stored in wanted if stored.store.buffer.slot not in products]
     if not all(cut) or all(len(parts) == 1 for parts in cut):
-        raise TileRefusal(SEVERAL, "they are no terms of one sum")
+        raise UnsupportedTile(SEVERAL, "they are no terms of one sum")
     found: dict[int, list[Stored]] = {slot: [] for slot in products}
     for slot, part in itertools.chain(own, *cut):
         found[slot].append(part)
     if not all(found.values()):
-        raise TileRefusal(CUT, "nothing is stored of one of them")
+        raise UnsupportedTile(CUT, "nothing is stored of one of them")
     return _in_one_launch([_with_product(product, found[slot], buffers) for slot, product in products.items()], CUT)
 
 
@@ -392,7 +392,7 @@ def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UO
     for access in _loads(stored, buffers):
         if access.buffer.slot == product.store.buffer.slot:
             return access.address
-    raise TileRefusal("several kernels", "one of them has nothing to do with the product's result")
+    raise UnsupportedTile("several kernels", "one of them has nothing to do with the product's result")
 
 
 def _columns_of(product: TileKernel) -> int:
@@ -400,23 +400,23 @@ def _columns_of(product: TileKernel) -> int:
     assert product.contraction is not None
     rows, columns = (side.ranges for side in product.contraction.sides)
     if product.contraction.batch or (*rows, *columns) != tuple(range(len(product.outputs))):
-        raise TileRefusal("result of a product", "it is not rows by columns")
+        raise UnsupportedTile("result of a product", "it is not rows by columns")
     steps, step = affine(product.store.address), 1
     for axis in reversed(product.outputs):
         if steps is None or steps.pop(axis, 0) != step or is_symbolic(axis):
-            raise TileRefusal("result of a product", "it is not stored row after row")
+            raise UnsupportedTile("result of a product", "it is not stored row after row")
         step *= extent(axis)
     if steps or step != product.store.buffer.size:
-        raise TileRefusal("result of a product", "it is stored in part")
+        raise UnsupportedTile("result of a product", "it is stored in part")
     return _count_of_columns(product)
 
 
 def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Held:
-    """How a store uses the result of a contraction with rows of so many columns. Raises TileRefusal."""
+    """How a store uses the result of a contraction with rows of so many columns. Raises UnsupportedTile."""
     places = [_place(access, width) for access in _loads(stored, buffers) if access.buffer == product.store.buffer]
     rows = _digits({axis: step for _, row, _ in places for axis, step in row.items() if axis is not None})
     if any(row != dict(rows) for _, row, _ in places) or _size(rows) * width != product.store.buffer.size:
-        raise TileRefusal("use of a product's result", "in other rows, or not in all of them")
+        raise UnsupportedTile("use of a product's result", "in other rows, or not in all of them")
     reduced = {axis for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]}
     steps = {axis: abs(step) for _, _, column in places for axis, step in column.items() if axis is not None}
     along = {axis: steps.get(axis, 0) for axis in stored.outputs if axis not in dict(rows)}
@@ -434,19 +434,19 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
                 or column != whole
                 or math.prod(extent(a) for a, s in columns if s < extent(axis)) != extent(axis)
             ):
-                raise TileRefusal("reduction of a product's result", "it is not over neighbouring columns")
+                raise UnsupportedTile("reduction of a product's result", "it is not over neighbouring columns")
             parts[axis] = extent(axis)
             loads.append((node, SAME))
             continue
         move = _move(column, columns, first)
         if move is None:
-            raise TileRefusal("use of a product's result", "it is moved in another way than within pairs")
+            raise UnsupportedTile("use of a product's result", "it is moved in another way than within pairs")
         loads.append((node, move))
     for node in stored.value.toposort():
         if node.op is Ops.REDUCE and any(axis not in parts for axis in node.src[1:]):
-            raise TileRefusal("reduction beside the product")
+            raise UnsupportedTile("reduction beside the product")
         if node.op is Ops.REDUCE and any(step < parts[node.src[1]] and a in node.ranges for a, step in columns):
-            raise TileRefusal("reduction of a product's result", "it is not the same for all of its columns")
+            raise UnsupportedTile("reduction of a product's result", "it is not the same for all of its columns")
     return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
 
 
@@ -454,16 +454,16 @@ Steps = dict[UOp | None, int]
 
 
 def _place(access: Access, width: int) -> tuple[UOp, Steps, Steps]:
-    """A load of the result: its node, row and column. Raises TileRefusal."""
+    """A load of the result: its node, row and column. Raises UnsupportedTile."""
     row, column = affine((access.address // width).simplify()), affine((access.address % width).simplify())
     if access.gates or row is None or column is None:
-        raise TileRefusal("use of a product's result", "its place is no sum of ranges times constants")
+        raise UnsupportedTile("use of a product's result", "its place is no sum of ranges times constants")
     return access.node, row, column
 
 
 def _digits(steps: dict[UOp, int], missing: int = 0) -> list[tuple[UOp, int]]:
     """Ranges that number elements without gaps, and the step of each, the largest first: with at most so many whose
-    step is not known. Raises TileRefusal."""
+    step is not known. Raises UnsupportedTile."""
     found: list[tuple[UOp, int]] = []
     left, step = dict(steps), 1
     while left:
@@ -472,7 +472,7 @@ def _digits(steps: dict[UOp, int], missing: int = 0) -> list[tuple[UOp, int]]:
             axis = next((a for a, s in left.items() if s == 0), None)
             missing -= 1
         if axis is None or missing < 0 or is_symbolic(axis):
-            raise TileRefusal("use of a product's result", "its elements do not follow each other")
+            raise UnsupportedTile("use of a product's result", "its elements do not follow each other")
         found.append((axis, step))
         step *= extent(axis)
         del left[axis]
@@ -517,12 +517,12 @@ def _independent(region: Region) -> list[frozenset[int]]:
 
 def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
     """Contractions whose tiles are programs of one launch, the largest one's first, each with what is made of its
-    result: of the same rows, or each of rows of its own and of as many terms and columns. Raises TileRefusal."""
+    result: of the same rows, or each of rows of its own and of as many terms and columns. Raises UnsupportedTile."""
     read = [_rows_read(kernel) for kernel in kernels]
     stacked = len(set(read)) > 1
     forms = {(*rows[:2], _count_of_columns(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows}
     if None in read or (stacked and len(forms) > 1):
-        raise TileRefusal(construct, "products of other formats, terms or columns")
+        raise UnsupportedTile(construct, "products of other formats, terms or columns")
     return _launched(kernels, stacked=stacked)
 
 
@@ -542,16 +542,16 @@ def _launched(kernels: list[TileKernel], *, stacked: bool = False) -> TileKernel
 
 def _products_of_vector(region: Region, parts: list[frozenset[int]]) -> TileKernel:
     """Matrix-vector products of one vector, in one launch where some do not need each other; what needs another one's
-    result, row by row, is computed beside it. Raises TileRefusal."""
+    result, row by row, is computed beside it. Raises UnsupportedTile."""
     read = [
         {(slots[slot], form) for slot, form in vectors_of(read_kernel(Region((kernel,))))}
         for kernel, slots in zip(region.kernels, region.args, strict=True)
     ]
     if not set.intersection(*read):
-        raise TileRefusal(VECTORS, "they read no vector in common")
+        raise UnsupportedTile(VECTORS, "they read no vector in common")
     kernels = [_combined(region, part, holding=True, as_rows=False) for part in parts]
     if not all(map(vectors_of, kernels)):
-        raise TileRefusal(VECTORS, "one is more than a value for each row by way of another one's result")
+        raise UnsupportedTile(VECTORS, "one is more than a value for each row by way of another one's result")
     return _launched(kernels)
 
 
@@ -573,11 +573,11 @@ def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:
 
 def _with_contractions(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """What is stored of contractions that are terms of one sum, or share an operand. A store whose range runs over rows
-    and columns is as over both. Raises TileRefusal."""
+    and columns is as over both. Raises UnsupportedTile."""
     grouped = [in_groups(stored, buffers) for stored in wanted]
     try:
         return _of_same_shape(wanted, buffers)
-    except TileRefusal:
+    except UnsupportedTile:
         if all(len(one.outputs) == len(stored.outputs) for one, stored in zip(grouped, wanted, strict=True)):
             raise
     return _of_same_shape(grouped, buffers)
@@ -585,7 +585,7 @@ def _with_contractions(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> 
 
 def _of_same_shape(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     if len({stored.extents for stored in wanted}) > 1:
-        raise TileRefusal(SEVERAL, "what they store has different shapes")
+        raise UnsupportedTile(SEVERAL, "what they store has different shapes")
     stored = _over_ranges_of_first(wanted, buffers)
     kernel = kernel_of(stored, buffers)
     return kernel if kernel.contraction is not None else with_shared_operand(stored, buffers)
@@ -595,11 +595,11 @@ def _of_same_shape(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> Tile
 
 
 def _over_ranges_of_first(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> list[Stored]:
-    """Stores of elementwise values, all over the ranges of the first. Raises TileRefusal."""
+    """Stores of elementwise values, all over the ranges of the first. Raises UnsupportedTile."""
     (first, *others), found = wanted, wanted[:1]
     for stored in others:
         if [axis.src[0] for axis in stored.outputs] != [axis.src[0] for axis in first.outputs]:
-            raise TileRefusal("several kernels", "elementwise ones of different shapes")
+            raise UnsupportedTile("several kernels", "elementwise ones of different shapes")
         at = dict(zip(stored.outputs, first.outputs, strict=True))
         store = access_of(moved(stored.store.node, at), buffers)
         gates = tuple(gate.substitute(at) for gate in stored.gates)

@@ -21,7 +21,7 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
 from kcg.kernel.reading.contractions import Contraction, Operand, contraction_of, contractions_of
 from kcg.kernel.reading.merging import with_maxima_first, with_reductions_merged
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.types import Region
 
 MAX_REDUCE_DEPTH = 3  # reductions inside reductions: each is an axis of every block
@@ -307,9 +307,9 @@ class TileKernel:
 
 
 def read_kernel(region: Region) -> TileKernel:
-    """The kernel of a region of one, read. Raises TileRefusal."""
+    """The kernel of a region of one, read. Raises UnsupportedTile."""
     if len(region.kernels) != 1:
-        raise TileRefusal("several kernels", "a tile program is for a region of one kernel")
+        raise UnsupportedTile("several kernels", "a tile program is for a region of one kernel")
     return _read(region.kernel.id, region)
 
 
@@ -324,7 +324,7 @@ def read_ast(ast: UOp) -> TileKernel:
     refuse_unknown(ast)
     buffers = buffers_of(ast)
     if [b.slot for b in buffers.values()] != list(range(len(buffers))):
-        raise TileRefusal("buffers not numbered from 0", "a launch passes every slot")
+        raise UnsupportedTile("buffers not numbered from 0", "a launch passes every slot")
     return kernel_of((stored_of(ast, buffers),), buffers)
 
 
@@ -336,7 +336,7 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
     contraction, before = contractions_of(stored[0])
     kernel = _kernel_of(stored, buffers, contraction, before=before)
     if contraction is None and len(kernel.reductions) > 1:
-        with suppress(TileRefusal):
+        with suppress(UnsupportedTile):
             return with_shared_operand(stored, buffers)
     return kernel
 
@@ -373,20 +373,20 @@ def _reductions_of(stored: Sequence[Stored]) -> tuple[UOp, ...]:
 
 
 def refuse_unknown(ast: UOp) -> None:
-    """Raises TileRefusal where a kernel has what no program of it could express."""
+    """Raises UnsupportedTile where a kernel has what no program of it could express."""
     if len(ast.src) != 1:
-        raise TileRefusal("several stores")
+        raise UnsupportedTile("several stores")
     depth: dict[UOp, int] = {}
     for node in ast.toposort():
         depth[node] = max((depth[s] for s in node.src), default=0) + (node.op is Ops.REDUCE)
         if node.op is Ops.RANGE and node.arg[-1] is AxisType.DEVICE:
-            raise TileRefusal("range over devices")
+            raise UnsupportedTile("range over devices")
         if node.op is Ops.RANGE and node.arg[-1] not in _AXES:
-            raise TileRefusal(f"axis {node.arg[-1].name}", "a kernel that a program scheduled itself")
+            raise UnsupportedTile(f"axis {node.arg[-1].name}", "a kernel that a program scheduled itself")
         if node.dtype in dtypes.fp8s and node.dtype not in (dtypes.fp8e4m3, dtypes.fp8e5m2):
-            raise TileRefusal(f"data type {node.dtype.name}")
+            raise UnsupportedTile(f"data type {node.dtype.name}")
     if max(depth.values()) > MAX_REDUCE_DEPTH:
-        raise TileRefusal("reductions nested deeply")
+        raise UnsupportedTile("reductions nested deeply")
 
 
 _AXES = (AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE)
@@ -397,20 +397,20 @@ _AXES = (AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE)
 
 def with_shared_operand(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """What is stored, all over the same outputs, of contractions that multiply one operand with one of their own each,
-    over the same rows and columns and as many terms. Raises TileRefusal."""
+    over the same rows and columns and as many terms. Raises UnsupportedTile."""
     stored = _over_same_terms(stored)
     reductions, outputs = _reductions_of(stored), stored[0].outputs
     if any(one in other.backward_slice for one in reductions for other in reductions):
-        raise TileRefusal(SEVERAL, "one is of another one's result")
+        raise UnsupportedTile(SEVERAL, "one is of another one's result")
     found = [contraction_of((node,), outputs) for node in reductions]
     known = [contraction for contraction in found if contraction is not None]
     if len(known) < len(found):
-        raise TileRefusal("reduction beside the product")
+        raise UnsupportedTile("reduction beside the product")
     if len(known) > MOST_SHARING or len(set(map(_form, known))) != 1:
-        raise TileRefusal(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
+        raise UnsupportedTile(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
     kernel = _kernel_of(stored, buffers, known[0], sharing=tuple(known[1:]))
     if min(kernel.operands) > 1:
-        raise TileRefusal(SEVERAL, "they share no operand")
+        raise UnsupportedTile(SEVERAL, "they share no operand")
     return kernel
 
 

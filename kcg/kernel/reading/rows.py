@@ -19,7 +19,7 @@ from kcg.kernel.reading.cut import between, bounds_of
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.indices import moved
 from kcg.kernel.reading.kernel import Rows, TileKernel, kernel_of
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 
 MOST_SIDES = 4  # each is written by itself
 Ranges = tuple[UOp, ...]
@@ -30,7 +30,7 @@ def with_rows(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, Buffe
     """The kernel with its rows; ranges in which several rows end are taken apart where nothing else helps."""
     try:
         rows = rows_of(kernel)
-    except TileRefusal:
+    except UnsupportedTile:
         width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
         kernel = kernel_of([in_rows(s, width, s.store.address, buffers) for s in wanted], buffers)
         rows = rows_of(kernel)
@@ -77,15 +77,15 @@ def rows_of(kernel: TileKernel) -> Rows:
     """How the values share rows: each reduction is of a row or of less, and each store of a value per row or of each
     element.
 
-    Raises TileRefusal where they do not.
+    Raises UnsupportedTile where they do not.
     """
     width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
     if depth_of(kernel.reductions) > 1:
-        raise TileRefusal("rows", "reductions inside reductions")
+        raise UnsupportedTile("rows", "reductions inside reductions")
     if any(is_symbolic(axis) for s in kernel.stored for axis in s.outputs):
-        raise TileRefusal("rows", "their number is known only when the program runs")
+        raise UnsupportedTile("rows", "their number is known only when the program runs")
     if any(is_symbolic(axis) for r in kernel.reductions for axis in r.src[1:]):
-        raise TileRefusal("rows", "their length is known only when the program runs")
+        raise UnsupportedTile("rows", "their length is known only when the program runs")
     numbers, counts = [], set()
     for stored in kernel.stored:
         inside = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
@@ -95,11 +95,11 @@ def rows_of(kernel: TileKernel) -> Rows:
         if math.prod(map(extent, along)) != width:
             row, along = (stored.outputs, ()) if math.prod(map(extent, along)) == 1 else _first_rows(stored, width)
         if over & set(along):
-            raise TileRefusal("rows", "a reduction is not of the whole row that it is used in")
+            raise UnsupportedTile("rows", "a reduction is not of the whole row that it is used in")
         numbers.append((row, along))
         counts.add(math.prod(map(extent, row)))
     if len(counts) != 1:
-        raise TileRefusal("rows", "stores of different numbers of rows")
+        raise UnsupportedTile("rows", "stores of different numbers of rows")
     return Rows(counts.pop(), width, tuple(numbers))
 
 
@@ -108,7 +108,7 @@ def _first_rows(stored: Stored, width: int) -> tuple[tuple[UOp, ...], tuple[UOp,
     for place in range(len(stored.outputs)):
         if math.prod(map(extent, stored.outputs[place:])) == width:
             return stored.outputs[:place], stored.outputs[place:]
-    raise TileRefusal("rows", "what is stored is neither a value nor a tile per row")
+    raise UnsupportedTile("rows", "what is stored is neither a value nor a tile per row")
 
 
 # ---- rows that read the same tables
@@ -188,7 +188,7 @@ def _sides(kernel: TileKernel, rows: Rows, buffers: dict[UOp, BufferSlot]) -> tu
         made = kernel_of(side, buffers)
         try:
             own = rows_of(made)
-        except TileRefusal:
+        except UnsupportedTile:
             return ()
         own = replace(own, apart=_apart(made, own))
         if not own.apart:

@@ -5,8 +5,8 @@
     choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
     program = generate(region, target, parameters)               # generate.py: source and how to launch it
 
-`read_region` and `generate` raise `TileRefusal` where the kernel, or these parameters for it, cannot be expressed; its
-`construct` is a short name that tables count by, its message a sentence. Nothing here imports Triton: generating is
+`read_region` and `generate` raise `UnsupportedTile` where the kernel, or these parameters for it, cannot be expressed;
+its `construct` is a short name that tables count by, its message a sentence. Nothing here imports Triton: generating is
 text only and takes milliseconds.
 
 What `generate` gives is a `TileSource`: `source` is a Python module that imports Triton alone, and each of `launches`

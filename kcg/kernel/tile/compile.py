@@ -78,7 +78,7 @@ def compile_tile(
 ) -> Program:
     """Compile a tile program for `target`, to be launched with `variables` or one of those in `also`.
 
-    Raises ScheduleError (TileRefusal: the kernel or its parameters cannot be expressed; Triton or an assembler is
+    Raises ScheduleError (UnsupportedTile: the kernel or its parameters cannot be expressed; Triton or an assembler is
     missing) or what Triton raises. Triton can also abort the process: call it where that costs one job.
     """
     kernel, source = _generated(region, schedule, target)

@@ -17,7 +17,7 @@ from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.parameters import TileParameters
@@ -381,7 +381,7 @@ def turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
         return contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         return replace(contraction, sides=contraction.sides[::-1])
-    raise TileRefusal("axes", "the rows and the columns of a product are its operands' own ranges")
+    raise UnsupportedTile("axes", "the rows and the columns of a product are its operands' own ranges")
 
 
 def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:

@@ -22,7 +22,7 @@ from kcg.kernel.reading.accesses import Access, Stored
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import is_running, scaled
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.needed import needed_loads
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 
@@ -292,7 +292,7 @@ class Frame:
     # ---- values
 
     def value(self, node: UOp) -> Block:
-        """A value, float16 and bfloat16 as float32. Raises TileRefusal."""
+        """A value, float16 and bfloat16 as float32. Raises UnsupportedTile."""
         frame = self.home(node)
         if node not in frame.values:
             frame.values[node] = frame._write(node)
@@ -362,7 +362,7 @@ class Frame:
                 return self.cast(self._load(node), compute_type(node))
             case Ops.REDUCE:
                 if self.reduce is None:
-                    raise TileRefusal("reduction beside the product")
+                    raise UnsupportedTile("reduction beside the product")
                 self.reduce(node, self)
                 return self.bound[node]
             case Ops.CAST:
@@ -376,9 +376,9 @@ class Frame:
             case Ops.WHERE:
                 return self._where(node)
             case Ops.RANGE:
-                raise TileRefusal("range that is not open", "a value outside the loop that it belongs to")
+                raise UnsupportedTile("range that is not open", "a value outside the loop that it belongs to")
             case Ops.PARAM:
-                raise TileRefusal("variable of no launch")
+                raise UnsupportedTile("variable of no launch")
             case _:
                 return self._alu(node)
 
@@ -487,7 +487,7 @@ class Frame:
                 self.writer.helpers["_threefry"] = _threefry()
                 return f"_threefry({x}, {y})"
         if node.op not in _INFIX:
-            raise TileRefusal(f"operation {node.op.name}")
+            raise UnsupportedTile(f"operation {node.op.name}")
         return f"{x} {_INFIX[node.op]} {y}"
 
     def _floor(self, node: UOp, x: str, y: str) -> str:

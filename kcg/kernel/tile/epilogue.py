@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.kernel import Branch, Held, Pairs, TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Chosen, Frame, Lines, choice, compute_type
@@ -233,12 +233,12 @@ def _reduce(node: UOp, frame: Frame, outer: Frame, parts: dict[UOp, int]) -> Non
     size = parts[axis]
     inside = outer.inner(outer.lines)
     if outer.layout and size != width:
-        raise TileRefusal("reduction beside the product", "over a part of a group's columns")
+        raise UnsupportedTile("reduction beside the product", "over a part of a group's columns")
     vector = outer.lines.name(f"{outer.elements(width, 1)}[None, :]" + (f" % {size}" if size < width else ""), "i")
     inside.bound[axis] = Block(vector, "int32", frozenset({1}))
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if term.axes != BOTH:
-        raise TileRefusal("reduction beside the product")
+        raise UnsupportedTile("reduction beside the product")
     if size == width:
         text = frame.laid(reduced(node, frame, term.text, 1))
         block = Block(frame.lines.name(text, "r"), accumulator(node), frozenset({0}))

@@ -11,7 +11,7 @@ from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
@@ -90,7 +90,7 @@ _END_OF_TILE = 'tl.inline_asm_elementwise("", "=r,0", [{}], dtype=tl.int32, is_p
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
-    """The tile program of a region. Raises TileRefusal, with the construct that is in the way."""
+    """The tile program of a region. Raises UnsupportedTile, with the construct that is in the way."""
     return generate_kernel(read_region(region), target, parameters, interpreted=interpreted)
 
 
@@ -134,53 +134,53 @@ def generate_kernel(
 def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form in CONTRACTIONS and kernel.contraction is None:
-        raise TileRefusal("form", "the kernel is no product of two operands with rows and columns")
+        raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")
     if (parameters.form in ATTENTION) != (kernel.stream is not None):
-        raise TileRefusal("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
+        raise UnsupportedTile("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
     if (parameters.form == ROWS) != (kernel.rows is not None):
-        raise TileRefusal("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
+        raise UnsupportedTile("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
     if (parameters.form == ELEMENTWISE) != (not kernel.reductions):
-        raise TileRefusal("form", f"{parameters.form} with {len(kernel.reductions)} reductions")
+        raise UnsupportedTile("form", f"{parameters.form} with {len(kernel.reductions)} reductions")
     if kernel.reductions and not is_power_of_two(parameters.reduce_tile):
-        raise TileRefusal("reduce_tile", "a power of two")
+        raise UnsupportedTile("reduce_tile", "a power of two")
     if not is_power_of_two(parameters.num_warps) or parameters.num_stages < 1 or parameters.split < 1:
-        raise TileRefusal("num_warps, num_stages or split")
+        raise UnsupportedTile("num_warps, num_stages or split")
     if parameters.split > 1 and (not may_split(kernel) or parameters.form in IN_GLUON):
-        raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
+        raise UnsupportedTile("split", "its reductions do not all give one value for each output from the same ranges")
     if parameters.tail > 1 and (
         parameters.form != CONTRACTION
         or parameters.split > 1
         or not (may_have_tail(kernel) or can_halve(kernel, parameters))
     ):
-        raise TileRefusal("tail", "programs share the last tiles of one product, or two each halves of its columns")
+        raise UnsupportedTile("tail", "programs share the last tiles of one product, or two each halves of its columns")
     loads = parameters.loads != POINTER or parameters.warp_specialize
     if parameters.form not in (*CONTRACTIONS, *ATTENTION) and loads:
-        raise TileRefusal("loads", "only products have descriptors")
+        raise UnsupportedTile("loads", "only products have descriptors")
     if parameters.form not in (*CONTRACTIONS, SPECIALIZED) and parameters.persistent:
-        raise TileRefusal("persistent", "only products and specialised warps have persistent programs")
+        raise UnsupportedTile("persistent", "only products and specialised warps have persistent programs")
     if parameters.form not in CONTRACTIONS and parameters.epilogue_parts > 1:
-        raise TileRefusal("epilogue_parts", "only products have parts")
+        raise UnsupportedTile("epilogue_parts", "only products have parts")
     if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
-        raise TileRefusal("axes", "a product's tile has rows and columns")
+        raise UnsupportedTile("axes", "a product's tile has rows and columns")
     if kernel.others and kernel.contraction is None:
         if parameters.form != REDUCTION or parameters.axes != (tuple(range(len(kernel.outputs))),):
-            raise TileRefusal("axes", "products of one launch have tiles of rows")
+            raise UnsupportedTile("axes", "products of one launch have tiles of rows")
     elif kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
-        raise TileRefusal("form", "products of one launch are not specialised, and read nothing early")
+        raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
-        raise TileRefusal("tile", "what is made of the result needs other columns in one block")
+        raise UnsupportedTile("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
-        raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
+        raise UnsupportedTile("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
-        raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
+        raise UnsupportedTile("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
     if parameters.read_early and (
         parameters.form not in (CONTRACTION, ROWS) or parameters.split > 1 or parameters.tail > 1
     ):
-        raise TileRefusal("read_early", "programs finish a product's tiles themselves, or hold rows")
+        raise UnsupportedTile("read_early", "programs finish a product's tiles themselves, or hold rows")
     if parameters.warp_specialize and (parameters.loads != TMA or parameters.form != CONTRACTION):
-        raise TileRefusal("warp_specialize", "only a product's loop, where its loads are TMA")
+        raise UnsupportedTile("warp_specialize", "only a product's loop, where its loads are TMA")
     if parameters.warp_specialize and parameters.persistent and parameters.tail > 1:
-        raise TileRefusal("warp_specialize", "programs that have whole tiles and parts of others have no such loop")
+        raise UnsupportedTile("warp_specialize", "programs that have whole tiles and parts of others have no such loop")
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -211,7 +211,7 @@ def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple
             rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
             by_tma = (rows is not None, any(piece is not None for piece in columns))
             found += [side for side, described in zip(contraction.sides, by_tma, strict=True) if described]
-    except TileRefusal:
+    except UnsupportedTile:
         return ()
     return tuple(found)
 
@@ -293,7 +293,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     depth = depth_of(kernel.reductions)
     sizes = (*parameters.tile, *_reduce_tiles(kernel, parameters, depth))
     if math.prod(sizes) > MAX_BLOCK:
-        raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
+        raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
     if not kernel.others:
         root = open_frame(kernel, writer, sizes)
         return root.lines, _write_tiles(kernel, parameters, root, root.lines.name("tl.program_id(0)", "program"))
@@ -311,7 +311,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
             lines.extend(f"if {' & '.join(conditions)}:", frame.lines)
         begin += tiles
     if begin >= 1 << 31:
-        raise TileRefusal("grid", "2^31 programs or more")
+        raise UnsupportedTile("grid", "2^31 programs or more")
     return lines, begin
 
 
@@ -322,7 +322,7 @@ def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, nu
     counts = [parameters.split, *(extent(r) for r in rest), *(axis.tiles for axis in axes)]
     grid = math.prod(counts)
     if grid >= 1 << 31:
-        raise TileRefusal("grid", "2^31 programs or more")
+        raise UnsupportedTile("grid", "2^31 programs or more")
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1 : 1 + len(rest)], strict=True):
         bind_scalar(root, axis, digit)
@@ -392,7 +392,7 @@ def _write_turns(kernel: TileKernel, parameters: TileParameters, target: Target,
     halves = parameters.tail > 1 and not may_have_tail(kernel)
     whole = sum(tiles) // programs * programs if halves else sum(tiles)
     if halves and not 0 < 2 * (sum(tiles) - whole) <= programs:
-        raise TileRefusal("tail", "there is no last wave that halves of its tiles fit into")
+        raise UnsupportedTile("tail", "there is no last wave that halves of its tiles fit into")
     before = left = 0
     later = list[tuple[TileKernel, TileParameters, Turns]]()
     for (one, own), count in zip(launched, tiles, strict=True):
@@ -426,7 +426,7 @@ def _write_contraction(
     contraction = turned(contraction, parameters)
     least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
-        raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
+        raise UnsupportedTile("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = counts_of(kernel, parameters)
@@ -434,7 +434,7 @@ def _write_contraction(
         columns, counts[-1] = columns // 2, counts[-1] // 2
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
-        raise TileRefusal("grid", "2^31 programs or more")
+        raise UnsupportedTile("grid", "2^31 programs or more")
     before = [turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
@@ -563,17 +563,17 @@ class Tail:
 
 
 def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
-    """The tiles of a contraction's last wave, where programs share their reductions. Raises TileRefusal where there is
-    no such wave."""
+    """The tiles of a contraction's last wave, where programs share their reductions. Raises UnsupportedTile where there
+    is no such wave."""
     if parameters.tail <= 1 or not may_have_tail(kernel):
         return None
     tiles = math.prod(counts_of(kernel, parameters))
     programs = max(1, target.cores) * max(1, parameters.persistent)
     whole = tiles // programs * programs
     if not whole or whole == tiles:
-        raise TileRefusal("tail", "there is no last wave that is not full")
+        raise UnsupportedTile("tail", "there is no last wave that is not full")
     if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
-        raise TileRefusal("tail", "2^31 partial sums or more")
+        raise UnsupportedTile("tail", "2^31 partial sums or more")
     return Tail(whole, tiles - whole, parameters.tail)
 
 
@@ -711,14 +711,15 @@ def _described_or_none(
     """As `_described`; of a contraction that is added to another one it may be that TMA can load none."""
     try:
         return _described(contraction, kernel, axes, top, parameters)
-    except TileRefusal:
+    except UnsupportedTile:
         return None, ()
 
 
 def _described(
     contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
 ) -> tuple[Described | None, tuple[Described | None, ...]]:
-    """The first operand, and the pieces of the second, where TMA loads them. Raises TileRefusal where none can be."""
+    """The first operand, and the pieces of the second, where TMA loads them. Raises UnsupportedTile where none can
+    be."""
     if parameters.loads != TMA:
         return None, ()
     reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
@@ -727,7 +728,7 @@ def _described(
     rows = describe_operand(first, kernel, (axes[0], reduced), top)
     columns = tuple(describe_operand(second, kernel, (reduced, piece), top) for piece in pieces)
     if rows is None and not any(columns):
-        raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
+        raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
     return rows, columns
 
 
@@ -744,7 +745,7 @@ def _store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
         value = frame.value(node)
         offset = frame.lines.name(f"{part.number} * {len(kernel.reductions) * count} + {which * count}", "offset")
         if part.count * len(kernel.reductions) * count >= 1 << 31:
-            raise TileRefusal("split", "2^31 partial sums or more")
+            raise UnsupportedTile("split", "2^31 partial sums or more")
         text = frame.cast(value, accumulator(node)).text
         frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
 

@@ -13,7 +13,7 @@ import math
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.kernel import Pairs, TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.epilogue import bind_split, store_joined, store_tile
 from kcg.kernel.tile.parameters import TileParameters
@@ -42,13 +42,13 @@ def axes_apart(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
 def write_held_rows(
     kernel: TileKernel, parameters: TileParameters, writer: Writer, *, threads: int
 ) -> tuple[Lines, int]:
-    """The lines and the number of programs, each of so many threads. Raises TileRefusal."""
+    """The lines and the number of programs, each of so many threads. Raises UnsupportedTile."""
     assert kernel.rows is not None
     if parameters.axes not in (row_axes(kernel), axes_apart(kernel)):
-        raise TileRefusal("axes", "the ranges that number the rows, on one axis or as they share tables")
+        raise UnsupportedTile("axes", "the ranges that number the rows, on one axis or as they share tables")
     sizes = (*parameters.tile, parameters.reduce_tile)
     if math.prod(sizes) > MAX_BLOCK:
-        raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
+        raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
     top = Lines(writer)
     if parameters.axes == row_axes(kernel) or not kernel.rows.sides:
         return top, HeldRows(kernel, parameters, writer, top, threads=threads).write()

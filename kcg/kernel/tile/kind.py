@@ -11,7 +11,7 @@ from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Tools, Traits, Unsupported
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile, kept_tile
 from kcg.kernel.tile.generate import generate, has_several_products
 from kcg.kernel.tile.joining import expected_saving_s
@@ -50,8 +50,8 @@ class TileKind:
             return Unsupported(problem)
         try:
             return TileSpace(region, target, replace(read_region(region), allows_tf32=allow_tf32))
-        except TileRefusal as refusal:
-            return Unsupported(str(refusal))
+        except UnsupportedTile as unsupported:
+            return Unsupported(str(unsupported))
 
     def tools(self, target: Target) -> Tools:
         """Triton and its assembler."""
@@ -81,7 +81,7 @@ class TileKind:
             return True
         try:
             return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
-        except TileRefusal:  # no program is made of it
+        except UnsupportedTile:  # no program is made of it
             return False
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:

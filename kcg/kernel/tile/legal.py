@@ -15,7 +15,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
@@ -178,7 +178,7 @@ def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
     found = []
     for form in forms(kernel, target):
         for axes in arrangements(kernel, form):
-            with suppress(TileRefusal):
+            with suppress(UnsupportedTile):
                 found.append(parameters_of(kernel, target, form, axes))
     return tuple(found)
 

@@ -24,7 +24,7 @@ from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.kernel import Branch, TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     Sums,
     Turns,
@@ -79,7 +79,7 @@ def write_pipelined(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
-    the one that is launched, and how many programs there are. Raises TileRefusal."""
+    the one that is launched, and how many programs there are. Raises UnsupportedTile."""
     return _Pipelined(kernel, target, parameters, writer).written()
 
 
@@ -90,7 +90,7 @@ def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters)
         try:
             write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
             kernel.pipelined[key] = fits_held(kernel, parameters)
-        except TileRefusal:
+        except UnsupportedTile:
             kernel.pipelined[key] = False
     return kernel.pipelined[key]
 
@@ -140,9 +140,9 @@ class _Pipelined:
         rows, columns = parameters.tile
         self.groups = rows // GROUP_ROWS
         if writer.interpreted:
-            raise TileRefusal("form", "Triton's interpreter has no specialised warps")
+            raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or rows % GROUP_ROWS or self.groups not in REGISTERS:
-            raise TileRefusal("form", "two or three groups of 64 rows and 4 warps, TMA")
+            raise UnsupportedTile("form", "two or three groups of 64 rows and 4 warps, TMA")
         self.step, self.pieces = parameters.reduce_tile, pieces_of(columns)
         self.main = open_frame(kernel, writer, ())
         self.in_memory: dict[str, str] = {}  # what makes a descriptor -> its name
@@ -161,7 +161,7 @@ class _Pipelined:
         self.shapes = [self._shape(first.rows[0]), *(self._shape(boxes) for boxes, _ in first.columns)]
         for other in others:
             if self.shapes != [self._shape(other.rows[0]), *(self._shape(boxes) for boxes, _ in other.columns)]:
-                raise TileRefusal("form", "products of one ring have operands that lie alike")
+                raise UnsupportedTile("form", "products of one ring have operands that lie alike")
 
     def written(self) -> tuple[Lines, int]:
         lines = self.main.lines
@@ -190,7 +190,7 @@ class _Pipelined:
         contraction = kernel.contraction
         assert contraction is not None
         if kernel.sharing or rest_of(kernel, (one, other)) or any(map(is_symbolic, kernel.outputs)):
-            raise TileRefusal("form", "specialised warps make one sum of rows by columns")
+            raise UnsupportedTile("form", "specialised warps make one sum of rows by columns")
         contractions = tuple(turned(each, parameters) for each in (*kernel.before, contraction))
         products = tuple(self._product(each, (one, other)) for each in contractions)
         beside = tuple(self._beside(kernel, (one, other), contraction.sides[0].dtype))
@@ -209,7 +209,7 @@ class _Pipelined:
     def _product(self, contraction: Contraction, axes: tuple[Axis, Axis]) -> _Product:
         reduced = Axis(tuple(contraction.reduce.src[1:]), self.step)
         if reduced.is_symbolic:
-            raise TileRefusal("form", "specialised warps make sums of a known length")
+            raise UnsupportedTile("form", "specialised warps make sums of a known length")
         one, other = contraction.sides
         rows = self._described(one, (replace(axes[0], size=GROUP_ROWS), reduced))
         columns = tuple(self._described(other, (reduced, replace(axes[1], size=width))) for _, width in self.pieces)
@@ -222,7 +222,7 @@ class _Pipelined:
             boxes = boxes_of(self.writer.accesses[factor.node], axes, self.main)
             if boxes is not None and not boxes.leading and side.dtype.itemsize == 2:
                 return boxes, self._descriptor(boxes, side.dtype)
-        raise TileRefusal("form", "specialised warps take operands of 16 bits that TMA loads")
+        raise UnsupportedTile("form", "specialised warps take operands of 16 bits that TMA loads")
 
     def _descriptor(self, boxes: Boxes, dtype: DType) -> str:
         text = descriptor(boxes, boxes.buffer, dtype)
@@ -401,14 +401,14 @@ class _Pipelined:
         """Stores a block by TMA, some columns at once, each after those before have left the buffer."""
         dtype, columns = stored.store.buffer.dtype, frame.sizes[1]
         if value.axes != BOTH or stored.gates or set(frame.flattened) != {0, 1}:
-            raise TileRefusal("form", "specialised warps store whole blocks")
+            raise UnsupportedTile("form", "specialised warps store whole blocks")
         width = min(columns, self.stored_bytes // max(2, dtype.itemsize))  # of bytes an even number of blocks too
         rows, along = (Axis(frame.flattened[axis].ranges, frame.sizes[axis]) for axis in (0, 1))
         boxes = boxes_of(stored.store, (rows, replace(along, size=width)), self.main)
         if boxes is None or boxes.transposed or any(step % boxes.wide for _, step in boxes.leading):
-            raise TileRefusal("form", "specialised warps store by TMA, row by row")
+            raise UnsupportedTile("form", "specialised warps store by TMA, row by row")
         if boxes.leading and rows.total % GROUP_ROWS:
-            raise TileRefusal("form", "a block of specialised warps ends where its rows do")
+            raise UnsupportedTile("form", "a block of specialised warps ends where its rows do")
         apart = [(r, step // boxes.wide) for r, step in boxes.leading]
         total = rows.total + sum((extent(r) - 1) * step for r, step in apart)
         boxes = replace(boxes, totals=(str(total), boxes.totals[1]))

@@ -19,7 +19,7 @@ from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import shifted_sums
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import keeps_tail
@@ -261,10 +261,10 @@ def _read_beside(kernel: TileKernel, p: TileParameters) -> list[Access]:
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
-    """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
+    """The prior's choice. Raises UnsupportedTile where the kernel has no tile program."""
     fp8 = dtypes.fp8e4m3
     if not device_of(target).multiplies(fp8.name) and any(buffer.dtype is fp8 for buffer in kernel.buffers):
-        raise TileRefusal("data type fp8e4m3", "tile programs have it where tensor cores multiply it")
+        raise UnsupportedTile("data type fp8e4m3", "tile programs have it where tensor cores multiply it")
     form = forms(kernel, target)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
@@ -579,7 +579,7 @@ def _held_stream(
 ) -> tuple[int, int, int, int]:
     """Queries, keys of a step, warps and stages that the target's registers and shared memory hold: fewer stages than
     the sizes that are wished for, then more warps for the registers, then a smaller step, then fewer queries. Raises
-    TileRefusal where there are none."""
+    UnsupportedTile where there are none."""
     height, step, warps, stages = sizes
 
     def made() -> TileParameters:
@@ -597,7 +597,9 @@ def _held_stream(
         elif height > LEAST:
             height //= 2
         else:
-            raise TileRefusal("tile", "no block of this attention fits into the target's registers and shared memory")
+            raise UnsupportedTile(
+                "tile", "no block of this attention fits into the target's registers and shared memory"
+            )
     return height, step, warps, stages
 
 
@@ -626,7 +628,7 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     assert stream is not None
     width = padded(stream.columns)
     if not (sizes := _specialized_sizes(kernel)):
-        raise TileRefusal("form", "specialised warps have too few registers for rows of so many elements")
+        raise UnsupportedTile("form", "specialised warps have too few registers for rows of so many elements")
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
     narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
     made = TileParameters(
@@ -778,7 +780,7 @@ def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:
 
 def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int], warps: int) -> tuple[int, int]:
     """Rows of a contraction's tile, and warps, whose registers hold its sums where columns that belong together are
-    many: more warps, then fewer rows. Raises TileRefusal where not even a tensor core's fewest rows are held."""
+    many: more warps, then fewer rows. Raises UnsupportedTile where not even a tensor core's fewest rows are held."""
     rows, columns = tile
     while not sums_fit(kernel, target, TileParameters(CONTRACTION, axes, (rows, columns), num_warps=warps)):
         if warps < MOST_WARPS:
@@ -786,7 +788,7 @@ def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, 
         elif rows > MIN_TILE:
             rows //= 2
         else:
-            raise TileRefusal(
+            raise UnsupportedTile(
                 "several kernels" if kernel.held else "tile",
                 f"{columns:,} columns of the result belong together, of which the registers do not hold {rows} rows",
             )
@@ -838,7 +840,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         group=8 if rows >= 8 * tile[0] and columns > tile[1] else 1, num_stages=stages,
     )  # fmt: skip
     if not fits_held(kernel, made):
-        raise TileRefusal("several kernels", "no tile of the result has what belongs together")
+        raise UnsupportedTile("several kernels", "no tile of the result has what belongs together")
     if not wide and split == 1 and count <= SHORT_TERMS and not kernel.others and reads_beside(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)

@@ -11,7 +11,7 @@ from kcg.kernel.ast import affine, is_invalid, is_symbolic
 from kcg.kernel.reading.depth import is_inside, loops_of
 from kcg.kernel.reading.kernel import Shifted, TileKernel
 from kcg.kernel.reading.online import running, shifted_sums
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type, runs_of
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
@@ -203,7 +203,7 @@ def _together(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> list[UOp]
 def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int) -> None:
     axis = Axis(tuple(group[0].src[1:]), frame.sizes[number])
     if axis.total >= 1 << 31:
-        raise TileRefusal("reduction of 2^31 elements")
+        raise UnsupportedTile("reduction of 2^31 elements")
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
         # a row that is held is loaded once, as it is stored
@@ -456,7 +456,7 @@ def neutral(node: UOp) -> str:
     if op is Ops.MUL:
         return "1"
     if op is not Ops.MAX:
-        raise TileRefusal(f"reduction by {op.name}")
+        raise UnsupportedTile(f"reduction by {op.name}")
     if type_.startswith("float"):
         return 'float("-inf")'
     if type_ == "int1" or type_.startswith("u"):

@@ -20,7 +20,7 @@ from kcg.kernel.ast import affine
 from kcg.kernel.kinds import Cost, baseline_of
 from kcg.kernel.program import Program
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.expected import cost_of, suspects
@@ -47,7 +47,7 @@ def schedule_of(parameters: TileParameters) -> Schedule:
 
 
 class TileSpace:
-    """The `Space` (`kcg.kernel.kinds`) of tile programs. Raises TileRefusal where the region has none."""
+    """The `Space` (`kcg.kernel.kinds`) of tile programs. Raises UnsupportedTile where the region has none."""
 
     def __init__(self, region: Region, target: Target, kernel: TileKernel) -> None:
         self.region, self.target, self.kernel = region, target, kernel
@@ -237,7 +237,7 @@ class TileSpace:
         """Raises ScheduleError where the parameters are not legal for this kernel on this target."""
         p = self.parameters(schedule)
         if not self._legal(p):
-            raise TileRefusal("parameters", f"{described(p)} is not legal for this kernel on this target")
+            raise UnsupportedTile("parameters", f"{described(p)} is not legal for this kernel on this target")
         self.key(schedule)
 
     def compile(self, schedule: Schedule, variables: Variables = (), also: tuple[Variables, ...] = ()) -> Program:
@@ -326,7 +326,7 @@ class TileSpace:
     def _complete(self, p: TileParameters, number: int) -> TileParameters:
         base = self._bases.get((p.form, p.axes))
         if base is None:
-            raise TileRefusal("axes", "the kernel has no such form with these axes")
+            raise UnsupportedTile("axes", "the kernel has no such form with these axes")
         if _prefix(p, number) == _prefix(base, number):
             return base
         made = p.changed(**{field: getattr(base, field) for field in FIELDS[number:]})

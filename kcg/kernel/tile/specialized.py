@@ -24,7 +24,7 @@ from kcg.compat.tiny import DType
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.gluon import (
@@ -66,7 +66,7 @@ def write_specialized(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
     """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
-    the one that is launched, and how many programs there are. Raises TileRefusal."""
+    the one that is launched, and how many programs there are. Raises UnsupportedTile."""
     return _Specialized(kernel, target, parameters, writer).written()
 
 
@@ -87,7 +87,7 @@ def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameter
     """Whether there is such a program of an attention."""
     try:
         write_specialized(kernel, target, parameters, Writer(kernel, ptx=True))
-    except TileRefusal:
+    except UnsupportedTile:
         return False
     return True
 
@@ -99,18 +99,20 @@ class _Specialized(StreamWriting):
     def __init__(self, kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> None:
         super().__init__(kernel, parameters, writer)
         if writer.interpreted:
-            raise TileRefusal("form", "Triton's interpreter has no specialised warps")
+            raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
-            raise TileRefusal("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+            raise UnsupportedTile("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
         self.upper = self.reach.upper
         self.groups = self.height // GROUP_ROWS
         self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
-            raise TileRefusal("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
+            raise UnsupportedTile("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
         if not fits_registers(kernel, self.height, self.step):
-            raise TileRefusal("form", f"{self.groups} groups of specialised warps have too few registers for it")
+            raise UnsupportedTile("form", f"{self.groups} groups of specialised warps have too few registers for it")
         if parameters.persistent > 1:
-            raise TileRefusal("persistent", "specialised warps of one program take all registers of a multiprocessor")
+            raise UnsupportedTile(
+                "persistent", "specialised warps of one program take all registers of a multiprocessor"
+            )
         self.tile = Axis(self.rows.ranges, self.height)  # of a program
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
@@ -150,7 +152,7 @@ class _Specialized(StreamWriting):
         if not others and factor.node in self.writer.accesses and factor.node.dtype is side.dtype:
             found = boxes_of(self.writer.accesses[factor.node], axes, main)
         if found is None:
-            raise TileRefusal("form", "specialised warps take operands that TMA loads")
+            raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
         return found
 
     def _in_memory(self, box: Boxes, dtype: DType, main: Frame) -> str:

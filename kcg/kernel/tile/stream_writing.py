@@ -19,7 +19,7 @@ from kcg.kernel.reading.attention import LEAST, WIDEST, padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import Shifted, Stream, TileKernel
 from kcg.kernel.reading.online import running, scaled
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
@@ -46,7 +46,7 @@ APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a secon
 
 
 def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
+    """Writes the program: some queries of each; and how many there are. Raises UnsupportedTile."""
     return StreamWriting(kernel, parameters, writer).written()
 
 
@@ -62,12 +62,14 @@ class StreamWriting:
         assert kernel.stream is not None
         self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
         if parameters.axes != stream_axes(kernel):
-            raise TileRefusal("axes", "the tile's only axis has the queries")
+            raise UnsupportedTile("axes", "the tile's only axis has the queries")
         (self.height,), self.step = parameters.tile, parameters.reduce_tile
         over = tuple(self.stream.scores.reduce.src[1:])
         self.inner, self.width = padded(over), padded(self.stream.columns)
         if min(self.height, self.step) < LEAST or max(self.inner, self.width) > WIDEST:
-            raise TileRefusal("tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements")
+            raise UnsupportedTile(
+                "tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements"
+            )
         self.rows, self.keys = Axis(self.stream.rows, self.height), Axis((self.stream.keys,), self.step)
         self.terms, self.columns = Axis(over, self.inner), Axis(self.stream.columns, self.width)
         self.top = open_frame(kernel, writer, ())
@@ -168,7 +170,7 @@ class StreamWriting:
         key = describe_operand(keys, self.kernel, (self.terms, self.keys), self.top)
         value = describe_operand(self.stream.values, self.kernel, (self.keys, self.columns), self.top)
         if key is None and value is None:
-            raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
+            raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
         return query, key, value
 
     def _opened(self, frame: Frame, tile: Axis, program: str = "") -> tuple[int, str]:
@@ -177,7 +179,7 @@ class StreamWriting:
         rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
-            raise TileRefusal("grid", "2^31 programs or more")
+            raise UnsupportedTile("grid", "2^31 programs or more")
         program = program or frame.lines.name("tl.program_id(0)", "program")
         upper = self.reach.upper
         if upper is None or upper.axis is None or self.reach.is_even or tile.tiles == 1:
@@ -454,6 +456,6 @@ def can_stream_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of an attention."""
     try:
         write_stream(kernel, replace(parameters, loads=TMA), Writer(kernel))
-    except TileRefusal:
+    except UnsupportedTile:
         return False
     return True

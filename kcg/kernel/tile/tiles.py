@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.parameters import CONTRACTIONS, PIPELINED, TileParameters
 
@@ -39,16 +39,16 @@ class Axis:
 
 
 def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
-    """The axes of a tile. Raises TileRefusal where the parameters do not fit the kernel."""
+    """The axes of a tile. Raises UnsupportedTile where the parameters do not fit the kernel."""
     used = list(itertools.chain(*parameters.axes))
     if len(set(used)) != len(used) or not all(0 <= n < len(kernel.outputs) for n in used):
-        raise TileRefusal("axes", "each output range belongs to at most one axis")
+        raise UnsupportedTile("axes", "each output range belongs to at most one axis")
     if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, _sizes(parameters))):
-        raise TileRefusal(
+        raise UnsupportedTile(
             "tile", "each axis has a size that is a power of two, or the columns the sum of two from 16 on"
         )
     if math.prod(parameters.tile) > 1 << 20:
-        raise TileRefusal("tile", "a block has at most 1,048,576 elements")
+        raise UnsupportedTile("tile", "a block has at most 1,048,576 elements")
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
 

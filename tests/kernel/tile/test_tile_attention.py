@@ -14,7 +14,7 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate
@@ -247,7 +247,7 @@ def test_keys_that_would_be_made_again_for_each_block_of_queries_are_refused() -
 
     assert read_region(attention(256, scaled=False)).stream is not None
     assert read_region(attention(128, scaled=True)).stream is not None
-    with pytest.raises(TileRefusal, match="made again for each block of queries"):
+    with pytest.raises(UnsupportedTile, match="made again for each block of queries"):
         read_region(attention(256, scaled=True))
 
 
@@ -279,7 +279,7 @@ def with_a_sink() -> Tensor:
     ],
 )
 def test_what_is_no_attention_is_refused_with_the_reason(made: Callable[[], Tensor], words: str) -> None:
-    with pytest.raises(TileRefusal, match=f"and no attention \\({words}"):
+    with pytest.raises(UnsupportedTile, match=f"and no attention \\({words}"):
         read_region(region_of(made()))
 
 
@@ -287,7 +287,7 @@ def test_warps_are_not_specialised() -> None:
     """Triton 3.6 made a program that ended in NaN, and one that never ended."""
     region = region_of(plain("float16"))
     p = replace(parameters(region, TMA), warp_specialize=True)
-    with pytest.raises(TileRefusal, match="only a product's loop"):
+    with pytest.raises(UnsupportedTile, match="only a product's loop"):
         generate(region, KNOWN_TARGETS["sm_90"], p)
     assert legal_values(read_region(region), KNOWN_TARGETS["sm_90"], p, "warp_specialize") == (False,)
 
@@ -488,7 +488,7 @@ def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
 def _is_attention(region: Region) -> bool:
     try:
         return read_region(region).stream is not None
-    except TileRefusal:
+    except UnsupportedTile:
         return False
 
 

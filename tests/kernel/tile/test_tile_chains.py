@@ -15,7 +15,7 @@ from tinygrad import Tensor, Variable
 from kcg.kernel.chain import Chain
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
@@ -60,7 +60,7 @@ def test_random_chains_with_random_parameters(seeds: range, tmp_path: Path) -> N
                 try:
                     kernel = read_region(region)
                     program = drawn(kernel, Random(seed))
-                except TileRefusal as refusal:
+                except UnsupportedTile as refusal:
                     refusals[family.__name__, str(refusal)] += 1
                     continue
                 made[family.__name__] += 1
@@ -199,7 +199,7 @@ def region_named(name: str) -> Region:
 def test_what_cannot_be_one_program_is_refused_by_name(name: str) -> None:
     region = region_named(name)
     assert len(region.kernels) > 1
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         default_parameters(read_region(region), TARGET)
     assert refusal.value.construct == HARD[name][1]
 

@@ -22,7 +22,7 @@ from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
@@ -386,7 +386,7 @@ def test_random_programs_of_random_chains_compile(tmp_path: Path) -> None:
             try:
                 parameters = random_parameters(read_region(region), target, Random(seed))
                 programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
-            except TileRefusal:
+            except UnsupportedTile:
                 continue
     assert len(programs) > 35
     compiled(programs, "sm_90", tmp_path)

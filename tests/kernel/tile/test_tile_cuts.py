@@ -14,7 +14,7 @@ from tinygrad import Tensor
 from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
@@ -145,7 +145,7 @@ def test_results_beside_each_other_are_right(chain: Made, dtypes: tuple[str, ...
                 continue
             try:
                 program = generate_kernel(kernel, FEW, p, interpreted=True)
-            except TileRefusal as refusal:
+            except UnsupportedTile as refusal:
                 assert refusal.construct == "tile" and (p.axes, p.tile) != (PLAIN.axes, PLAIN.tile), refusal
                 continue
             assert len(program.launches) == 1 and (
@@ -229,7 +229,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("chain", REFUSED)
 def test_what_cannot_be_cut_is_refused_by_name(chain: Callable[[], tuple[Tensor, ...]]) -> None:
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         read_region(region_of(*chain()))
     assert str(refusal.value) == REFUSED[chain]
 

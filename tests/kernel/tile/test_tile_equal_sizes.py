@@ -13,7 +13,7 @@ from tinygrad import Tensor, dtypes, nn
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.device import device_of
@@ -100,7 +100,7 @@ def programs_of(output: Tensor) -> Programs:
         try:
             kernel = read_region(one.region)
             default_parameters(kernel, TARGET)
-        except TileRefusal:
+        except UnsupportedTile:
             continue
         found[one.form, tuple(sorted(one.places[0])), one.again] = (one.region, kernel)
     return found
@@ -153,7 +153,7 @@ def test_wide_heads_have_a_program(size: int, dtype: str) -> None:
 
 
 def test_wider_ones_are_refused_with_their_size() -> None:
-    with pytest.raises(TileRefusal, match=r"rows of 1,024 elements, which are at most 512"):
+    with pytest.raises(UnsupportedTile, match=r"rows of 1,024 elements, which are at most 512"):
         read_region(region_of(attention(1, 2, 32, 48, 600)))
 
 
@@ -200,7 +200,7 @@ def test_no_default_has_more_sums_than_registers(size: int) -> None:
         try:
             kernel = read_region(region)
             chosen = default_parameters(kernel, TARGET)
-        except TileRefusal:
+        except UnsupportedTile:
             refused += 1
             continue
         assert is_legal(kernel, TARGET, chosen), chosen
@@ -223,7 +223,7 @@ def test_every_default_is_legal_on_every_target() -> None:
                 try:
                     kernel = read_region(region)
                     chosen = (default_parameters(kernel, target), *starts(kernel, target))
-                except TileRefusal:
+                except UnsupportedTile:
                     continue
                 assert all(is_legal(kernel, target, p) for p in chosen), (target.arch, chosen)
 

@@ -12,7 +12,7 @@ from tinygrad import Tensor
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import can_halve, generate_kernel, may_have_tail
@@ -87,7 +87,7 @@ def test_halves_are_candidates_where_they_fit_into_the_last_wave() -> None:
         if rows == (256, 2304):
             assert predicted_seconds(kernel, target, halves) < predicted_seconds(kernel, target, whole)
         else:
-            with pytest.raises(TileRefusal, match="halves of its tiles"):
+            with pytest.raises(UnsupportedTile, match="halves of its tiles"):
                 generate_kernel(kernel, target, halves)
     assert found == [(1, 2), (1,)]
     odd = read_region(region_of(*copied("bfloat16")))

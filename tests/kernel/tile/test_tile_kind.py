@@ -28,7 +28,7 @@ from kcg.kernel.kinds import Unsupported, describe, kind_named, made_by, needs_s
 from kcg.kernel.program import Program
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
@@ -264,7 +264,7 @@ def test_what_is_not_legal_is_refused_by_name() -> None:
         replace(p, split=0),
         replace(p, reduce_tile=0),
     ):
-        with pytest.raises(TileRefusal):
+        with pytest.raises(UnsupportedTile):
             of.check(schedule_of(wrong))
     with pytest.raises(ScheduleError):
         of.check(Schedule("opts", "[]"))
@@ -345,7 +345,7 @@ def test_programs_of_several_kernels_are_taken_over_by_similar_regions() -> None
         replace(p, loads=TMA),
         replace(p, form=REDUCTION),
     ):
-        with pytest.raises(TileRefusal):
+        with pytest.raises(UnsupportedTile):
             softmax.check(schedule_of(wrong))
 
 

@@ -19,7 +19,7 @@ from kcg.kernel.compile import render_schedule
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
@@ -208,7 +208,7 @@ def test_sources_are_the_same_every_time_and_small() -> None:
 
 @pytest.mark.parametrize(("name", "construct"), REFUSED.items())
 def test_what_cannot_be_expressed_is_refused_by_name(name: str, construct: str) -> None:
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         read_kernel(example_region(name))
     assert refusal.value.construct == construct
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(name: str, construct: str) 
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(name: str, parameters: TileParameters, construct: str) -> None:
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         generate(example_region(name), TARGET, parameters)
     assert refusal.value.construct == construct
 
@@ -391,7 +391,7 @@ def test_programs_that_take_tiles_in_turn_share_those_of_the_last_wave(tmp_path:
 
 def test_partial_tiles_that_32_bits_cannot_address_are_refused() -> None:
     p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, tail=1 << 23)
-    with pytest.raises(TileRefusal, match="partial sums"):
+    with pytest.raises(UnsupportedTile, match="partial sums"):
         generate(Region((kernel_of(kernels_of(empty(48, 64) @ empty(64, 16))[-1]),)), replace(TARGET, cores=2), p)
 
 
@@ -417,7 +417,7 @@ def test_nothing_is_stored_past_a_symbolic_batch(tmp_path: Path) -> None:
 def test_operands_that_tma_cannot_load_are_refused() -> None:
     region = Region((kernel_of(kernels_of(empty(40, 33, dtype="float16") @ empty(33, 41, dtype="float16"))[0]),))
     parameters = TileParameters(CONTRACTION, ((0,), (1,)), (32, 32), 32, loads=TMA)
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         generate(region, TARGET, parameters)
     assert refusal.value.construct == "loads"
 

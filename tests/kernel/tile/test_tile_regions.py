@@ -11,7 +11,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate, generate_kernel
@@ -264,7 +264,7 @@ def test_programs_with_turns_share_the_last_wave_where_there_is_one() -> None:
         found = legal_values(kernel, replace(TARGET, cores=cores), replace(p, persistent=persistent), "tail")
         assert found == candidates, (cores, persistent)
     assert legal_values(kernel, replace(TARGET, cores=5), replace(p, loads=POINTER), "tail") == (1,)
-    with pytest.raises(TileRefusal, match="whole tiles and parts"):
+    with pytest.raises(UnsupportedTile, match="whole tiles and parts"):
         generate_kernel(kernel, replace(TARGET, cores=5), replace(p, tail=2, warp_specialize=True))
 
 
@@ -457,5 +457,5 @@ def test_a_reduction_that_differs_from_column_to_column_is_refused() -> None:
     made = (empty(16, 32) @ empty(32, 64)).contiguous().reshape(16, 4, 16)
     region = region_of((made.unsqueeze(-1) * made.unsqueeze(-2)).max(-1).contiguous())
     assert len(region.kernels) == 2
-    with pytest.raises(TileRefusal, match="not the same for all of its columns"):
+    with pytest.raises(UnsupportedTile, match="not the same for all of its columns"):
         read_region(region)

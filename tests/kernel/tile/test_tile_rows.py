@@ -10,7 +10,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.held_rows import axes_apart, row_axes
 from kcg.kernel.tile.legal import is_legal
@@ -135,7 +135,7 @@ def test_rows_that_share_nothing_have_one_axis() -> None:
     kernel = read_region(region_of(layer_norm("bfloat16")))
     assert axes_apart(kernel) == ()
     other = TileParameters(ROWS, ((), (0,)), (1, 1), reduce_tile=64, num_warps=1, num_stages=1)
-    with pytest.raises(TileRefusal):
+    with pytest.raises(UnsupportedTile):
         generate(region_of(layer_norm("bfloat16")), TARGET, other)
 
 

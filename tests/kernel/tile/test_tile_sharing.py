@@ -15,7 +15,7 @@ from tinygrad import Tensor
 from kcg.kernel.kinds import Unsupported, kind_named
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
@@ -345,7 +345,7 @@ def test_tiles_of_several_contractions_in_one_launch_are_right(
                 if p.read_early or (p.loads == TMA and sizes[1] == 45):
                     continue
                 if chain is heads and not in_order:
-                    with pytest.raises(TileRefusal, match="other columns in one block"):
+                    with pytest.raises(UnsupportedTile, match="other columns in one block"):
                         generate_kernel(kernel, TARGET, p)
                     continue
                 program = generate_kernel(kernel, TARGET, p, interpreted=True)
@@ -496,7 +496,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("chain", REFUSED)
 def test_what_cannot_be_one_launch_is_refused_by_name(chain: Callable[[], tuple[Tensor, ...]]) -> None:
-    with pytest.raises(TileRefusal) as refusal:
+    with pytest.raises(UnsupportedTile) as refusal:
         read_region(region_of(*chain()))
     assert str(refusal.value) == REFUSED[chain]
 
@@ -640,5 +640,5 @@ def gated_by(x: Tensor, hidden: int) -> Tensor:
 def is_sharing(region: Region) -> bool:
     try:
         return bool(read_region(region).sharing)
-    except TileRefusal:
+    except UnsupportedTile:
         return False

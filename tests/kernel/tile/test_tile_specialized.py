@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
@@ -144,6 +144,6 @@ def test_the_cost_knows_where_tiles_in_turn_are_faster(
 def test_what_specialised_warps_do_not_have_is_refused_by_name(field: str, value: int) -> None:
     region = attention_of("whole blocks")
     kernel, target, p = read_region(region), replace(TARGET, cores=5), begun(region)
-    with pytest.raises(TileRefusal, match=field):
+    with pytest.raises(UnsupportedTile, match=field):
         generate_kernel(kernel, target, replace(p, **{field: value}))
     assert value not in legal_values(kernel, target, p, field)

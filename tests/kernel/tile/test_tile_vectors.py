@@ -13,7 +13,7 @@ from tinygrad import Tensor
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.refusal import TileRefusal
+from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.kernel.regions import Form, Limits, candidates_of
 from kcg.kernel.tile.compile import compile_tile
@@ -173,9 +173,9 @@ def test_its_parameters_are_those_of_a_single_one() -> None:
     for field in ("tile", "reduce_tile", "num_warps", "evict_first"):
         assert legal_values(group, TARGET, p, field) == legal_values(alone, TARGET, p, field)
     assert legal_values(group, TARGET, p, "split") == (1,)
-    with pytest.raises(TileRefusal, match="split"):
+    with pytest.raises(UnsupportedTile, match="split"):
         generate_kernel(group, TARGET, replace(p, split=2))
-    with pytest.raises(TileRefusal, match="axes"):
+    with pytest.raises(UnsupportedTile, match="axes"):
         generate_kernel(group, TARGET, replace(p, axes=(), tile=()))
     source = generate_kernel(read(unlike())[1], TARGET, replace(PLAIN, evict_first=(1,))).source
     assert source.count("evict_first") == 3, "the matrix of each text"
@@ -221,12 +221,12 @@ def test_branches_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_none_is_refused_by_name() -> None:
     x, y = (empty(TERMS, dtype="bfloat16") for _ in range(2))
-    with pytest.raises(TileRefusal, match=f"{VECTORS}: they read no vector in common"):
+    with pytest.raises(UnsupportedTile, match=f"{VECTORS}: they read no vector in common"):
         read_region(region_of(product(x, 24), product(y, 16)))
-    with pytest.raises(TileRefusal, match=f"{VECTORS}: they read no vector in common"):
+    with pytest.raises(UnsupportedTile, match=f"{VECTORS}: they read no vector in common"):
         read_region(region_of(product(x, 24), product(x[8:], 16)))
     gate = product(x, 24)
-    with pytest.raises(TileRefusal, match=f"{VECTORS}: one is more than a value"):
+    with pytest.raises(UnsupportedTile, match=f"{VECTORS}: one is more than a value"):
         read_region(region_of(gate, product(x, 24, then=lambda made: gate * made), product(x, 16)))
 
 

@@ -1,11 +1,11 @@
-"""What says that a kernel is nothing that one program can be."""
+"""What says that a kernel is unsupported: nothing that one program can be."""
 
 from __future__ import annotations
 
 from kcg.errors import ScheduleError
 
 
-class TileRefusal(ScheduleError):
+class UnsupportedTile(ScheduleError):
     """A kernel, or parameters for it, that no tile program can express. `construct` names what is in the way."""
 
     def __init__(self, construct: str, message: str = "") -> None:
