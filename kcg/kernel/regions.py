@@ -170,7 +170,7 @@ class _Read:
     def __init__(self, region: Region, variables: Variables) -> None:
         tile: TileKernel = read_region(region)
         contraction = tile.contraction
-        inside = {n for c in (*tile.before, *tile.together) for n in c.reduce.backward_slice_with_self}
+        inside = {n for c in (*tile.chained, *tile.together) for n in c.reduce.backward_slice_with_self}
         self.asts, self.variables = [ast_of(kernel) for kernel in region.kernels], variables
         self.reductions = len(tile.reductions)
         # what picks one term of each sum, as a loss does, is none once it is simplified
@@ -181,7 +181,7 @@ class _Read:
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
         self.product: tuple[DType, int, int] | None = None  # format, terms and columns, of one of rows by columns
-        if contraction is not None and not contraction.batch and not tile.sharing:
+        if contraction is not None and not contraction.batch and not tile.sharing_operand:
             rows, columns = contraction.sides
             self.product = rows.dtype, self.reduce_extent, _count(self.outputs[n] for n in columns.ranges)
         self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)

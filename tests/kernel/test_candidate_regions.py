@@ -281,7 +281,7 @@ def test_what_is_proposed_for_a_block_of_flux(flux: Calls) -> None:
     norm, heads, text_too = at(found, 72, 74, 76), at(found, 62, 63, 64), at(found, 59, 60, 61, 62, 63, 64)
     assert [c.form for c in (norm, heads, text_too)] == [Form.ROWS, Form.ROWS, Form.EPILOGUE]
     assert [len(c.places) for c in (norm, heads, text_too)] == [3, 3, 3]
-    assert len(read_region(text_too.region).others) == 1, "one program of both streams"
+    assert len(read_region(text_too.region).grouped) == 1, "one program of both streams"
     assert norm.saved_bytes == pytest.approx(2 * 4096 * 3072 * 2, rel=0.01), "two of three reads"
     beside = [at(found, 70, 71), at(found, 78, 79), at(found, 80, 81)]  # attention's output, the MLP's two matmuls
     assert all(c.form is Form.BESIDE and len(c.places) == 3 for c in beside)

@@ -126,7 +126,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
             terms = _slots(plain, own) & products.keys()
             made_of = kernel_of((stored,), buffers)
             is_sum = made_of.contraction is not None and not _slots(stored, buffers) & products.keys()
-            if not is_sum or (terms and not made_of.before) or terms & set(region.outputs):
+            if not is_sum or (terms and not made_of.chained) or terms & set(region.outputs):
                 raise UnsupportedTile(SEVERAL, "they are no terms of one sum")
             products = {n: product for n, product in products.items() if n not in terms} | {slot: made_of}
     shared: dict[UOp, list[UOp]] = {}
@@ -519,22 +519,22 @@ def _in_one_launch(kernels: list[TileKernel], construct: str) -> TileKernel:
     """Contractions whose tiles are programs of one launch, the largest one's first, each with what is made of its
     result: of the same rows, or each of rows of its own and of as many terms and columns. Raises UnsupportedTile."""
     read = [_rows_read(kernel) for kernel in kernels]
-    stacked = len(set(read)) > 1
+    grouped_rows = len(set(read)) > 1
     forms = {(*rows[:2], _count_of_columns(kernel)) for rows, kernel in zip(read, kernels, strict=True) if rows}
-    if None in read or (stacked and len(forms) > 1):
+    if None in read or (grouped_rows and len(forms) > 1):
         raise UnsupportedTile(construct, "products of other formats, terms or columns")
-    return _launched(kernels, stacked=stacked)
+    return _launched(kernels, grouped_rows=grouped_rows)
 
 
-def _launched(kernels: list[TileKernel], *, stacked: bool = False) -> TileKernel:
+def _launched(kernels: list[TileKernel], *, grouped_rows: bool = False) -> TileKernel:
     """Kernels whose tiles are programs of one launch, the largest one's first."""
     first, *others = sorted(kernels, key=lambda kernel: -math.prod(kernel.extents))
     slots = {buffer.slot: buffer for kernel in kernels for buffer in kernel.buffers}
     variables = {v.arg.name: v for kernel in kernels for v in kernel.variables}
     return replace(
         first,
-        others=tuple(others),
-        stacked=stacked,
+        grouped=tuple(others),
+        grouped_rows=grouped_rows,
         buffers=tuple(slots[slot] for slot in sorted(slots)),
         variables=tuple(variables[name] for name in sorted(variables)),
     )
@@ -563,7 +563,7 @@ def _count_of_columns(kernel: TileKernel) -> int:
 def _rows_read(kernel: TileKernel) -> tuple[object, ...] | None:
     """The first operand of a contraction by itself: its format, its terms, its rows, and what it is read from."""
     contraction = kernel.contraction
-    if contraction is None or contraction.batch or kernel.before or kernel.sharing or kernel.others:
+    if contraction is None or contraction.batch or kernel.chained or kernel.sharing_operand or kernel.grouped:
         return None
     rows = contraction.sides[0]
     inside = {node for factor in rows.factors for node in factor.node.toposort()}

@@ -173,10 +173,10 @@ class TileKernel:
     branches: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
     hidden: bool = False  # whether the first of `stored` is only used by the others
     stream: Stream | None = None  # of several kernels: attention
-    before: tuple[Contraction, ...] = ()  # what is added to the contraction, over the same outputs
-    sharing: tuple[Contraction, ...] = ()  # others with the same operand and as many terms, each a sum of its own
-    others: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
-    stacked: bool = False  # whether `others` have other rows and as many columns, not other columns of the same rows
+    chained: tuple[Contraction, ...] = ()  # along K: what is added to the contraction, over the same outputs
+    sharing_operand: tuple[Contraction, ...] = ()  # with as many terms, each a sum of its own
+    grouped: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
+    grouped_rows: bool = False  # whether these have other rows and as many columns, not other columns of the same rows
     allows_tf32: bool = False  # whether products may round float32 operands to tf32: the user says so
 
     @property
@@ -188,12 +188,12 @@ class TileKernel:
     def written(self) -> tuple[Stored, ...]:
         """Those of `stored` that memory sees."""
         own = self.stored[1:] if self.hidden else self.stored
-        return (*own, *(stored for other in self.others for stored in other.written))
+        return (*own, *(stored for other in self.grouped for stored in other.written))
 
     @cached_property
     def launched(self) -> tuple[TileKernel, ...]:
         """The kernels whose tiles are programs of one launch, each by itself."""
-        return (replace(self, others=(), stacked=False), *self.others) if self.others else (self,)
+        return (replace(self, grouped=(), grouped_rows=False), *self.grouped) if self.grouped else (self,)
 
     @property
     def all_stored(self) -> tuple[Stored, ...]:
@@ -243,7 +243,7 @@ class TileKernel:
     @property
     def together(self) -> tuple[Contraction, ...]:
         """The contractions that one loop makes, each a sum of its own."""
-        return (self.contraction, *self.sharing) if self.contraction else ()
+        return (self.contraction, *self.sharing_operand) if self.contraction else ()
 
     @cached_property
     def operands(self) -> tuple[int, int]:
@@ -282,7 +282,7 @@ class TileKernel:
     @cached_property
     def beside(self) -> tuple[Access, ...]:
         """The loads that are no operand of the contraction."""
-        contractions = (*self.before, *self.together)
+        contractions = (*self.chained, *self.together)
         return tuple(x for x in self.loads if not any(x.node in c.reduce.backward_slice for c in contractions))
 
     @property
@@ -303,7 +303,7 @@ class TileKernel:
     @property
     def terms(self) -> int:
         """Products of each sum of a contraction, with those that are added to it."""
-        return self.reduce_extent + sum(math.prod(map(extent, c.reduce.src[1:])) for c in self.before)
+        return self.reduce_extent + sum(math.prod(map(extent, c.reduce.src[1:])) for c in self.chained)
 
 
 def read_kernel(region: Region) -> TileKernel:
@@ -333,8 +333,8 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
     store alone."""
     if len(stored) > 1:
         return _kernel_of(stored, buffers)
-    contraction, before = contractions_of(stored[0])
-    kernel = _kernel_of(stored, buffers, contraction, before=before)
+    contraction, chained = contractions_of(stored[0])
+    kernel = _kernel_of(stored, buffers, contraction, chained=chained)
     if contraction is None and len(kernel.reductions) > 1:
         with suppress(UnsupportedTile):
             return with_shared_operand(stored, buffers)
@@ -346,8 +346,8 @@ def _kernel_of(
     buffers: dict[UOp, BufferSlot],
     contraction: Contraction | None = None,
     *,
-    before: tuple[Contraction, ...] = (),
-    sharing: tuple[Contraction, ...] = (),
+    chained: tuple[Contraction, ...] = (),
+    sharing_operand: tuple[Contraction, ...] = (),
 ) -> TileKernel:
     first, *also = stored
     bodies = [n for s in stored for n in (s.value, *s.store.node.src[1:], *s.gates)]
@@ -363,8 +363,8 @@ def _kernel_of(
         reductions=_reductions_of(stored),
         contraction=contraction,
         also=tuple(also),
-        before=before,
-        sharing=sharing,
+        chained=chained,
+        sharing_operand=sharing_operand,
     )
 
 
@@ -408,7 +408,7 @@ def with_shared_operand(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]
         raise UnsupportedTile("reduction beside the product")
     if len(known) > MOST_SHARING or len(set(map(_form, known))) != 1:
         raise UnsupportedTile(SEVERAL, f"they are not 2 to {MOST_SHARING} over the same rows, columns and terms")
-    kernel = _kernel_of(stored, buffers, known[0], sharing=tuple(known[1:]))
+    kernel = _kernel_of(stored, buffers, known[0], sharing_operand=tuple(known[1:]))
     if min(kernel.operands) > 1:
         raise UnsupportedTile(SEVERAL, "they share no operand")
     return kernel

@@ -58,8 +58,8 @@ class Loop:
     part: Part | None = None
     shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
-    sharing: tuple[Product, ...] = ()  # others that it makes too; what they load alike is loaded once
-    before: tuple[Product, ...] = ()  # others whose terms come first, on the same sums: see `are_one_loop`
+    sharing_operand: tuple[Product, ...] = ()  # others that it makes too; what they load alike is loaded once
+    chained: tuple[Product, ...] = ()  # others whose terms come first, on the same sums: see `are_one_loop`
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Sums:
     vector: str  # the rows' numbers, where the loop has them
     ragged: bool  # columns past the end are possible
     counter: str  # of terms
-    sharing: tuple[tuple[str, ...], ...] = ()  # of each other contraction that the loop makes as `names`
+    sharing_operand: tuple[tuple[str, ...], ...] = ()  # of each other contraction that the loop makes as `names`
 
     def zeros(self) -> list[str]:
         """The statements that begin sums."""
         sizes = [piece.size for piece in self.pieces]
         return [
             f"{name} = tl.zeros([{self.rows.size}, {size}], tl.{self.type})"
-            for names in (self.names, *self.sharing)
+            for names in (self.names, *self.sharing_operand)
             for name, size in zip(names, sizes, strict=True)
         ]
 
@@ -144,8 +144,8 @@ def write_contraction(
     if to is None:
         for zero in sums.zeros():
             lines.add(zero)
-    terms = sum(map(terms_of, (contraction, *(one.contraction for one in loop.before))))
-    end = str(terms) if loop.before else total_of(root, contraction.reduce.src[1:])[0]
+    terms = sum(map(terms_of, (contraction, *(one.contraction for one in loop.chained))))
+    end = str(terms) if loop.chained else total_of(root, contraction.reduce.src[1:])[0]
     begin = "0"
     if part is not None and part.count > 1:
         chunk = terms_of_part(terms, step, part.count)
@@ -177,7 +177,7 @@ def write_step(
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
     firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
     ragged = axes[1].total % axes[1].size != 0
-    products = (Product(contraction, loop.rows, loop.columns), *loop.sharing)
+    products = (Product(contraction, loop.rows, loop.columns), *loop.sharing_operand)
     described = [(one.rows, *(one.columns or (None,) * len(pieces))) for one in products]
 
     rows = Frame(lines, (axes[0].size, step), outer=root)
@@ -191,8 +191,8 @@ def write_step(
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
     totals = [to.names] if to is not None else [tuple(root.writer.fresh("acc") for _ in pieces) for _ in products]
     counter = first = counter or root.writer.fresh("k")
-    if loop.before:
-        first, described[0] = _chosen(body, counter, (*loop.before, products[0]))
+    if loop.chained:
+        first, described[0] = _chosen(body, counter, (*loop.chained, products[0]))
     vector = body.name(f"{first} + tl.arange(0, {step})", "i") if any(None in of for of in described) else ""
     for product, by_tmas, names in zip(products, described, totals, strict=True):
         blocks = []
@@ -264,7 +264,7 @@ def stored_blocks(
     found, most = [], sums.pieces[0].size // parts
     for number, (piece, first) in enumerate(zip(sums.pieces, sums.columns, strict=True)):
         size = (sums.rows.size, piece.size)
-        totals = [in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing)]
+        totals = [in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing_operand)]
         for blocks in zip(*totals, strict=True):
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
@@ -386,13 +386,13 @@ def turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
 
 def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
     """What the contractions that are added to another one count once they are in its sum."""
-    return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.before}
+    return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.chained}
 
 
 def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
-    if kernel.others and kernel.contraction is not None:
+    if kernel.grouped and kernel.contraction is not None:
         return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
     if not kernel.held:
         return True

@@ -348,7 +348,7 @@ def _traffic(
         for access in (*_stores(one), *one.beside)
     )
     copies = [1, 1]
-    if kernel.stacked:  # each has an operand of its own on either side
+    if kernel.grouped_rows:  # each has an operand of its own on either side
         copies[1 - axis_of_others(kernel, p)] = len(kernel.launched)
     once = rows * copies[0] + columns * copies[1]
     return batch * (once + columns * (passes - 1) * missing) + others, missing

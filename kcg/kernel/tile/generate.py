@@ -162,10 +162,12 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise UnsupportedTile("epilogue_parts", "only products have parts")
     if parameters.form in CONTRACTIONS and not len(parameters.axes) == len(parameters.tile) == 2:
         raise UnsupportedTile("axes", "a product's tile has rows and columns")
-    if kernel.others and kernel.contraction is None:
+    if kernel.grouped and kernel.contraction is None:
         if parameters.form != REDUCTION or parameters.axes != (tuple(range(len(kernel.outputs))),):
             raise UnsupportedTile("axes", "products of one launch have tiles of rows")
-    elif kernel.others and (parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize):
+    elif kernel.grouped and (
+        parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize
+    ):
         raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
     if not fits_held(kernel, parameters):
         raise UnsupportedTile("tile", "what is made of the result needs other columns in one block")
@@ -224,8 +226,8 @@ def may_split(kernel: TileKernel) -> bool:
         first is not None
         and kernel.rows is None
         and not kernel.also
-        and not kernel.before
-        and not kernel.others
+        and not kernel.chained
+        and not kernel.grouped
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -248,11 +250,11 @@ def partials_of(kernel: TileKernel) -> int:
 def may_have_tail(kernel: TileKernel) -> bool:
     """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
     contractions come to together."""
-    if kernel.before:
-        sums = [one.reduce for one in (*kernel.before, *kernel.together)]
-        alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing
+    if kernel.chained:
+        sums = [one.reduce for one in (*kernel.chained, *kernel.together)]
+        alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing_operand
         return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
-    return may_split(kernel) and not kernel.sharing and kernel.stream is None
+    return may_split(kernel) and not kernel.sharing_operand and kernel.stream is None
 
 
 def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -272,7 +274,7 @@ def has_several_products(kernel: TileKernel, parameters: TileParameters) -> bool
         return True
     return parameters.form in CONTRACTIONS and (
         len(pieces_of(parameters.tile[1])) > 1
-        or bool(kernel.before or kernel.sharing or kernel.others)
+        or bool(kernel.chained or kernel.sharing_operand or kernel.grouped)
         or parameters.precision == "tf32x3"
         or (parameters.tail > 1 and can_halve(kernel, parameters))
     )
@@ -294,7 +296,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     sizes = (*parameters.tile, *_reduce_tiles(kernel, parameters, depth))
     if math.prod(sizes) > MAX_BLOCK:
         raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
-    if not kernel.others:
+    if not kernel.grouped:
         root = open_frame(kernel, writer, sizes)
         return root.lines, _write_tiles(kernel, parameters, root, root.lines.name("tl.program_id(0)", "program"))
     lines, groups, begin = Lines(writer), alike(kernel, parameters), 0
@@ -369,7 +371,7 @@ def _write_contractions(
     top = open_frame(kernel, writer, ())
     if parameters.persistent:
         return top.lines, _write_turns(kernel, parameters, target, top)
-    if not kernel.others:
+    if not kernel.grouped:
         return top.lines, _write_contraction(kernel, target, parameters, top)
     number, begin = top.lines.name("tl.program_id(0)", "program"), 0
     for one, own in launched_with(kernel, parameters):
@@ -435,7 +437,7 @@ def _write_contraction(
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise UnsupportedTile("grid", "2^31 programs or more")
-    before = [turned(other, parameters) for other in kernel.before]
+    before = [turned(other, parameters) for other in kernel.chained]
     described = _described(contraction, kernel, axes, top, parameters)
     others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
     chain = [Product(of, *by_tma) for of, by_tma in zip((*before, contraction), (*others, described), strict=True)]
@@ -474,13 +476,13 @@ def _write_contraction(
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     if parameters.read_early:
         read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
-    others_of = [turned(other, parameters) for other in kernel.sharing]
+    others_of = [turned(other, parameters) for other in kernel.sharing_operand]
     sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in others_of)
     sums = None
     for *first, last in [chain] if in_one_loop else [[product] for product in chain]:
         loop = Loop(
             parameters.reduce_tile, parameters.precision, last.rows, last.columns, part=part, shared=shared,
-            options=options, sharing=sharing, before=tuple(first),
+            options=options, sharing_operand=sharing, chained=tuple(first),
         )  # fmt: skip
         sums = write_contraction(last.contraction, root, axes, starts, loop, to=sums)
     assert sums is not None
@@ -631,8 +633,8 @@ def _write_items(
     for frame in (inside, end):
         for axis, digit in zip(rest_of(kernel, axes), held[2:], strict=True):
             bind_scalar(frame, axis, digit)
-    *before, product = chain
-    loop = Loop(step, parameters.precision, product.rows, product.columns, before=tuple(before))
+    *chained, product = chain
+    loop = Loop(step, parameters.precision, product.rows, product.columns, chained=tuple(chained))
     sums = write_step(product.contraction, inside, axes, (held[0], held[1]), loop, body, counter=counter)
     finishing = Lines(writer, end.lines)
     blocks = stored_blocks((product.contraction,), end, finishing, sums, parameters.epilogue_parts)

@@ -195,7 +195,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     if field in NVIDIAS and not device_of(target).ptx:
         return (NVIDIAS[field],)
-    if field in ALONE and kernel.others and kernel.contraction is not None:
+    if field in ALONE and kernel.grouped and kernel.contraction is not None:
         return (LEAST[field],)
     if field in (own := OWN.get(parameters.form, {})):
         return own[field]
@@ -356,7 +356,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
     if p.form in ATTENTION:
         return p.split * stream_tiles(kernel, *p.tile)
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.others else tiles_of(kernel, p))
+    return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.grouped else tiles_of(kernel, p))
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:

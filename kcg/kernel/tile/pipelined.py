@@ -189,9 +189,9 @@ class _Pipelined:
         one, other = axes_of(kernel, parameters)
         contraction = kernel.contraction
         assert contraction is not None
-        if kernel.sharing or rest_of(kernel, (one, other)) or any(map(is_symbolic, kernel.outputs)):
+        if kernel.sharing_operand or rest_of(kernel, (one, other)) or any(map(is_symbolic, kernel.outputs)):
             raise UnsupportedTile("form", "specialised warps make one sum of rows by columns")
-        contractions = tuple(turned(each, parameters) for each in (*kernel.before, contraction))
+        contractions = tuple(turned(each, parameters) for each in (*kernel.chained, contraction))
         products = tuple(self._product(each, (one, other)) for each in contractions)
         beside = tuple(self._beside(kernel, (one, other), contraction.sides[0].dtype))
         return _Tiled(kernel, parameters, (one, other), contractions, products, beside, turns)

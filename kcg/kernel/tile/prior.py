@@ -98,7 +98,7 @@ def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters)
     are computed, as floats of 16 bits, as much for all but one, which took 14 % more.
     """
     assert kernel.contraction is not None
-    if kernel.others:
+    if kernel.grouped:
         return max(shared_taken(one, target, own) for one, own in launched_with(kernel, parameters))
     rows, columns = parameters.tile
     device = device_of(target)
@@ -165,7 +165,7 @@ def pair_registers(kernel: TileKernel, target: Target, p: TileParameters) -> flo
     those through pointers it expects too much.
     """
     assert kernel.contraction is not None
-    if kernel.others:
+    if kernel.grouped:
         return max(pair_registers(one, target, own) for one, own in launched_with(kernel, p))
     if not any(branch.pairs for branch in kernel.branches):
         return 0
@@ -313,7 +313,7 @@ def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
     if kernel.contraction is None:
         return (REDUCTION,)
     found = (PIPELINED, CONTRACTION) if _may_pipeline(kernel, target) else (CONTRACTION,)
-    return found if kernel.held or kernel.others else (*found, REDUCTION)
+    return found if kernel.held or kernel.grouped else (*found, REDUCTION)
 
 
 def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
@@ -333,7 +333,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
     found: list[Axes] = [(numbers,) if numbers else ()]
-    if len(numbers) > 1 and not kernel.others:
+    if len(numbers) > 1 and not kernel.grouped:
         inner = numbers[-1]
         others = _transposed(kernel)
         beside = [((other,), (inner,)) for other in others]
@@ -366,7 +366,7 @@ def axis_of_others(kernel: TileKernel, parameters: TileParameters) -> int:
     if kernel.contraction is None:
         return 0
     in_order = parameters.axes[1] == kernel.contraction.sides[1].ranges
-    return 0 if in_order == kernel.stacked else 1
+    return 0 if in_order == kernel.grouped_rows else 1
 
 
 def power_of_two(size: int) -> int:
@@ -841,13 +841,13 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     )  # fmt: skip
     if not fits_held(kernel, made):
         raise UnsupportedTile("several kernels", "no tile of the result has what belongs together")
-    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.others and reads_beside(kernel, made):
+    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and reads_beside(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
     if not wide and device_of(target).has_tma and split == 1 and can_describe(kernel, made):
         made = replace(made, loads=TMA)
         many = programs() >= 2 * target.cores
-        if many or kernel.others:
+        if many or kernel.grouped:
             halves = tile[1] >= 128 and tile[1] // 2 >= unit
             made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, target, made) > device_of(target).shared_bytes:

@@ -83,7 +83,7 @@ CHAINS: dict[Made, int] = {hidden: 1, gated_residuals: 1, equal_rows: 1, three: 
 def beside(chain: Made, dtype: str) -> tuple[Region, TileKernel]:
     region = region_of(*chain(dtype))
     kernel = read_region(region)
-    assert kernel.stacked and len(kernel.others) == CHAINS[chain] and not kernel.sharing
+    assert kernel.grouped_rows and len(kernel.grouped) == CHAINS[chain] and not kernel.sharing_operand
     assert len(kernel.written) == len(region.outputs)
     return region, kernel
 

@@ -121,7 +121,7 @@ def cut(chain: Made, dtype: str) -> tuple[Region, TileKernel]:
     """A chain, read; each program is of one contraction, without a choice or a condition that says of which."""
     region = region_of(*chain(dtype))
     kernel = read_region(region)
-    assert len(kernel.others) == CHAINS[chain] and kernel.stacked == (chain is not along_columns)
+    assert len(kernel.grouped) == CHAINS[chain] and kernel.grouped_rows == (chain is not along_columns)
     assert not any(load.gates for one in kernel.launched for load in one.loads)
     return region, kernel
 
@@ -320,4 +320,4 @@ def test_joined_streams_are_proposed_as_one_program() -> None:
     found = candidates_of(sequence_of(*streams("bfloat16", rows=(128, 512), heads=4, size=64, terms=256)))
     whole = max(found, key=lambda candidate: len(candidate.region.kernels))
     assert whole.form is Form.EPILOGUE and len(whole.region.outputs) == 3 and not whole.again
-    assert len(read_region(whole.region).others) == 1
+    assert len(read_region(whole.region).grouped) == 1

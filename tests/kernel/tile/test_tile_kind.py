@@ -143,10 +143,10 @@ def test_a_program_of_several_products_needs_stress(name: str) -> None:
         if p.form != CONTRACTION or not is_legal(kernel, target, p):
             continue
         text = generate_kernel(kernel, target, p).source
-        several = text.count("tl.dot(") > 1 or "tf32x3" in text or bool(kernel.before)
+        several = text.count("tl.dot(") > 1 or "tf32x3" in text or bool(kernel.chained)
         assert needs_stress(of, schedule_of(p)) == several, p
         found[several] += 1
-    assert found[True] and (found[False] or kernel.before or kernel.sharing or kernel.others)
+    assert found[True] and (found[False] or kernel.chained or kernel.sharing_operand or kernel.grouped)
 
 
 def test_specialised_warps_and_attention_are_delicate_and_rows_are_not() -> None:

@@ -385,7 +385,7 @@ def in_turn(region: Region, target: Target, loads: str) -> Program:
 @pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 def test_products_that_are_stored_beside_each_other_compile() -> None:
     region = streams()
-    assert len(region.kernels) == 3 and len(read_region(region).others) == 1
+    assert len(region.kernels) == 3 and len(read_region(region).grouped) == 1
     for loads in (POINTER, TMA):
         in_turn(region, replace(KNOWN_TARGETS["sm_90"], cores=132), loads)
 

@@ -163,7 +163,7 @@ def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) 
         for dtype in ("float32", "float16", "bfloat16"):
             region = region_of(*chain(dtype))
             kernel = read_region(region)
-            assert bool(kernel.also) != bool(kernel.before) and kernel.hidden == (chain is projection)
+            assert bool(kernel.also) != bool(kernel.chained) and kernel.hidden == (chain is projection)
             parameters = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
             program = generate(region, replace(TARGET, cores=3), replace(parameters, **changes), interpreted=True)
             assert len(program.launches) == 1

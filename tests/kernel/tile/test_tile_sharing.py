@@ -213,7 +213,7 @@ def in_formats(first: Made, *others: Made, slow: Sequence[Made] = ()) -> list[An
 
 def sharing(region: Region) -> TileKernel:
     kernel = read_region(region)
-    assert kernel.sharing and len(kernel.together) == len(kernel.reductions) and kernel.operands.count(1) == 1
+    assert kernel.sharing_operand and len(kernel.together) == len(kernel.reductions) and kernel.operands.count(1) == 1
     return kernel
 
 
@@ -253,7 +253,7 @@ def kernels_of_joins(dtype: str, sizes: Sizes) -> dict[str, tuple[Region, TileKe
             region = region_of(*join(dtype, sizes, keep))
             kernel = read_region(region)
             assert len(region.kernels) == (1 if keep is inside else sharing + before + 2)
-            assert (len(kernel.sharing), len(kernel.before), len(kernel.written)) == (sharing, before, 1)
+            assert (len(kernel.sharing_operand), len(kernel.chained), len(kernel.written)) == (sharing, before, 1)
             assert len(kernel.outputs) == (3 if join is batched_gate else 2)
             found[f"{join.__name__} {keep.__name__} {dtype} {sizes}"] = region, kernel
     return found
@@ -312,7 +312,7 @@ def test_one_kernel_of_products_that_share_nothing_is_a_reduction() -> None:
         sums[0].silu() * sums[1] + sums[2].silu() * sums[3] * sums[4],
     ):
         kernel = read_region(region_of(made.contiguous()))
-        assert kernel.contraction is None and not kernel.sharing and not kernel.before
+        assert kernel.contraction is None and not kernel.sharing_operand and not kernel.chained
         assert default_parameters(kernel, TARGET).form == REDUCTION
 
 
@@ -338,7 +338,7 @@ def test_tiles_of_several_contractions_in_one_launch_are_right(
         for sizes in ((32, 32, 64), (37, 45, 64 if chain is heads else 52)):
             region = region_of(*chain(dtype, sizes))
             kernel = read_region(region)
-            assert len(kernel.others) == 2 and all(one.contraction for one in kernel.launched)
+            assert len(kernel.grouped) == 2 and all(one.contraction for one in kernel.launched)
             for changes in CHANGES:
                 p = replace(PLAIN, **changes)
                 in_order = p.axes == PLAIN.axes and p.tile == PLAIN.tile
@@ -602,7 +602,7 @@ def test_gate_and_up_of_llama_are_proposed_and_planned() -> None:
     )
     regions = {key: read_region(c.region) for key, c in found.candidates.items()}
     several = {
-        key: c for key, c in found.candidates.items() if len(regions[key].together) + len(regions[key].others) > 1
+        key: c for key, c in found.candidates.items() if len(regions[key].together) + len(regions[key].grouped) > 1
     }
     assert {(c.form, len(c.region.kernels), found.calls[key]) for key, c in several.items()} == {
         (Form.JOINED, 2, 2.0), (Form.PROLOGUE, 3, 2.0), (Form.SHARED, 3, 2.0), (Form.SHARED, 2, 2.0),
@@ -639,6 +639,6 @@ def gated_by(x: Tensor, hidden: int) -> Tensor:
 
 def is_sharing(region: Region) -> bool:
     try:
-        return bool(read_region(region).sharing)
+        return bool(read_region(region).sharing_operand)
     except UnsupportedTile:
         return False
