@@ -477,11 +477,11 @@ def decoded(heads: int, of_keys: int, keys: int, width: int, dtype: str = "bfloa
 def attention_case(group: str, name: str, region: Region, function: str, *, calls: int = 1) -> Case:
     """A case of what is read as attention. Raises ValueError where it is not."""
     kernel = read_region(region)
-    stream = kernel.stream
-    if stream is None:
+    attention = kernel.attention
+    if attention is None:
         raise ValueError(f"{name}: it is not read as attention")
-    rest = tuple(r for r in kernel.outputs if r not in (*stream.rows, *stream.columns))
-    over = stream.scores.reduce.src[1:]
+    rest = tuple(r for r in kernel.outputs if r not in (*attention.rows, *attention.columns))
+    over = attention.scores.reduce.src[1:]
 
     def part(address: Any, slot: int, *axes: Any) -> View:
         ranges, steps = (*rest, *axes), affine(address) or {}
@@ -492,14 +492,14 @@ def attention_case(group: str, name: str, region: Region, function: str, *, call
         load = next(one for one in kernel.loads if one.node in factor.node.toposort())
         return part(load.address, load.buffer.slot, *axes)
 
-    queries, keys = stream.scores.sides
+    queries, keys = attention.scores.sides
     takes = (
-        taken(queries, *stream.rows, *over),
-        taken(keys, stream.keys, *over),
-        taken(stream.values, stream.keys, *stream.columns),
+        taken(queries, *attention.rows, *over),
+        taken(keys, attention.keys, *over),
+        taken(attention.values, attention.keys, *attention.columns),
     )
     store = kernel.stored[0].store
-    gives = part(store.address, store.buffer.slot, *stream.rows, *stream.columns)
+    gives = part(store.address, store.buffer.slot, *attention.rows, *attention.columns)
     return _case("attention", group, name, region, calls, Function(function, takes, (gives,)))
 
 

@@ -24,12 +24,12 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
 from kcg.kernel.symbolic import End, called, ends_of, without
+from kcg.kernel.tile.attention import attention_axes
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate
-from kcg.kernel.tile.parameters import POINTER, STREAM, TileParameters
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
-from kcg.kernel.tile.stream import stream_axes
 from kcg.measure.jobs import CompileOutcome
 from kcg.optimize import region_search
 from kcg.optimize.planning import planned
@@ -211,7 +211,9 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
         parts = best_parts(attention, region_search.best_schedules(run.works))
         assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"
         results = run.judge(proposed.estimates, proposed.candidates).run()
-        tile = schedule_of(TileParameters(STREAM, stream_axes(read_region(attention)), (16,), reduce_tile=16))
+        tile = schedule_of(
+            TileParameters(FLASH_ATTENTION, attention_axes(read_region(attention)), (16,), reduce_tile=16)
+        )
         rows = [
             replace(row, outcome="improved", opts=None, chosen=replace(row.baseline, cold_s=1e-9, schedule=tile))
             if row.region == attention
@@ -299,7 +301,7 @@ def tokens(captured: bool) -> list[np.ndarray]:
 def tile_parameters(region: Region) -> list[TileParameters]:
     """Where the space begins, and the same with keys split over two programs."""
     kernel = read_region(region)
-    start = replace(default_parameters(kernel, TARGET), form=STREAM, reduce_tile=16, loads=POINTER)
+    start = replace(default_parameters(kernel, TARGET), form=FLASH_ATTENTION, reduce_tile=16, loads=POINTER)
     return [start, replace(start, split=2)]
 
 

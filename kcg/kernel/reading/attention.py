@@ -14,7 +14,7 @@ from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.factors import Factor, factors_of, product_dtype
-from kcg.kernel.reading.kernel import Stream, TileKernel, kernel_of
+from kcg.kernel.reading.kernel import Attention, TileKernel, kernel_of
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
 
@@ -23,23 +23,23 @@ WIDEST = 512  # elements of a query, and of a value: of 1,024 the registers hold
 MOST_QUERIES = 128  # of one program
 
 
-def with_stream(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
+def with_attention(stored: Stored, buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """An attention, with how its value is a product of weights with values. Raises UnsupportedTile where it is none."""
     kernel = kernel_of((stored,), buffers)
-    stream = _stream_of(kernel)
-    if not stream.rows:  # one query for each head of keys
-        kernel = kernel_of((_over_one_row(stored, stream, buffers),), buffers)
-        stream = _stream_of(kernel)
-    if not stream.rows:
+    attention = _attention_of(kernel)
+    if not attention.rows:  # one query for each head of keys
+        kernel = kernel_of((_over_one_row(stored, attention, buffers),), buffers)
+        attention = _attention_of(kernel)
+    if not attention.rows:
         raise UnsupportedTile("several products", "its keys are made of its queries")
-    if (widest := max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))) > WIDEST:
+    if (widest := max(padded(attention.scores.reduce.src[1:]), padded(attention.columns))) > WIDEST:
         raise no_attention(f"its heads take rows of {widest:,} elements, which are at most {WIDEST}")
-    return replace(kernel, stream=stream)
+    return replace(kernel, attention=attention)
 
 
-def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]) -> Stored:
+def _over_one_row(stored: Stored, attention: Attention, buffers: dict[UOp, BufferSlot]) -> Stored:
     """An attention of one query for each head of keys, over a range of one row: queries and result have it."""
-    like = stream.columns[0]
+    like = attention.columns[0]
     row = UOp(Ops.RANGE, like.dtype, (like.src[0].const_like(1),), (-1, AxisType.LOOP))
 
     def over(index: UOp) -> UOp:
@@ -49,7 +49,7 @@ def _over_one_row(stored: Stored, stream: Stream, buffers: dict[UOp, BufferSlot]
             place = place.valid(gate)
         return index.replace(src=(index.src[0], place))
 
-    queries = UOp.sink(*(factor.node for factor in stream.scores.sides[0].factors))
+    queries = UOp.sink(*(factor.node for factor in attention.scores.sides[0].factors))
     at = {load: over(load) for load in _loads(queries)}
     number = stored.outputs.index(like)
     outputs = (*stored.outputs[:number], row, *stored.outputs[number:])
@@ -61,7 +61,7 @@ def no_attention(why: str = "") -> UnsupportedTile:
     return UnsupportedTile("several products", f"they are no terms of one sum, and no attention{why and f' ({why})'}")
 
 
-def _stream_of(kernel: TileKernel) -> Stream:
+def _attention_of(kernel: TileKernel) -> Attention:
     maxima = [r for r in kernel.reductions if r.arg[0] is Ops.MAX]
     if len(maxima) != 1:
         raise no_attention(f"it has {len(maxima)} maxima, not one" if maxima else "")
@@ -97,7 +97,7 @@ def _stream_of(kernel: TileKernel) -> Stream:
     taken = UOp.sink(*(f.node for f in scores.sides[1].factors)), values[0].node
     if math.prod(map(extent, rows)) > MOST_QUERIES and any(len(_loads(node)) > 1 for node in taken):
         raise UnsupportedTile("several products", "its keys or values would be made again for each block of queries")
-    return Stream(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
+    return Attention(scores, maximum, sums, product, weights[0].node, Operand(tuple(values), (), dtype), rows, columns)
 
 
 def _scores_of(score: UOp, over: tuple[UOp, ...]) -> Contraction | None:

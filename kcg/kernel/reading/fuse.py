@@ -19,7 +19,7 @@ from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
-from kcg.kernel.reading.attention import no_attention, with_stream
+from kcg.kernel.reading.attention import no_attention, with_attention
 from kcg.kernel.reading.branches import branches_of
 from kcg.kernel.reading.cut import CUT, parts_of
 from kcg.kernel.reading.factors import NARROW, factors_of
@@ -90,7 +90,7 @@ def _as_one(region: Region, calls: frozenset[int]) -> TileKernel:
         raise first
     try:
         made = _combined(region, calls, holding=False)
-        if several or made.stream is not None:  # of one query for each head the products may be no contractions
+        if several or made.attention is not None:  # of one query for each head the products may be no contractions
             return made
     except UnsupportedTile as unsupported:
         if several and first.construct != CUT:
@@ -142,7 +142,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
         if not holding and not any(node.arg[0] is Ops.MAX for node in kernel.reductions):
             kernel = _with_contractions(wanted, buffers)
         elif not holding:
-            kernel = _with_stream(wanted, buffers)
+            kernel = _with_attention(wanted, buffers)
         elif kernel.reductions and as_rows:
             kernel = with_rows(wanted, kernel, buffers)
         elif kernel.also and not kernel.reductions:
@@ -152,11 +152,11 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
     return _with_used_buffers(kernel)
 
 
-def _with_stream(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+def _with_attention(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """An attention. Raises UnsupportedTile where it is none."""
     if len(wanted) > 1:
         raise no_attention("something else is stored beside its result")
-    return with_stream(in_groups(wanted[0], buffers), buffers)
+    return with_attention(in_groups(wanted[0], buffers), buffers)
 
 
 def _with_used_buffers(kernel: TileKernel) -> TileKernel:

@@ -47,7 +47,7 @@ class Shifted:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Attention:
     """A product of weights with values, over keys that a program goes through once."""
 
     scores: Contraction  # rows by keys, over ranges of its own: what the weights are made of
@@ -172,7 +172,7 @@ class TileKernel:
     held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
     branches: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
     hidden: bool = False  # whether the first of `stored` is only used by the others
-    stream: Stream | None = None  # of several kernels: attention
+    attention: Attention | None = None  # of several kernels: attention
     chained: tuple[Contraction, ...] = ()  # along K: what is added to the contraction, over the same outputs
     sharing_operand: tuple[Contraction, ...] = ()  # with as many terms, each a sum of its own
     grouped: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch

@@ -18,6 +18,7 @@ from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.tile.attention import attention_tiles, blocks_of_tiles, reach_of, reached_share, visited_blocks
 from kcg.kernel.tile.contraction import pieces_of, stored_width
 from kcg.kernel.tile.device import Figures, device_of, figures_of
 from kcg.kernel.tile.emit import runs_of
@@ -34,6 +35,7 @@ from kcg.kernel.tile.parameters import (
     TileParameters,
 )
 from kcg.kernel.tile.prior import (
+    attention_bytes,
     attention_clocks,
     axis_of_others,
     launched_tiles,
@@ -44,10 +46,8 @@ from kcg.kernel.tile.prior import (
     row_registers,
     shared_taken,
     step_clocks,
-    stream_bytes,
     sums_of,
 )
-from kcg.kernel.tile.stream import blocks_of_tiles, reach_of, reached_share, stream_tiles, visited_blocks
 from kcg.kernel.tile.tiles import Axis, launched_with
 from kcg.types import Target
 
@@ -61,7 +61,7 @@ OPENING, HIDDEN = 3, 0.85
 """Blocks of keys that take as long as what a tile of attention takes beside its own, by specialised warps; of this what
 is hidden behind the tile before, where a program takes tiles in turn. By five attentions on one H100: in turn they took
 .94, .92, 1.05, 1.04 and .91 of what a program a tile takes, by these figures .95, .92, 1.10, 1.01 and .99."""
-STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
+ATTENTION_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 NEIGHBOURS = 16
 """Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
@@ -86,7 +86,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
         CONTRACTION: _contraction,
         PIPELINED: _pipelined,
         ROWS: _held_rows,
-        **dict.fromkeys(ATTENTION, _stream),
+        **dict.fromkeys(ATTENTION, _attention),
     }.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
@@ -512,16 +512,16 @@ def _table_bytes(kernel: TileKernel) -> float:
 # ---- attention
 
 
-def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+def _attention(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
     something to do meanwhile. Specialised warps are judged by clocks. Where a mask bounds the keys, tiles with few of
     them are last and fill the last wave."""
-    stream = kernel.stream
-    assert stream is not None
+    attention = kernel.attention
+    assert attention is not None
     opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    reach = reach_of(stream)
+    reach = reach_of(attention)
     nbytes = sum(
-        _bytes(kernel, x) * (reached_share(reach, stream.keys) if stream.keys in x.address.ranges else 1.0)
+        _bytes(kernel, x) * (reached_share(reach, attention.keys) if attention.keys in x.address.ranges else 1.0)
         for x in (*kernel.loads, kernel.store)
     )
     if p.form == SPECIALIZED:
@@ -529,28 +529,28 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
         return _either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
     device, (height,), step = device_of(target), p.tile, p.reduce_tile
     threads = device.threads(p.num_warps)
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    programs = stream_tiles(kernel, height) * p.split
-    mean, most = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    programs = attention_tiles(kernel, height) * p.split
+    mean, most = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
     longest = -(-most // p.split)
     steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
-    itemsize = stream.values.dtype.itemsize
+    itemsize = attention.values.dtype.itemsize
     groups = max(1, p.num_warps // f.group_warps)
     whole = height >= f.group_rows * groups and p.num_warps >= f.group_warps
     tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
-    between = reach.within(stream.weight).toposort(gate=lambda n: n is not stream.scores.reduce)
+    between = reach.within(attention.weight).toposort(gate=lambda n: n is not attention.scores.reduce)
     special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
     weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
     registers = min(device.registers_of_one, height * (step + width) // threads + BESIDE_SUMS)
-    shared = stream_bytes(kernel, target, p)
+    shared = attention_bytes(kernel, target, p)
     together = device.resident(threads=threads, registers=registers, shared_bytes=shared)
     together = max(1, min(together, -(-programs // max(1, target.cores))))
     groups *= together
     waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
-    step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
+    step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + ATTENTION_STEP_S
     slots = target.cores * together
     turns = programs / slots
     if reach.is_even:
@@ -563,13 +563,13 @@ def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -
 def _specialized_clocks(kernel: TileKernel, target: Target, p: TileParameters) -> float:
     """About how many clocks specialised warps take. Programs that take tiles in turn have as many each, which the first
     one has most keys of; else whoever is done has the next tile."""
-    stream, (rows,), cores = kernel.stream, p.tile, max(1, target.cores)
-    assert stream is not None
-    tiles, clocks = stream_tiles(kernel, rows), step_clocks(kernel, target, rows, p.reduce_tile)
+    attention, (rows,), cores = kernel.attention, p.tile, max(1, target.cores)
+    assert attention is not None
+    tiles, clocks = attention_tiles(kernel, rows), step_clocks(kernel, target, rows, p.reduce_tile)
     others = math.ceil(tiles / cores) - 1  # tiles behind the first one
     if not p.persistent:
         return attention_clocks(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks
-    counts = blocks_of_tiles(reach_of(stream), Axis(stream.rows, rows), extent(stream.keys), p.reduce_tile)
+    counts = blocks_of_tiles(reach_of(attention), Axis(attention.rows, rows), extent(attention.keys), p.reduce_tile)
     heads, longest_first = tiles // len(counts), sorted(counts, reverse=True)
     steps = sum(longest_first[number // heads] for number in range(0, tiles, cores))
     return (steps + OPENING * (1 + others * (1 - HIDDEN))) * clocks

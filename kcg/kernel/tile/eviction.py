@@ -24,7 +24,7 @@ from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 
 CROWDED = 4  # all buffers together need so large a part of L2, before they displace each other
-STREAM = 64  # and one that is to go first so large a part; of a contraction also one that is to stay
+FLASH_ATTENTION = 64  # and one that is to go first so large a part; of a contraction also one that is to stay
 FEW = 3  # loads up to which each is a choice of its own
 Loads = tuple[int, ...]
 """Numbers of loads in `TileKernel.loads`."""
@@ -40,13 +40,13 @@ def streamed(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loa
 def read_once(kernel: TileKernel, target: Target, p: TileParameters) -> Loads:
     """The large loads that hear a policy and are read once."""
     once, _ = _sorted_loads(kernel, target, p)
-    return tuple(n for n in once if _bytes(kernel.loads[n]) * STREAM >= target.cache_bytes)
+    return tuple(n for n in once if _bytes(kernel.loads[n]) * FLASH_ATTENTION >= target.cache_bytes)
 
 
 def reused(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, ...]:
     """Which loads may be evicted last: none, all that are read again and fit into L2, and each of these alone."""
     _, again = _sorted_loads(kernel, target, p)
-    least = target.cache_bytes // STREAM if p.form == CONTRACTION else 0
+    least = target.cache_bytes // FLASH_ATTENTION if p.form == CONTRACTION else 0
     return _choices(tuple(n for n in again if least <= _bytes(kernel.loads[n]) <= target.cache_bytes // 2))
 
 

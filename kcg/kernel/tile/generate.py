@@ -12,6 +12,7 @@ from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention_sums import Partials, write_attention_sums
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
@@ -41,6 +42,7 @@ from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
+from kcg.kernel.tile.flash_attention import write_attention
 from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
 from kcg.kernel.tile.parameters import (
@@ -48,13 +50,13 @@ from kcg.kernel.tile.parameters import (
     CONTRACTION,
     CONTRACTIONS,
     ELEMENTWISE,
+    FLASH_ATTENTION,
     IN_GLUON,
     PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
     SPECIALIZED,
-    STREAM,
     TMA,
     TileParameters,
 )
@@ -62,8 +64,6 @@ from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, reducer
 from kcg.kernel.tile.specialized import write_specialized
-from kcg.kernel.tile.stream_sums import Partials, write_stream_sums
-from kcg.kernel.tile.stream_writing import write_stream
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
@@ -101,7 +101,7 @@ def generate_kernel(
     _check(kernel, parameters)
     writes = {
         ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
-        STREAM: _write_stream, SPECIALIZED: write_specialized, PIPELINED: write_pipelined,
+        FLASH_ATTENTION: _write_attention, SPECIALIZED: write_specialized, PIPELINED: write_pipelined,
     }  # fmt: skip
     write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
@@ -135,8 +135,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form in CONTRACTIONS and kernel.contraction is None:
         raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")
-    if (parameters.form in ATTENTION) != (kernel.stream is not None):
-        raise UnsupportedTile("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
+    if (parameters.form in ATTENTION) != (kernel.attention is not None):
+        raise UnsupportedTile("form", f"{parameters.form} of {'an' if kernel.attention else 'no'} attention")
     if (parameters.form == ROWS) != (kernel.rows is not None):
         raise UnsupportedTile("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
     if (parameters.form == ELEMENTWISE) != (not kernel.reductions):
@@ -222,7 +222,7 @@ def may_split(kernel: TileKernel) -> bool:
     """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output; or the
     keys of an attention."""
     first = kernel.reductions[0] if kernel.reductions else None
-    return kernel.stream is not None or (
+    return kernel.attention is not None or (
         first is not None
         and kernel.rows is None
         and not kernel.also
@@ -242,7 +242,7 @@ def may_split(kernel: TileKernel) -> bool:
 
 def partials_of(kernel: TileKernel) -> int:
     """How many values each part of a split reduction leaves for the second launch."""
-    if kernel.stream is not None:
+    if kernel.attention is not None:
         return Partials.of(kernel).count
     return len(kernel.reductions) * math.prod(kernel.extents)
 
@@ -254,7 +254,7 @@ def may_have_tail(kernel: TileKernel) -> bool:
         sums = [one.reduce for one in (*kernel.chained, *kernel.together)]
         alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing_operand
         return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
-    return may_split(kernel) and not kernel.sharing_operand and kernel.stream is None
+    return may_split(kernel) and not kernel.sharing_operand and kernel.attention is None
 
 
 def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -270,7 +270,7 @@ def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
 def has_several_products(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a program has more than one product on the tensor core: a `tl.dot` for each piece of its columns, each
     contraction, and halves of the last tiles; or one of them that is made of three, or goes through several sums."""
-    if kernel.stream is not None:
+    if kernel.attention is not None:
         return True
     return parameters.form in CONTRACTIONS and (
         len(pieces_of(parameters.tile[1])) > 1
@@ -347,8 +347,10 @@ def _write_held_rows(
     return write_held_rows(kernel, parameters, writer, threads=threads)
 
 
-def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    return write_stream(kernel, parameters, writer)
+def _write_attention(
+    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
+    return write_attention(kernel, parameters, writer)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
@@ -790,15 +792,15 @@ def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) ->
 
 def _write_second(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """The launch that adds them; and how many programs it has."""
-    if kernel.stream is not None:
-        return write_stream_sums(kernel, parameters, writer)
+    if kernel.attention is not None:
+        return write_attention_sums(kernel, parameters, writer)
     if (tail := tail_of(kernel, target, parameters)) is not None:
         return _write_tail(kernel, tail, parameters, writer)
     return _write_sums(kernel, parameters, writer)
 
 
 def _workspace_type(kernel: TileKernel) -> str:
-    if kernel.stream is not None:
+    if kernel.attention is not None:
         return "float32"
     return accumulator(kernel.reductions[0])
 

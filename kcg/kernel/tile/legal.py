@@ -16,22 +16,24 @@ from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import attention_tiles, reach_of, visited_blocks
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
+from kcg.kernel.tile.flash_attention import can_load_by_tma
 from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
     CONTRACTIONS,
     ELEMENTWISE,
+    FLASH_ATTENTION,
     PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
     SPECIALIZED,
-    STREAM,
     TF32,
     TMA,
     TileParameters,
@@ -40,9 +42,11 @@ from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, parts_of
 from kcg.kernel.tile.prior import (
     KEY_SPLITS,
     LEAST_BESIDE,
-    MOST_STREAM_WARPS,
+    MOST_ATTENTION_WARPS,
     MOST_UNROLLED,
     arrangements,
+    attention_bytes,
+    attention_fits_registers,
     copied_bytes,
     forms,
     itemsize_of_rows,
@@ -54,16 +58,12 @@ from kcg.kernel.tile.prior import (
     registers_for_sums,
     rows_of_threads,
     shared_taken,
-    stream_bytes,
-    stream_fits_registers,
     sums_fit,
     sums_of,
     whole_row,
 )
 from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import MOST_SLOTS, PROGRAM_ROWS, STEPS, can_specialize
-from kcg.kernel.tile.stream import reach_of, stream_tiles, visited_blocks
-from kcg.kernel.tile.stream_writing import can_stream_by_tma
 from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, tiles_of
 from kcg.types import Target
@@ -205,13 +205,13 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "reduce_tile":
             return _reduce_tiles(kernel, parameters)
         case "split":
-            if kernel.stream is not None:
+            if kernel.attention is not None:
                 return KEY_SPLITS
             return SPLITS if kernel.reductions and may_split(kernel) else (1,)
         case "group":
             return GROUPS if parameters.form in CONTRACTIONS else (1,)
         case "loads":
-            described = parameters.form in (CONTRACTION, STREAM) and device_of(target).has_tma
+            described = parameters.form in (CONTRACTION, FLASH_ATTENTION) and device_of(target).has_tma
             return (POINTER, TMA) if described else (POINTER,)
         case "persistent":
             if parameters.form == SPECIALIZED:
@@ -239,7 +239,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "num_stages":
             if parameters.form == REDUCTION and copied_bytes(kernel, parameters):
                 return ROW_STAGES
-            return STAGES if parameters.form in (CONTRACTION, STREAM) else (1,)
+            return STAGES if parameters.form in (CONTRACTION, FLASH_ATTENTION) else (1,)
         case "read_early" if parameters.form == ROWS:
             assert kernel.rows is not None
             whole = kernel.rows.width <= parameters.reduce_tile and len(parameters.axes) == 1
@@ -270,15 +270,15 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
 
 def _multiplied(kernel: TileKernel, parameters: TileParameters) -> tuple[Any, ...]:
     """The formats of operands of `tl.dot`."""
-    if parameters.form == STREAM:
-        assert kernel.stream is not None
-        return (kernel.stream.scores.sides[0].dtype, kernel.stream.values.dtype)
+    if parameters.form == FLASH_ATTENTION:
+        assert kernel.attention is not None
+        return (kernel.attention.scores.sides[0].dtype, kernel.attention.values.dtype)
     return (kernel.contraction.sides[0].dtype,) if parameters.form == CONTRACTION and kernel.contraction else ()
 
 
 def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int, ...]]:
     """Tiles with each axis up to the power of two that holds all of it."""
-    least = {CONTRACTION: MIN_TILE, STREAM: LEAST_QUERIES}.get(parameters.form, 1)
+    least = {CONTRACTION: MIN_TILE, FLASH_ATTENTION: LEAST_QUERIES}.get(parameters.form, 1)
     most = 256 if parameters.form == CONTRACTION else 8192
     found: list[tuple[int, ...]] = [()]
     for numbers in parameters.axes:
@@ -308,9 +308,9 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
     count = stepped_extent(kernel)
     whole = power_of_two(kernel.rows.width if kernel.rows else count)
     if parameters.form in ATTENTION:
-        assert kernel.stream is not None
+        assert kernel.attention is not None
         sizes = STEPS if parameters.form == SPECIALIZED else (16, 32, 64, 128)
-        return tuple(size for size in sizes if size <= max(16, power_of_two(extent(kernel.stream.keys))))
+        return tuple(size for size in sizes if size <= max(16, power_of_two(extent(kernel.attention.keys))))
     if parameters.form == PIPELINED:
         return PIPELINEDS["reduce_tile"]
     if parameters.form == ROWS:
@@ -354,7 +354,7 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
     if p.form == ROWS:
         return math.prod(tiles_of(kernel, p))
     if p.form in ATTENTION:
-        return p.split * stream_tiles(kernel, *p.tile)
+        return p.split * attention_tiles(kernel, *p.tile)
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.grouped else tiles_of(kernel, p))
 
@@ -367,13 +367,13 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
     if p.split > 1 and p.split * partials_of(kernel) >= 1 << 31:
         return False
-    if p.form != STREAM and p.split > 1 and p.split > steps // 2:
+    if p.form != FLASH_ATTENTION and p.split > 1 and p.split > steps // 2:
         return False
-    if p.form == STREAM:
-        return _fits_stream(kernel, target, p)
+    if p.form == FLASH_ATTENTION:
+        return _fits_attention(kernel, target, p)
     if p.form == SPECIALIZED:
         many = not p.persistent or _programs(kernel, p) > target.cores
-        fits = stream_bytes(kernel, target, p) <= device.shared_bytes
+        fits = attention_bytes(kernel, target, p) <= device.shared_bytes
         return many and fits and can_specialize(kernel, target, p)
     if p.form == PIPELINED:
         fits = p.num_stages <= steps + 1 and shared_taken(kernel, target, p) <= device.shared_bytes
@@ -451,21 +451,21 @@ def _fits_tail(kernel: TileKernel, target: Target, p: TileParameters, left: int)
     return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= threads
 
 
-def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+def _fits_attention(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether scores, weights and sums of an attention fit into the registers of its threads, and the rest into shared
     memory."""
-    stream = kernel.stream
-    assert stream is not None
+    attention = kernel.attention
+    assert attention is not None
     device, (height,), step = device_of(target), p.tile, p.reduce_tile
     threads = device.threads(p.num_warps)
-    width = padded(stream.columns)
-    if not 16 <= height <= 128 or p.num_warps > MOST_STREAM_WARPS or height * max(step, width) < threads:
+    width = padded(attention.columns)
+    if not 16 <= height <= 128 or p.num_warps > MOST_ATTENTION_WARPS or height * max(step, width) < threads:
         return False
-    if not stream_fits_registers(kernel, target, p):
+    if not attention_fits_registers(kernel, target, p):
         return False
-    _, steps = visited_blocks(reach_of(stream), Axis(stream.rows, height), extent(stream.keys), step)
+    _, steps = visited_blocks(reach_of(attention), Axis(attention.rows, height), extent(attention.keys), step)
     if p.split > 1 and (p.split > steps or _programs(kernel, p) > MOST_WAVES * target.cores):
         return False
-    if p.num_stages > -(-steps // p.split) + 1 or stream_bytes(kernel, target, p) > device.shared_bytes:
+    if p.num_stages > -(-steps // p.split) + 1 or attention_bytes(kernel, target, p) > device.shared_bytes:
         return False
-    return p.loads != TMA or can_stream_by_tma(kernel, p)
+    return p.loads != TMA or can_load_by_tma(kernel, p)

@@ -10,9 +10,9 @@ from kcg.errors import ScheduleError
 from kcg.types import canonical_json
 
 FORMAT = 1
-ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, STREAM = "elementwise", "reduction", "contraction", "rows", "stream"
+ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, FLASH_ATTENTION = "elementwise", "reduction", "contraction", "rows", "stream"
 SPECIALIZED = "specialized"
-ATTENTION = (STREAM, SPECIALIZED)
+ATTENTION = (FLASH_ATTENTION, SPECIALIZED)
 """Forms of attention: by warps that all do the same, and by warps that load and warps that compute."""
 PIPELINED = "pipelined"
 CONTRACTIONS = (CONTRACTION, PIPELINED)

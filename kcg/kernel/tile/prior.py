@@ -20,6 +20,7 @@ from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import attention_axes, attention_tiles, reach_of, visited_blocks
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
 from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import keeps_tail
@@ -31,18 +32,17 @@ from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
     ELEMENTWISE,
+    FLASH_ATTENTION,
     PIPELINED,
     REDUCTION,
     ROWS,
     SPECIALIZED,
-    STREAM,
     TMA,
     TileParameters,
 )
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.reduction import stepped_extent
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
-from kcg.kernel.tile.stream import reach_of, stream_axes, stream_tiles, visited_blocks
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
 from kcg.types import Target
@@ -64,8 +64,8 @@ LEAST_PIPELINED = 128  # rows and columns of a product by specialised warps
 TURN = 2_048  # elements of a tile that take as long as what each takes beside them
 LEAST_BESIDE = 31  # registers of a thread beside its sums
 MOST_WARPS = 16  # of a program that multiplies
-MOST_STREAM_WARPS = 8  # of an attention
-MOST_UNROLLED = {STREAM: 2_048, CONTRACTION: 4_096}
+MOST_ATTENTION_WARPS = 8  # of an attention
+MOST_UNROLLED = {FLASH_ATTENTION: 2_048, CONTRACTION: 4_096}
 """Multiplications of a thread in one step without tensor cores, each an instruction. Of contractions 4,096 take 2 s to
 compile, 10 and 48 are taken by 2 and 4 times as many, which spill. Of attention, which makes two products, 2,048 take 5
 to 12 s; 4,096 take up to 14 s and spill 33 to 37 KB, 8,192 take 38 s and spill 82 KB (Triton 3.9, sm_90)."""
@@ -234,21 +234,21 @@ def sums_fit(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     return sums_of(kernel, p) // threads <= registers_for_sums(target, p.num_warps)
 
 
-def stream_fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+def attention_fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether scores, weights and sums of an attention fit into the registers of its threads; and whether its products
     without tensor cores are few enough to be compiled."""
-    stream = kernel.stream
-    assert stream is not None
+    attention = kernel.attention
+    assert attention is not None
     device, (height,), step = device_of(target), p.tile, p.reduce_tile
     threads = device.threads(p.num_warps)
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
     plain = sum(
         height * step * size // threads
-        for size, dtype in ((inner, stream.scores.sides[0].dtype), (width, stream.values.dtype))
+        for size, dtype in ((inner, attention.scores.sides[0].dtype), (width, attention.values.dtype))
         if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name)
     )
     held = height * (step + width) // threads
-    return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED[STREAM]
+    return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED[FLASH_ATTENTION]
 
 
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -273,7 +273,7 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
             form = CONTRACTION
     made = parameters_of(kernel, target, form, arrangements(kernel, form)[0])
     if form == SPECIALIZED:  # which programs do not share keys
-        plain = parameters_of(kernel, target, STREAM, made.axes)
+        plain = parameters_of(kernel, target, FLASH_ATTENTION, made.axes)
         made = plain if plain.split > 1 else made
     return made
 
@@ -285,7 +285,7 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
         REDUCTION: _reduction,
         CONTRACTION: _contraction,
         ROWS: _held_rows,
-        STREAM: _stream,
+        FLASH_ATTENTION: _attention,
         SPECIALIZED: _specialized,
         PIPELINED: _pipelined,
     }[form]
@@ -304,8 +304,8 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
 
 def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
     """The forms that a kernel's program may have."""
-    if kernel.stream is not None:
-        return ATTENTION if _may_specialize(kernel, target) else (STREAM,)
+    if kernel.attention is not None:
+        return ATTENTION if _may_specialize(kernel, target) else (FLASH_ATTENTION,)
     if kernel.rows is not None:
         return (ROWS,)
     if not kernel.reductions:
@@ -322,7 +322,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     if form == ROWS:
         return tuple(axes for axes in (axes_apart(kernel), row_axes(kernel)) if axes)
     if form in ATTENTION:
-        return (stream_axes(kernel),)
+        return (attention_axes(kernel),)
     if form == PIPELINED:
         return pipelined_axes(kernel)
     if form == CONTRACTION:
@@ -546,35 +546,35 @@ def row_registers(kernel: TileKernel, elements: float, *, apart: bool = False) -
     return 24 + max(1.2, 0.6 * len(places)) * elements
 
 
-def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+def _attention(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """Of Inductor's attention on an H100: 128 queries by 128 keys and 4 warps for heads of 64, by 64 keys and 8 warps
     for heads of 128, 64 by 32 for heads of 256; fewer queries where there are few programs."""
-    stream = kernel.stream
-    assert stream is not None
-    widest = max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))
+    attention = kernel.attention
+    assert attention is not None
+    widest = max(padded(attention.scores.reduce.src[1:]), padded(attention.columns))
     sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3), WIDEST: (64, 32, 8, 2)}
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
-    if stream.values.dtype.itemsize == 4:
+    if attention.values.dtype.itemsize == 4:
         height, step, warps, stages = 64, 32, 4, 2
-    reach = reach_of(stream)
+    reach = reach_of(attention)
     if reach.lower is not None and warps == 4:
         step = min(step, BETWEEN_BOUNDS)
     height = max(LEAST, min(height, power_of_two(_count(kernel, axes[0]))))
-    while height > 64 and stream_tiles(kernel, height) < target.cores:
+    while height > 64 and attention_tiles(kernel, height) < target.cores:
         height //= 2
-    step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
+    step = max(LEAST, min(step, power_of_two(extent(attention.keys))))
     device, threads = device_of(target), 32 * warps if height >= WGMMA_ROWS else 128
     sizes_held = (height, step, max(device.figures.group_warps, device.warps(threads)), stages)
-    height, step, warps, stages = _held_stream(kernel, target, axes, sizes_held)
-    _, steps = visited_blocks(reach, Axis(stream.rows, height), extent(stream.keys), step)
-    split = _split_of_keys(stream_tiles(kernel, height), steps, target.cores)
+    height, step, warps, stages = _held_attention(kernel, target, axes, sizes_held)
+    _, steps = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
+    split = _split_of_keys(attention_tiles(kernel, height), steps, target.cores)
     return TileParameters(
-        STREAM, axes, (height,), reduce_tile=step, split=split, num_warps=warps,
+        FLASH_ATTENTION, axes, (height,), reduce_tile=step, split=split, num_warps=warps,
         num_stages=min(stages, -(-steps // split) + 1),
     )  # fmt: skip
 
 
-def _held_stream(
+def _held_attention(
     kernel: TileKernel, target: Target, axes: Axes, sizes: tuple[int, int, int, int]
 ) -> tuple[int, int, int, int]:
     """Queries, keys of a step, warps and stages that the target's registers and shared memory hold: fewer stages than
@@ -583,12 +583,12 @@ def _held_stream(
     height, step, warps, stages = sizes
 
     def made() -> TileParameters:
-        return TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+        return TileParameters(FLASH_ATTENTION, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
 
     most = device_of(target).shared_bytes
-    while not stream_fits_registers(kernel, target, made()) or stream_bytes(kernel, target, made()) > most:
-        crowded = not stream_fits_registers(kernel, target, made())
-        if crowded and warps < MOST_STREAM_WARPS:
+    while not attention_fits_registers(kernel, target, made()) or attention_bytes(kernel, target, made()) > most:
+        crowded = not attention_fits_registers(kernel, target, made())
+        if crowded and warps < MOST_ATTENTION_WARPS:
             warps *= 2
         elif not crowded and stages > 1:
             stages -= 1
@@ -624,35 +624,35 @@ def _specialized(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     heads are small and soon gone through: they come two ahead. Without a mask that bounds the keys tiles are taken in
     turn, where multiprocessors have several and shared memory the queries of two: Flux's attention took 393 µs instead
     of 418, causal heads mostly 4 to 5 % longer (one H100)."""
-    stream = kernel.stream
-    assert stream is not None
-    width = padded(stream.columns)
+    attention = kernel.attention
+    assert attention is not None
+    width = padded(attention.columns)
     if not (sizes := _specialized_sizes(kernel)):
         raise UnsupportedTile("form", "specialised warps have too few registers for rows of so many elements")
     rows, step = min(sizes, key=lambda size: attention_clocks(kernel, target, *size))
-    narrow = max(padded(stream.scores.reduce.src[1:]), width) <= NARROW_HEAD
+    narrow = max(padded(attention.scores.reduce.src[1:]), width) <= NARROW_HEAD
     made = TileParameters(
         SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
     )
     in_turn = replace(made, persistent=1)
-    several = stream_tiles(kernel, rows) > target.cores > 0 and not reach_of(stream).is_bounded
-    return in_turn if several and stream_bytes(kernel, target, in_turn) <= device_of(target).shared_bytes else made
+    several = attention_tiles(kernel, rows) > target.cores > 0 and not reach_of(attention).is_bounded
+    return in_turn if several and attention_bytes(kernel, target, in_turn) <= device_of(target).shared_bytes else made
 
 
 def _specialized_sizes(kernel: TileKernel) -> list[tuple[int, int]]:
     """Queries of a program and keys of a step for which groups of specialised warps have registers."""
-    assert kernel.stream is not None
-    most = max(power_of_two(extent(kernel.stream.keys)), STEPS[0])
+    assert kernel.attention is not None
+    most = max(power_of_two(extent(kernel.attention.keys)), STEPS[0])
     steps = [step for step in STEPS if step <= most]
     return [(rows, step) for rows in PROGRAM_ROWS for step in steps if fits_registers(kernel, rows, step)]
 
 
 def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
     """About how many clocks specialised warps take in all their steps."""
-    stream, clocks = kernel.stream, step_clocks(kernel, target, rows, step)
-    assert stream is not None
-    reach, turns = reach_of(stream), stream_tiles(kernel, rows) / max(1, target.cores)
-    mean, steps = visited_blocks(reach, Axis(stream.rows, rows), extent(stream.keys), step)
+    attention, clocks = kernel.attention, step_clocks(kernel, target, rows, step)
+    assert attention is not None
+    reach, turns = reach_of(attention), attention_tiles(kernel, rows) / max(1, target.cores)
+    mean, steps = visited_blocks(reach, Axis(attention.rows, rows), extent(attention.keys), step)
     if reach.is_even:
         return math.ceil(turns) * steps * clocks
     return max(steps, turns * mean) * clocks  # with short tiles last
@@ -661,9 +661,9 @@ def attention_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -
 def step_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
     """About how many clocks a step of specialised warps takes: the tensor core's time or that of the exponentials,
     whichever is more, and of the other what no other group hides."""
-    stream, f = kernel.stream, device_of(target).figures
-    assert stream is not None
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    attention, f = kernel.attention, device_of(target).figures
+    assert attention is not None
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
     both = rows * step * (inner + width) / f.products_a_clock, rows * step / f.special_a_clock
     # sums are scaled in each step
     return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / f.plain_a_clock + BETWEEN_STEPS
@@ -671,14 +671,14 @@ def step_clocks(kernel: TileKernel, target: Target, rows: int, step: int) -> flo
 
 def _may_specialize(kernel: TileKernel, target: Target) -> bool:
     """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
-    assert kernel.stream is not None
-    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.stream.keys) < STEPS[0]:
+    assert kernel.attention is not None
+    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.attention.keys) < STEPS[0]:
         return False
-    if math.prod(map(extent, kernel.stream.rows)) <= GROUP_ROWS:  # of which the second group has none
+    if math.prod(map(extent, kernel.attention.rows)) <= GROUP_ROWS:  # of which the second group has none
         return False
     if not _specialized_sizes(kernel):
         return False
-    return can_specialize(kernel, target, _specialized(kernel, target, stream_axes(kernel)))
+    return can_specialize(kernel, target, _specialized(kernel, target, attention_axes(kernel)))
 
 
 def _pipelined(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
@@ -721,13 +721,13 @@ def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
     return any(can_pipeline(kernel, target, _pipelined_of(kernel, target, axes, tile)) for tile in TILES)
 
 
-def stream_bytes(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
+def attention_bytes(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
     """About how much shared memory an attention's program takes: its queries, and the ring of keys and values. A
     persistent one has the next tile's queries too."""
-    stream = kernel.stream
-    assert stream is not None
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    scores, values = int(stream.scores.sides[0].dtype.itemsize), int(stream.values.dtype.itemsize)
+    attention = kernel.attention
+    assert attention is not None
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    scores, values = int(attention.scores.sides[0].dtype.itemsize), int(attention.values.dtype.itemsize)
     ring = device_of(target).blocks(parameters.num_stages) * parameters.reduce_tile * (inner * scores + width * values)
     tiles = QUERY_SLOTS if parameters.persistent else 1
     return tiles * parameters.tile[0] * inner * scores + ring + COMPILER_BYTES

@@ -5,8 +5,8 @@ Each of these sends the product of its queries with the next keys to the tensor 
 the values before, and makes weights of the new scores while the second one runs. (Shah et al., FlashAttention-3, 2024:
 specialised warps, and two products in flight.) A slot of a ring is free once all groups have read it.
 
-What is between the two products is written as in `stream_writing.py`, once before the loop for the first keys, and once
-in it.
+What is between the two products is written as in `flash_attention.py`, once before the loop for the first keys, and
+once in it.
 Where keys are masked, a program begins with the last ones. A group gives back the blocks that none of its queries
 reaches, so that the block before the loop is the one with masks. Are there more of these, a branch masks their scores.
 
@@ -25,8 +25,10 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import attention_tiles, reach_of
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
+from kcg.kernel.tile.flash_attention import AttentionWriting
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
@@ -46,8 +48,6 @@ from kcg.kernel.tile.gluon import (
     specialized,
 )
 from kcg.kernel.tile.parameters import TMA, TileParameters
-from kcg.kernel.tile.stream import reach_of, stream_tiles
-from kcg.kernel.tile.stream_writing import StreamWriting
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
 from kcg.types import Target
 
@@ -73,13 +73,13 @@ def write_specialized(
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
     """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have
     no registers left for tiles that go on with the next head's first queries, which mask more."""
-    stream = kernel.stream
-    assert stream is not None
-    groups, reach, tile = rows // GROUP_ROWS, reach_of(stream), Axis(stream.rows, rows)
+    attention = kernel.attention
+    assert attention is not None
+    groups, reach, tile = rows // GROUP_ROWS, reach_of(attention), Axis(attention.rows, rows)
     bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
     if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
         return False
-    held = GROUP_ROWS * (step + step // 2 + padded(stream.columns)) // GROUP_THREADS
+    held = GROUP_ROWS * (step + step // 2 + padded(attention.columns)) // GROUP_THREADS
     return held + BESIDE <= REGISTERS[groups]
 
 
@@ -92,7 +92,7 @@ def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameter
     return True
 
 
-class _Specialized(StreamWriting):
+class _Specialized(AttentionWriting):
     """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own. In
     persistent programs `done` counts the blocks of keys, and `taken` the tiles, before the one at hand."""
 
@@ -104,7 +104,7 @@ class _Specialized(StreamWriting):
             raise UnsupportedTile("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
         self.upper = self.reach.upper
         self.groups = self.height // GROUP_ROWS
-        self.types = [side.dtype for side in (*self.stream.scores.sides, self.stream.values)]
+        self.types = [side.dtype for side in (*self.attention.scores.sides, self.attention.values)]
         if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
             raise UnsupportedTile("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
         if not fits_registers(kernel, self.height, self.step):
@@ -117,7 +117,7 @@ class _Specialized(StreamWriting):
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
-        self.tiles = stream_tiles(kernel, self.tile.size)
+        self.tiles = attention_tiles(kernel, self.tile.size)
         self.programs = min(self.tiles, max(1, target.cores)) if parameters.persistent else 0  # 0: one a tile
 
     def written(self) -> tuple[Lines, int]:
@@ -139,11 +139,11 @@ class _Specialized(StreamWriting):
 
     def _operands(self) -> list[tuple[Operand, tuple[Axis, Axis]]]:
         """Queries, keys and values, each with the axes of its block."""
-        queries, keys = self.stream.scores.sides
+        queries, keys = self.attention.scores.sides
         return [
             (queries, (self.rows, self.terms)),
             (keys, (self.terms, self.keys)),
-            (self.stream.values, (self.keys, self.columns)),
+            (self.attention.values, (self.keys, self.columns)),
         ]
 
     def _boxes(self, side: Operand, axes: tuple[Axis, Axis], main: Frame) -> Boxes:
@@ -422,7 +422,7 @@ class _Specialized(StreamWriting):
         self._bind_scores(scores, score)
         self.new = self.writer.fresh("new")
         shift = self._shift(scores)
-        for one, total in zip(self.stream.sums, sums, strict=True):
+        for one, total in zip(self.attention.sums, sums, strict=True):
             self._sum(one, total, scores, shift)
         made, factor = self._weights(scores, shift)
         body.add(f"{weights} = gl.convert_layout({made}, of_weights)")

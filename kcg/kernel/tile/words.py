@@ -12,12 +12,12 @@ from kcg.kernel.tile.parameters import (
     CONTRACTION,
     CONTRACTIONS,
     ELEMENTWISE,
+    FLASH_ATTENTION,
     LISTS,
     PIPELINED,
     REDUCTION,
     ROWS,
     SPECIALIZED,
-    STREAM,
     TMA,
     TileParameters,
 )
@@ -28,7 +28,7 @@ NAMES = {
     CONTRACTION: "matmul",
     PIPELINED: "producer/consumer matmul",
     ROWS: "row reduction",
-    STREAM: "flash attention",
+    FLASH_ATTENTION: "flash attention",
     SPECIALIZED: "warp-specialised attention",
 }
 """What the forms are called, by their stored names; a convolution is a matmul too, as implicit GEMM."""

@@ -11,7 +11,7 @@ from tinygrad import Tensor
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, FLASH_ATTENTION, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.program import TileSource
 from kcg.types import Region
 from tests.chains import region_of
@@ -89,8 +89,10 @@ PROGRAMS: dict[str, Program] = {
         lambda: _half(1, 5, 9, 11).conv2d(_half(16, 5, 3, 3), padding=1).relu(),
         TileParameters(CONTRACTION, ((0,), (1, 2)), (16, 32), reduce_tile=16),
     ),
-    "attention": Program(_attention, TileParameters(STREAM, ((1,),), (16,), reduce_tile=16, loads=TMA, num_stages=2)),
-    "causal": Program(_causal, TileParameters(STREAM, ((1,),), (16,), reduce_tile=16, num_stages=2)),
+    "attention": Program(
+        _attention, TileParameters(FLASH_ATTENTION, ((1,),), (16,), reduce_tile=16, loads=TMA, num_stages=2)
+    ),
+    "causal": Program(_causal, TileParameters(FLASH_ATTENTION, ((1,),), (16,), reduce_tile=16, num_stages=2)),
 }
 
 

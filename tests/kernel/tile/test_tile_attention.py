@@ -15,14 +15,14 @@ from tinygrad import Tensor, Variable
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import attention_axes, attention_tiles
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import legal_values
-from kcg.kernel.tile.parameters import POINTER, SPECIALIZED, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.stream import stream_axes, stream_tiles
 from kcg.types import Region
 from tests.captured import captured
 from tests.chains import region_of
@@ -71,8 +71,8 @@ ATTENTIONS: tuple[Callable[[str], Tensor], ...] = (plain, causal, biased, groupe
 
 
 def parameters(region: Region, loads: str = POINTER) -> TileParameters:
-    axes = stream_axes(read_region(region))
-    return TileParameters(STREAM, axes, (16,), reduce_tile=16, loads=loads, num_warps=4, num_stages=2)
+    axes = attention_axes(read_region(region))
+    return TileParameters(FLASH_ATTENTION, axes, (16,), reduce_tile=16, loads=loads, num_warps=4, num_stages=2)
 
 
 @interpreted
@@ -245,8 +245,8 @@ def test_keys_that_would_be_made_again_for_each_block_of_queries_are_refused() -
         k = k * empty(2, 256, 64) if scaled else k
         return region_of(q.scaled_dot_product_attention(k, v))
 
-    assert read_region(attention(256, scaled=False)).stream is not None
-    assert read_region(attention(128, scaled=True)).stream is not None
+    assert read_region(attention(256, scaled=False)).attention is not None
+    assert read_region(attention(128, scaled=True)).attention is not None
     with pytest.raises(UnsupportedTile, match="made again for each block of queries"):
         read_region(attention(256, scaled=True))
 
@@ -374,7 +374,7 @@ def test_few_queries(split: int, tmp_path: Path) -> None:
     for attention in (cached, cached_alone):
         region = region_of(attention(300))
         program = generate(region, TARGET, in_parts(region, split), interpreted=True)
-        assert program.launches[0].grid == split * stream_tiles(read_region(region), 16)
+        assert program.launches[0].grid == split * attention_tiles(read_region(region), 16)
         for length in LENGTHS:
             cases[f"{attention.__name__} {length}"] = Case(region, program, (("length", length),))
     assert not wrong_of(cases, tmp_path)
@@ -428,7 +428,7 @@ def test_the_prior_splits_keys_where_tiles_leave_multiprocessors_idle() -> None:
         keys: default_parameters(read_region(region_of(decoded(keys, heads=32, key_heads=8, size=64))), target)
         for keys in (256, 4096, 32_768)
     }
-    assert {keys: p.form for keys, p in chosen.items()} == dict.fromkeys(chosen, STREAM)
+    assert {keys: p.form for keys, p in chosen.items()} == dict.fromkeys(chosen, FLASH_ATTENTION)
     assert chosen[256].split == 1
     assert all(0.8 * 132 <= 8 * p.split <= 132 for keys, p in chosen.items() if keys > 256)
     many = read_region(region_of(decoded(4096, heads=32, key_heads=8, size=64, queries=512)))
@@ -487,7 +487,7 @@ def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
 
 def _is_attention(region: Region) -> bool:
     try:
-        return read_region(region).stream is not None
+        return read_region(region).attention is not None
     except UnsupportedTile:
         return False
 
@@ -499,7 +499,7 @@ def _is_attention(region: Region) -> bool:
 def test_heads_of_every_size_spill_nothing(causal: bool, dtype: str) -> None:
     """By the prior's choice, which is of specialised warps where these have registers for a head. With a mask there is
     more to hold, in both types as much."""
-    for size, form in ((64, SPECIALIZED), (128, SPECIALIZED), (256, STREAM)):
+    for size, form in ((64, SPECIALIZED), (128, SPECIALIZED), (256, FLASH_ATTENTION)):
         q, k, v = (empty(8, 4096, size, dtype=dtype) for _ in range(3))
         region = region_of(q.scaled_dot_product_attention(k, v, is_causal=causal))
         chosen = default_parameters(read_region(region), TARGET)

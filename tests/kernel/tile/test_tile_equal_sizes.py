@@ -19,7 +19,7 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, starts
-from kcg.kernel.tile.parameters import IN_GLUON, ROWS, STREAM
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, IN_GLUON, ROWS
 from kcg.kernel.tile.prior import default_parameters, registers_for_sums, sums_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
@@ -136,7 +136,7 @@ def _plain(kernel: TileKernel) -> Callable[..., object]:
 @pytest.mark.parametrize("queries, keys, size", [(128, 128, 128), (256, 128, 128), (64, 64, 64), (256, 256, 256)])
 def test_keys_may_be_as_many_as_the_elements_of_a_head(queries: int, keys: int, size: int) -> None:
     kernel = read_region(region_of(attention(2, 4, queries, keys, size)))
-    assert kernel.stream is not None and is_legal(kernel, TARGET, default_parameters(kernel, TARGET))
+    assert kernel.attention is not None and is_legal(kernel, TARGET, default_parameters(kernel, TARGET))
 
 
 # ---- wide heads
@@ -149,7 +149,7 @@ def test_wide_heads_have_a_program(size: int, dtype: str) -> None:
     kernel = read_region(region_of(q.scaled_dot_product_attention(k, v)))
     for target in (TARGET, *OTHERS[:1]):
         chosen = default_parameters(kernel, target)
-        assert chosen.form == STREAM and is_legal(kernel, target, chosen), target.arch
+        assert chosen.form == FLASH_ATTENTION and is_legal(kernel, target, chosen), target.arch
 
 
 def test_wider_ones_are_refused_with_their_size() -> None:

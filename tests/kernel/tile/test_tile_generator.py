@@ -21,12 +21,12 @@ from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import (
     CONTRACTION,
     ELEMENTWISE,
+    FLASH_ATTENTION,
     FORMS,
     PIPELINED,
     REDUCTION,
     ROWS,
     SPECIALIZED,
-    STREAM,
     TMA,
     TileParameters,
 )
@@ -57,7 +57,7 @@ CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (product, "sm_80", TileParameters(CONTRACTION, BOTH, (64, 64), 64, group=8, num_stages=4, fast_math=False)),
     (product, "sm_90", TileParameters(CONTRACTION, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=3)),
     (product, "sm_90", TileParameters(PIPELINED, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=4)),
-    (attention, "sm_80", TileParameters(STREAM, ((1,),), (64,), 128, num_stages=3)),
+    (attention, "sm_80", TileParameters(FLASH_ATTENTION, ((1,),), (64,), 128, num_stages=3)),
     (attention, "sm_90", TileParameters(SPECIALIZED, ((1,),), (128,), 128, loads=TMA, num_stages=3)),
 )
 """Parameters are given, not chosen: another choice is no other generator."""

@@ -37,12 +37,12 @@ from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
 from kcg.kernel.tile.parameters import (
     CONTRACTION,
+    FLASH_ATTENTION,
     FORMS,
     PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
-    STREAM,
     TMA,
     TileParameters,
 )
@@ -181,7 +181,7 @@ def test_forms_and_parameters_are_named_as_the_field_does_whatever_their_stored_
         "swizzled by 4 rows of tiles, 4 warps, 2 stages"
     )
     assert {*NAMES} == {*FORMS} and len({*NAMES.values()}) == len(FORMS)
-    assert "flash attention" in describe(schedule_of(p.changed(form=STREAM, axes=((0,),), tile=(64,))))
+    assert "flash attention" in describe(schedule_of(p.changed(form=FLASH_ATTENTION, axes=((0,),), tile=(64,))))
 
 
 def test_where_there_are_no_tile_programs_the_reason_is_said() -> None:

@@ -16,7 +16,7 @@ from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
-from kcg.kernel.tile.parameters import CONTRACTION, SPECIALIZED, STREAM, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, FLASH_ATTENTION, SPECIALIZED, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Schedule, ScheduleKind
 from tests.chains import region_of
@@ -61,7 +61,7 @@ def of_tf32(of: TileSpace, form: str) -> list[Schedule]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "form"), [(matmul, CONTRACTION), pytest.param(attention, STREAM, marks=pytest.mark.slow)]
+    ("made", "form"), [(matmul, CONTRACTION), pytest.param(attention, FLASH_ATTENTION, marks=pytest.mark.slow)]
 )
 def test_it_is_a_candidate_where_the_user_allows_it(made: Made, form: str) -> None:
     allowed, others = space(made(), allow_tf32=True), space(made(), allow_tf32=False)
@@ -93,7 +93,7 @@ def test_a_schedule_of_parts_rounds_where_one_of_its_parts_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("made", "form"), every(2, [(matmul, CONTRACTION), (attention, STREAM)]))
+@pytest.mark.parametrize(("made", "form"), every(2, [(matmul, CONTRACTION), (attention, FLASH_ATTENTION)]))
 def test_it_compiles_to_tensor_cores_and_says_that_it_rounds(
     made: Made, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +121,7 @@ def test_without_a_tensor_core_no_step_is_unrolled_far() -> None:
     assert is_legal(kernel, TARGET, replace(start, num_warps=1, tile=(64, 32), reduce_tile=128, precision="tf32"))
 
 
-@pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, STREAM)])
+@pytest.mark.parametrize(("made", "form"), [(matmul, CONTRACTION), (attention, FLASH_ATTENTION)])
 def test_what_it_computes_is_right(made: Made, form: str, tmp_path: Path) -> None:
     """In Triton's interpreter, which rounds nothing to tf32."""
     region = made(size=48) if made is matmul else made(rows=48)

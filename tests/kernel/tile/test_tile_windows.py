@@ -15,13 +15,13 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.reading.fuse import read_region
+from kcg.kernel.tile.attention import attention_axes, reach_of, visited_blocks
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate
-from kcg.kernel.tile.parameters import SPECIALIZED, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
-from kcg.kernel.tile.stream import reach_of, stream_axes, visited_blocks
 from kcg.kernel.tile.tiles import Axis
 from kcg.types import Region
 from tests.chains import region_of
@@ -130,8 +130,10 @@ OTHERS: dict[str, Callable[[], Region]] = {
 
 
 def parameters(region: Region, height: int = 16, **changes: Any) -> TileParameters:
-    axes = stream_axes(read_region(region))
-    return replace(TileParameters(STREAM, axes, (height,), reduce_tile=STEP, num_warps=4, num_stages=2), **changes)
+    axes = attention_axes(read_region(region))
+    return replace(
+        TileParameters(FLASH_ATTENTION, axes, (height,), reduce_tile=STEP, num_warps=4, num_stages=2), **changes
+    )
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -209,9 +211,9 @@ def test_blocks_are_visited_that_hold_a_key_of_some_query(name: str, height: int
         starts.append(start)
         counts.append(max(1, len(blocks)))  # a program takes time without any
     assert sorted(starts) == list(range(0, rows, height))
-    stream = read_region(region).stream
-    assert stream is not None
-    mean, most = visited_blocks(reach_of(stream), Axis(stream.rows, height), keys, STEP)
+    attention = read_region(region).attention
+    assert attention is not None
+    mean, most = visited_blocks(reach_of(attention), Axis(attention.rows, height), keys, STEP)
     assert (mean, most) == (sum(counts) / len(counts), max(counts))
 
 
@@ -321,7 +323,7 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
     rows, keys, allowed = SPECIALIZED_SPANS[name]
     q, k, v = (empty(1, count, 64, dtype="bfloat16") for count in (rows, keys, keys))
     region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=allowed(*numbers(rows, keys))))
-    p = parameters_of(read_region(region), TARGET, SPECIALIZED, stream_axes(read_region(region)))
+    p = parameters_of(read_region(region), TARGET, SPECIALIZED, attention_axes(read_region(region)))
     program = generate(region, TARGET, replace(p, tile=(height,), reduce_tile=step))
     pairs = np.zeros((rows + height, keys + step), bool)
     pairs[:, :keys] = allowed(np.arange(rows + height)[:, None], np.arange(keys)[None, :])
@@ -353,8 +355,8 @@ def test_windows_spill_nothing(size: int, heads: int, wide: bool) -> None:
         region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=allowed(*numbers(2048, 2048))))
         kernel = read_region(region)
         chosen = default_parameters(kernel, TARGET)
-        assert chosen.form == (SPECIALIZED if size < 256 else STREAM)
-        for p in {chosen, parameters_of(kernel, TARGET, STREAM, stream_axes(kernel))}:
+        assert chosen.form == (SPECIALIZED if size < 256 else FLASH_ATTENTION)
+        for p in {chosen, parameters_of(kernel, TARGET, FLASH_ATTENTION, attention_axes(kernel))}:
             (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
             report = dict(launch.compiled.report)
             assert (report["spilled_bytes"], report["wgmma"]) == (0, 1), (p.form, report)
@@ -363,13 +365,13 @@ def test_windows_spill_nothing(size: int, heads: int, wide: bool) -> None:
 @pytest.mark.slow
 def test_a_narrower_window_is_expected_to_take_less() -> None:
     """Of both forms, and of one token: then fewer bytes of the cache."""
-    seconds: dict[str, list[float]] = {STREAM: [], SPECIALIZED: []}
+    seconds: dict[str, list[float]] = {FLASH_ATTENTION: [], SPECIALIZED: []}
     for width in (256, 1024, 4096):
         q, k, v = (empty(32, 4096, 64, dtype="bfloat16") for _ in range(3))
         region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=window(width)(*numbers(4096, 4096))))
         kernel = read_region(region)
         for form, found in seconds.items():
-            p = parameters_of(kernel, TARGET, form, stream_axes(kernel))
+            p = parameters_of(kernel, TARGET, form, attention_axes(kernel))
             found.append(predicted_seconds(kernel, TARGET, p))
     for found in seconds.values():
         assert found == sorted(found) and found[0] < 0.5 * found[-1]

@@ -15,10 +15,10 @@ from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.kernel import Shifted, TileKernel
+from kcg.kernel.tile.attention import all_rows
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.stream import all_rows
 from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number
 
 MOST_TOGETHER = 4_096  # values of parts of its row that a program has at once
@@ -35,9 +35,9 @@ class Partials:
 
     @staticmethod
     def of(kernel: TileKernel) -> Partials:
-        assert kernel.stream is not None
-        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.stream.columns))
-        return Partials(rows, columns, len(kernel.stream.sums))
+        assert kernel.attention is not None
+        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.attention.columns))
+        return Partials(rows, columns, len(kernel.attention.sums))
 
     @property
     def count(self) -> int:
@@ -49,7 +49,7 @@ class Partials:
         return self.rows * (self.columns + number)
 
 
-def write_stream_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def write_attention_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the launch; and how many programs there are."""
     return _Sums(kernel, parameters, writer).written()
 
@@ -58,9 +58,9 @@ class _Sums:
     """`out` is the frame of the row's result, `body` one turn of the loop over parts: `together` of them at once."""
 
     def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        assert kernel.stream is not None
-        self.kernel, self.stream, self.count = kernel, kernel.stream, parameters.split
-        self.partials, self.width = Partials.of(kernel), padded(kernel.stream.columns)
+        assert kernel.attention is not None
+        self.kernel, self.attention, self.count = kernel, kernel.attention, parameters.split
+        self.partials, self.width = Partials.of(kernel), padded(kernel.attention.columns)
         self.writer, self.out = writer, open_frame(kernel, writer, (1, self.width))
         self.body = Lines(writer, self.out.lines)
 
@@ -68,7 +68,7 @@ class _Sums:
         out, lines = self.out, self.out.lines
         program = lines.name("tl.program_id(0)", "program")
         self._bind_row(program)
-        vector = bind_axis(out, Axis(self.stream.columns, self.width), 1, "0")
+        vector = bind_axis(out, Axis(self.attention.columns, self.width), 1, "0")
         self.rows = lines.name(f"{program} + tl.arange(0, 1)", "i")
 
         every = 1 << (self.count - 1).bit_length()
@@ -82,15 +82,15 @@ class _Sums:
         first = self.writer.fresh("part")
         self.parts = self.body.name(f"{first} + tl.arange(0, {together})", "i")
         self.maxima = self._of_rows(self.body, self.parts, 0, 'float("-inf")')
-        sums = [self._sum(number + 1, one) for number, one in enumerate(self.stream.sums)]
+        sums = [self._sum(number + 1, one) for number, one in enumerate(self.attention.sums)]
         product = self._product(vector)
         lines.extend(f"for {first} in range(0, {self.count}, {together}):", self.body)
 
         of_rows = frozenset({0})
-        self._bind(self.stream.maximum, f"{largest}[:, None]", of_rows)
-        for one, total in zip(self.stream.sums, sums, strict=True):
+        self._bind(self.attention.maximum, f"{largest}[:, None]", of_rows)
+        for one, total in zip(self.attention.sums, sums, strict=True):
             self._bind(one.node, f"{total}[:, None]", of_rows)
-        self._bind(self.stream.product.node, product, frozenset({0, 1}))
+        self._bind(self.attention.product.node, product, frozenset({0, 1}))
         store_tile(out, self.kernel.stored[0])
         return lines, self.partials.rows
 
@@ -126,7 +126,7 @@ class _Sums:
         row = f"{self.rows}[None, :, None] * {self.partials.columns}"
         place = f"{parts} * {self.partials.count} + {row} + {columns}"
         values = self.body.name(f"tl.load(workspace + {place}, mask={mask}, other=0.0)")
-        self.body.add(f"{total} += tl.sum({values} * {self._factor(self.stream.product)}[:, :, None], 0)")
+        self.body.add(f"{total} += tl.sum({values} * {self._factor(self.attention.product)}[:, :, None], 0)")
         return total
 
     def _bind(self, node: UOp, text: str, axes: frozenset[int]) -> None:

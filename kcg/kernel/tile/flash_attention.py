@@ -17,17 +17,17 @@ from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.attention import LEAST, WIDEST, padded
 from kcg.kernel.reading.contractions import Operand
-from kcg.kernel.reading.kernel import Shifted, Stream, TileKernel
+from kcg.kernel.reading.kernel import Attention, Shifted, TileKernel
 from kcg.kernel.reading.online import running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import Bound, all_rows, attention_axes, masks_scores, reach_of
+from kcg.kernel.tile.attention_sums import Partials
 from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_tile
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.reduction import accumulator, masked_term
-from kcg.kernel.tile.stream import Bound, all_rows, masks_scores, reach_of, stream_axes
-from kcg.kernel.tile.stream_sums import Partials
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
@@ -45,12 +45,12 @@ OUT = 'float("-inf")'
 APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
 
 
-def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def write_attention(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises UnsupportedTile."""
-    return StreamWriting(kernel, parameters, writer).written()
+    return AttentionWriting(kernel, parameters, writer).written()
 
 
-class StreamWriting:
+class AttentionWriting:
     """A program that is being written: its queries, the loop over the keys, and the result.
 
     Above the loop `top` has what is carried through it, each with a row for each query: the largest score so far, the
@@ -59,25 +59,25 @@ class StreamWriting:
     """
 
     def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        assert kernel.stream is not None
-        self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
-        if parameters.axes != stream_axes(kernel):
+        assert kernel.attention is not None
+        self.kernel, self.parameters, self.writer, self.attention = kernel, parameters, writer, kernel.attention
+        if parameters.axes != attention_axes(kernel):
             raise UnsupportedTile("axes", "the tile's only axis has the queries")
         (self.height,), self.step = parameters.tile, parameters.reduce_tile
-        over = tuple(self.stream.scores.reduce.src[1:])
-        self.inner, self.width = padded(over), padded(self.stream.columns)
+        over = tuple(self.attention.scores.reduce.src[1:])
+        self.inner, self.width = padded(over), padded(self.attention.columns)
         if min(self.height, self.step) < LEAST or max(self.inner, self.width) > WIDEST:
             raise UnsupportedTile(
                 "tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements"
             )
-        self.rows, self.keys = Axis(self.stream.rows, self.height), Axis((self.stream.keys,), self.step)
-        self.terms, self.columns = Axis(over, self.inner), Axis(self.stream.columns, self.width)
+        self.rows, self.keys = Axis(self.attention.rows, self.height), Axis((self.attention.keys,), self.step)
+        self.terms, self.columns = Axis(over, self.inner), Axis(self.attention.columns, self.width)
         self.top = open_frame(kernel, writer, ())
         self.body, self.key, self.whole = Lines(writer, self.top.lines), "", False
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
-        self.reach = reach_of(self.stream)
-        self.on_scores = masks_scores(self.stream, self.reach)
+        self.reach = reach_of(self.attention)
+        self.on_scores = masks_scores(self.attention, self.reach)
         self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
@@ -131,7 +131,7 @@ class StreamWriting:
     @property
     def _has_ragged_keys(self) -> bool:
         """Whether the last block of keys may have some that do not exist."""
-        return is_symbolic(self.stream.keys) or extent(self.stream.keys) % self.step != 0
+        return is_symbolic(self.attention.keys) or extent(self.attention.keys) % self.step != 0
 
     def _loop(
         self, first: str, last: str, start: str, described: tuple[Described | None, ...], sums: Sequence[str]
@@ -143,7 +143,7 @@ class StreamWriting:
         self.new = self.writer.fresh("new")
         scores = self._scores(query, key, start, keys)
         shift = self._shift(scores)
-        for one, total in zip(self.stream.sums, sums, strict=True):
+        for one, total in zip(self.attention.sums, sums, strict=True):
             self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
@@ -155,7 +155,7 @@ class StreamWriting:
         lines, rows = self.top.lines, f"[{self.height}, 1]"
         of_scores, of_values = (f", {layout}" if layout else "" for layout in (scores, values))
         lines.add(f'{self.largest} = tl.full({rows}, float("-inf"), tl.float32{of_scores})')
-        sums = [self.writer.fresh("acc") for _ in self.stream.sums]
+        sums = [self.writer.fresh("acc") for _ in self.attention.sums]
         for total in sums:
             lines.add(f"{total} = tl.full({rows}, 0.0, tl.float32{of_scores})")
         lines.add(f"{self.product} = tl.full([{self.height}, {self.width}], 0.0, tl.float32{of_values})")
@@ -165,10 +165,10 @@ class StreamWriting:
         """The descriptors of queries, keys and values; None of what pointers load."""
         if self.parameters.loads != TMA:
             return None, None, None
-        queries, keys = self.stream.scores.sides
+        queries, keys = self.attention.scores.sides
         query = describe_operand(queries, self.kernel, (self.rows, self.terms), self.top)
         key = describe_operand(keys, self.kernel, (self.terms, self.keys), self.top)
-        value = describe_operand(self.stream.values, self.kernel, (self.keys, self.columns), self.top)
+        value = describe_operand(self.attention.values, self.kernel, (self.keys, self.columns), self.top)
         if key is None and value is None:
             raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
         return query, key, value
@@ -176,7 +176,7 @@ class StreamWriting:
     def _opened(self, frame: Frame, tile: Axis, program: str = "") -> tuple[int, str]:
         """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a
         program each. `program` is its number where that is not the launch's."""
-        rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
+        rest = tuple(r for r in self.kernel.outputs if r not in (*self.attention.rows, *self.attention.columns))
         counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
         if (grid := math.prod(counts)) >= 1 << 31:
             raise UnsupportedTile("grid", "2^31 programs or more")
@@ -197,8 +197,8 @@ class StreamWriting:
         last tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
         assert upper.axis is not None
         lines, count = frame.lines, math.prod(heads)
-        sides = (self.inner, self.stream.scores.sides[1]), (self.width, self.stream.values)
-        nbytes = extent(self.stream.keys) * sum(size * side.dtype.itemsize for size, side in sides)
+        sides = (self.inner, self.attention.scores.sides[1]), (self.width, self.attention.values)
+        nbytes = extent(self.attention.keys) * sum(size * side.dtype.itemsize for size, side in sides)
         together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
         place = tile.ranges.index(upper.axis)
         outer = math.prod(map(extent, tile.ranges[:place])) if upper.is_aligned(tile) else 1
@@ -221,7 +221,7 @@ class StreamWriting:
 
     def _end(self, frame: Frame, start: str, tile: Axis) -> str:
         """The key behind the last one of which a tile of queries that begins at `start` has weights, or a later one."""
-        total, _ = total_of(frame, (self.stream.keys,))
+        total, _ = total_of(frame, (self.attention.keys,))
         if self.reach.upper is None:
             return total
         # a tile that goes on with 0 has been to the last one before
@@ -266,7 +266,7 @@ class StreamWriting:
     def _whole_blocks(self, frame: Frame, start: str, tile: Axis) -> str:
         """Of a tile of queries that begins at `start`: how many blocks, from the first key on, have only keys that
         exist and that are before each query's upper bound."""
-        total, _ = total_of(frame, (self.stream.keys,))
+        total, _ = total_of(frame, (self.attention.keys,))
         if self.reach.upper is None:
             return str(int(total) // self.step) if total.isdigit() else frame.lines.name(f"{total} // {self.step}")
         keys = f"tl.minimum({total}, {self._least(frame, start, tile, self.reach.upper)})"
@@ -285,14 +285,14 @@ class StreamWriting:
 
     def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
         """The frame of one block of scores, in which they are bound; the queries are loaded above the loop."""
-        node = self.stream.scores.reduce
+        node = self.attention.scores.reduce
         reduced = frozenset(node.src[1:])
         of_queries = self._frame(self.top.lines, (self.rows, start), (self.terms, "0"))
-        queries = _block(self.stream.scores.sides[0], of_queries, query, (start, "0"), 1, reduced)
+        queries = _block(self.attention.scores.sides[0], of_queries, query, (start, "0"), 1, reduced)
         of_keys = Frame(self.body, (self.inner, self.step), outer=self.top)
         bind_axis(of_keys, self.terms, 0, "0")
         bind_axis(of_keys, self.keys, 1, self.key, vector=keys, whole=self.whole)
-        taken = _block(self.stream.scores.sides[1], of_keys, key, ("0", self.key), 0, reduced)
+        taken = _block(self.attention.scores.sides[1], of_keys, key, ("0", self.key), 0, reduced)
         outer = Frame(self.top.lines, (self.height, self.step), outer=self.top)
         bind_axis(outer, self.rows, 0, start)
         scores = outer.inner(self.body)
@@ -303,7 +303,7 @@ class StreamWriting:
 
     def _bind_scores(self, scores: Frame, text: str) -> None:
         """Binds a block of scores, masked if its keys are not whole and masks are put on scores."""
-        node = self.stream.scores.reduce
+        node = self.attention.scores.reduce
         if self.on_scores and not self.whole:
             text = self._masked(scores, text)
         scores.bound[node] = scores.cast(Block(text, "float32", BOTH), compute_type(node))
@@ -327,10 +327,10 @@ class StreamWriting:
 
     def _shift(self, scores: Frame) -> str:
         """What the exponents of this turn are shifted by: the largest score of each row so far."""
-        score, factor = scaled(self._within(self.stream.maximum.src[0]))
+        score, factor = scaled(self._within(self.attention.maximum.src[0]))
         if factor <= 0:
-            score, factor = self._within(self.stream.maximum.src[0]), 1.0
-        term = self._term(self.stream.maximum.replace(src=(score, *self.stream.maximum.src[1:])), scores)
+            score, factor = self._within(self.attention.maximum.src[0]), 1.0
+        term = self._term(self.attention.maximum.replace(src=(score, *self.attention.maximum.src[1:])), scores)
         largest = f"tl.max({term}, 1, keep_dims=True)" + (f" * {factor!r}" if factor != 1 else "")
         self.body.add(f"{self.new} = tl.maximum({self.largest}, {largest})")
         # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
@@ -343,8 +343,8 @@ class StreamWriting:
     def _corrected(self, one: Shifted, scores: Frame, shift: str) -> tuple[UOp, UOp, str]:
         """Let the terms of a sum be shifted by the maximum so far: what stands for the maximum in them, the sum of
         these, and the factor by which the sum so far changes."""
-        stand_in, node = running(self.stream.maximum, one)
-        scores.bound[stand_in] = Block(shift, compute_type(self.stream.maximum), frozenset({0}))
+        stand_in, node = running(self.attention.maximum, one)
+        scores.bound[stand_in] = Block(shift, compute_type(self.attention.maximum), frozenset({0}))
         exponent = f"({shift} - {self.largest}) * ({one.factor!r})"
         return stand_in, node, self.body.name(scores.exp2(exponent), "factor")
 
@@ -356,19 +356,19 @@ class StreamWriting:
 
     def _weights(self, scores: Frame, shift: str) -> tuple[str, str]:
         """The weights of values as a tensor core takes them, and the factor by which their sum so far changes."""
-        stream = self.stream
-        stand_in, _, factor = self._corrected(stream.product, scores, shift)
-        weight = self._within(stream.weight.substitute({stream.maximum: stand_in}))
-        return _weight(stream, weight, scores, masked=not self.on_scores), factor
+        attention = self.attention
+        stand_in, _, factor = self._corrected(attention.product, scores, shift)
+        weight = self._within(attention.weight.substitute({attention.maximum: stand_in}))
+        return _weight(attention, weight, scores, masked=not self.on_scores), factor
 
     def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
         """Adds to the sum of values, weighted."""
-        stream = self.stream
+        attention = self.attention
         weight, factor = self._weights(scores, shift)
         of_values = Frame(self.body, (self.step, self.width), outer=self.top)
         bind_axis(of_values, self.keys, 0, self.key, vector=keys, whole=self.whole)
         bind_axis(of_values, self.columns, 1, "0")
-        loaded = _block(stream.values, of_values, value, (self.key, "0"), 0, frozenset({stream.keys}))
+        loaded = _block(attention.values, of_values, value, (self.key, "0"), 0, frozenset({attention.keys}))
         dot = (
             f"tl.dot({weight}, {loaded.text}, {self.product} * {factor}{self._precision(loaded)}, out_dtype=tl.float32)"
         )
@@ -377,9 +377,9 @@ class StreamWriting:
     def _stored(self, start: str, of_rows: Sequence[str], layout: str = "") -> None:
         """The result of each query. `of_rows` are the largest score and the sums of each row."""
         out = self._of_values(start, layout)
-        row, product = frozenset({0}), self.stream.product.node
-        out.bound[self.stream.maximum] = Block(of_rows[0], compute_type(self.stream.maximum), row)
-        for one, total in zip(self.stream.sums, of_rows[1:], strict=True):
+        row, product = frozenset({0}), self.attention.product.node
+        out.bound[self.attention.maximum] = Block(of_rows[0], compute_type(self.attention.maximum), row)
+        for one, total in zip(self.attention.sums, of_rows[1:], strict=True):
             out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
         store_tile(out, self.kernel.stored[0])
@@ -392,11 +392,11 @@ class StreamWriting:
         self._bind_rows(rows, start)
         for number, text in enumerate(of_rows):
             first = f"{offset} + {partials.of_rows(number)}"
-            _store_partial(rows, first, flat_place(rows, every), text, self.stream.rows)
+            _store_partial(rows, first, flat_place(rows, every), text, self.attention.rows)
         out = self._of_values(start)
-        row, column = flat_place(out, every), flat_place(out, self.stream.columns)
+        row, column = flat_place(out, every), flat_place(out, self.attention.columns)
         place = out.new(f"{row.text} * {partials.columns} + {column.text}", "int32", BOTH)
-        _store_partial(out, offset, place, self.product, (*self.stream.rows, *self.stream.columns))
+        _store_partial(out, offset, place, self.product, (*self.attention.rows, *self.attention.columns))
 
     def _of_values(self, start: str, layout: str = "") -> Frame:
         """The frame of the sums of values."""
@@ -440,9 +440,9 @@ def _block(
     return described_block(side, frame, described, corner)
 
 
-def _weight(stream: Stream, node: UOp, scores: Frame, *, masked: bool) -> str:
+def _weight(attention: Attention, node: UOp, scores: Frame, *, masked: bool) -> str:
     """The block of weights as a tensor core takes it; `masked`: 0 where there is no key, by a choice."""
-    type_ = TYPES[stream.values.dtype]
+    type_ = TYPES[attention.values.dtype]
     if scores.writer.interpreted:
         type_ = interpreted_type(type_)
     block = scores.narrow(node, type_)
@@ -452,10 +452,10 @@ def _weight(stream: Stream, node: UOp, scores: Frame, *, masked: bool) -> str:
     return text if block.axes == BOTH else scores.lines.name(f"tl.broadcast_to({text}, {scores.shape(BOTH)})", "weight")
 
 
-def can_stream_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
+def can_load_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of an attention."""
     try:
-        write_stream(kernel, replace(parameters, loads=TMA), Writer(kernel))
+        write_attention(kernel, replace(parameters, loads=TMA), Writer(kernel))
     except UnsupportedTile:
         return False
     return True

@@ -1,6 +1,6 @@
 """Attention (`kcg.kernel.reading.attention`): which keys its queries reach, and the tiles of both.
 
-How its program is written is in `stream_writing.py`, and what adds up the parts of split keys in `stream_sums.py`.
+How its program is written is in `flash_attention.py`, and what adds up the parts of split keys in `attention_sums.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import extent
-from kcg.kernel.reading.kernel import Stream, TileKernel
+from kcg.kernel.reading.kernel import Attention, TileKernel
 from kcg.kernel.reading.online import linear, scaled
 from kcg.kernel.tile.tiles import Axis
 
@@ -107,15 +107,15 @@ def reached_share(reach: Reach, keys: UOp) -> float:
     return max(0, end - begin) / extent(keys)
 
 
-def reach_of(stream: Stream) -> Reach:
+def reach_of(attention: Attention) -> Reach:
     """How far a query reaches.
 
     A mask is a term of the scores that is -inf where comparisons of a key's number with a query's do not hold. What is
     shifted by the maximum of the scores is 0 there (`online.py`). Of bounds that differ by more than a number of keys
     the first one counts, and the others stay conditions.
     """
-    masks = _masks_of(stream)
-    bounds = {term: _bounds_of(stream, *term) for _, _, terms in masks for term in terms}
+    masks = _masks_of(attention)
+    bounds = {term: _bounds_of(attention, *term) for _, _, terms in masks for term in terms}
     every = [bound for found in bounds.values() for bound in found]
     lower = _tightest([bound for is_upper, bound in every if not is_upper], max)
     upper = _tightest([bound for is_upper, bound in every if is_upper], min)
@@ -146,9 +146,9 @@ Truth = tuple[UOp, bool]
 """A condition and whether it is to hold."""
 
 
-def _masks_of(stream: Stream) -> list[tuple[UOp, UOp, list[Truth]]]:
+def _masks_of(attention: Attention) -> list[tuple[UOp, UOp, list[Truth]]]:
     """The masks of the scores: the choice, what a key has that is not left out, and what must be so for that."""
-    found, terms = [], [stream.maximum.src[0]]
+    found, terms = [], [attention.maximum.src[0]]
     while terms:
         for node, factor in linear(terms.pop()).items():
             if node is None or node.op is not Ops.WHERE or factor <= 0:
@@ -183,13 +183,13 @@ def _absolute(node: UOp) -> UOp | None:
     return node.src[0] if node.op is Ops.MUL and node.src[0].abs() is node else None
 
 
-def _bounds_of(stream: Stream, condition: UOp, wanted: bool) -> list[tuple[bool, Bound]]:
+def _bounds_of(attention: Attention, condition: UOp, wanted: bool) -> list[tuple[bool, Bound]]:
     """The bounds of the keys for which a comparison holds, or does not, each behind whether it is an upper one. Of the
     same quotient are numbers that differ by less than the divisor."""
     if condition.op is Ops.CMPNE and not wanted and all(side.op is Ops.FLOORDIV for side in condition.src):
         (one, size), (other, divisor) = (side.src for side in condition.src)
         if size is divisor and size.op is Ops.CONST and size.arg > 0:
-            return [*_bounds_of(stream, one < other + size, True), *_bounds_of(stream, other < one + size, True)]
+            return [*_bounds_of(attention, one < other + size, True), *_bounds_of(attention, other < one + size, True)]
     if condition.op is not Ops.CMPLT or not dtypes.is_int(condition.src[0].dtype):
         return []
     if any(dtypes.is_unsigned(node.dtype) for node in condition.toposort()):
@@ -197,11 +197,11 @@ def _bounds_of(stream: Stream, condition: UOp, wanted: bool) -> list[tuple[bool,
     difference, right = (_steps(side) for side in condition.src)
     for node, factor in right.items():
         difference[node] = difference.get(node, 0) - factor
-    key, constant = difference.pop(stream.keys, 0), difference.pop(None, 0)
+    key, constant = difference.pop(attention.keys, 0), difference.pop(None, 0)
     # key + others + constant < 0 is key < -others - constant, and others + constant - key < 0 the other way
     others = {node: -key * factor for node, factor in difference.items() if factor and node is not None}
     axes = [node for node in others if node.op is not Ops.PARAM]
-    if abs(key) != 1 or len(axes) > 1 or any(axis not in stream.rows or others[axis] != 1 for axis in axes):
+    if abs(key) != 1 or len(axes) > 1 or any(axis not in attention.rows or others[axis] != 1 for axis in axes):
         return []
     variables = sorted(
         ((n, factor) for n, factor in others.items() if n.op is Ops.PARAM), key=lambda one: one[0].arg.name
@@ -232,13 +232,13 @@ def visited_blocks(reach: Reach, tile: Axis, keys: int, step: int) -> tuple[floa
     return sum(counts) / len(counts), max(counts)
 
 
-def masks_scores(stream: Stream, reach: Reach) -> bool:
+def masks_scores(attention: Attention, reach: Reach) -> bool:
     """Whether a score of -inf makes all terms of its key 0: then masks are put on the scores. They count in exponents
     alone, times something positive."""
-    score, largest = stream.scores.reduce, stream.maximum.src[0]
+    score, largest = attention.scores.reduce, attention.maximum.src[0]
     found = linear(reach.within(largest))
-    terms = (stream.weight, *(one.node.src[0] for one in stream.sums))
-    beside = (t.toposort(gate=lambda node: node.op is not Ops.EXP2 and node is not stream.maximum) for t in terms)
+    terms = (attention.weight, *(one.node.src[0] for one in attention.sums))
+    beside = (t.toposort(gate=lambda node: node.op is not Ops.EXP2 and node is not attention.maximum) for t in terms)
     return set(found) <= {score, None} and found.get(score, 0.0) > 0 and not any(score in nodes for nodes in beside)
 
 
@@ -253,20 +253,20 @@ def _steps(node: UOp) -> dict[UOp | None, int]:
     return {term: int(factor) for term, factor in linear(node.substitute(casts) if casts else node).items()}
 
 
-def stream_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
+def attention_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
     """The only axis of the tile of an attention: the ranges of its queries."""
-    assert kernel.stream is not None
-    return (tuple(kernel.outputs.index(axis) for axis in kernel.stream.rows),)
+    assert kernel.attention is not None
+    return (tuple(kernel.outputs.index(axis) for axis in kernel.attention.rows),)
 
 
 def all_rows(kernel: TileKernel) -> tuple[UOp, ...]:
     """The output ranges that number the rows of an attention: of all heads."""
-    assert kernel.stream is not None
-    return tuple(axis for axis in kernel.outputs if axis not in kernel.stream.columns)
+    assert kernel.attention is not None
+    return tuple(axis for axis in kernel.outputs if axis not in kernel.attention.columns)
 
 
-def stream_tiles(kernel: TileKernel, height: int) -> int:
+def attention_tiles(kernel: TileKernel, height: int) -> int:
     """Tiles of so many queries of an attention, of all heads."""
-    assert kernel.stream is not None
-    rows = math.prod(map(extent, kernel.stream.rows))
+    assert kernel.attention is not None
+    rows = math.prod(map(extent, kernel.attention.rows))
     return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)
