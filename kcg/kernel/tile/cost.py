@@ -85,7 +85,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
     busy = {
         CONTRACTION: _contraction,
         PIPELINED: _pipelined,
-        ROWS: _held_rows,
+        ROWS: _row_reduction,
         **dict.fromkeys(ATTENTION, _attention),
     }.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
@@ -460,7 +460,7 @@ def _spread(access: Access, kernel: TileKernel, p: TileParameters) -> float:
 # ---- several kernels over the same rows
 
 
-def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+def _row_reduction(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
     """Rows that are read and written once where a program holds them whole; else once for each loop, from L2 where
     those that are worked on at once fit into it."""
     assert kernel.rows is not None

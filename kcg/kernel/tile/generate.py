@@ -44,7 +44,6 @@ from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, c
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.flash_attention import write_attention
 from kcg.kernel.tile.gluon import in_gluon
-from kcg.kernel.tile.held_rows import MAX_BLOCK, write_held_rows
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -63,6 +62,7 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.pipelined import write_pipelined
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, reducer
+from kcg.kernel.tile.row_reduction import MAX_BLOCK, write_row_reduction
 from kcg.kernel.tile.specialized import write_specialized
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -100,7 +100,7 @@ def generate_kernel(
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
     writes = {
-        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_held_rows,
+        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contractions, ROWS: _write_row_reduction,
         FLASH_ATTENTION: _write_attention, SPECIALIZED: write_specialized, PIPELINED: write_pipelined,
     }  # fmt: skip
     write = writes[parameters.form]
@@ -340,11 +340,11 @@ def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, nu
     return grid
 
 
-def _write_held_rows(
+def _write_row_reduction(
     kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
 ) -> tuple[Lines, int]:
     threads = device_of(target).threads(parameters.num_warps)
-    return write_held_rows(kernel, parameters, writer, threads=threads)
+    return write_row_reduction(kernel, parameters, writer, threads=threads)
 
 
 def _write_attention(

@@ -27,7 +27,6 @@ from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
 from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
 from kcg.kernel.tile.gluon import GROUP_ROWS
-from kcg.kernel.tile.held_rows import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -42,6 +41,7 @@ from kcg.kernel.tile.parameters import (
 )
 from kcg.kernel.tile.pipelined import STEP, TILES, can_pipeline, leaving_bytes, parts_of
 from kcg.kernel.tile.reduction import stepped_extent
+from kcg.kernel.tile.row_reduction import VECTOR_BYTES, axes_apart, row_axes
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, QUERY_SLOTS, STEPS, can_specialize, fits_registers
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, launched_with, tiles_of
@@ -76,9 +76,9 @@ STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
 EACH = 16  # elements of a thread, by which 8 programs of 256 threads fill a multiprocessor
 ROWS_TILE = 4_096  # elements of a reduction's block
-HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
+PERSISTENT_ROW = 32_768  # elements of a row that a program keeps while several kernels' values are made of it
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
-HELD_LOOP = 16_384  # of a longer one in each step
+LOOPED_ROW = 16_384  # of a longer one in each step
 ROW_OF_THREAD = 32  # elements of a row that each thread of one warp holds
 SHARING_ROWS = 4  # of a program, that share tables
 KEY_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
@@ -284,7 +284,7 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
         ELEMENTWISE: _elementwise,
         REDUCTION: _reduction,
         CONTRACTION: _contraction,
-        ROWS: _held_rows,
+        ROWS: _row_reduction,
         FLASH_ATTENTION: _attention,
         SPECIALIZED: _specialized,
         PIPELINED: _pipelined,
@@ -455,15 +455,15 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
     return replace(made, evict_first=read_once(kernel, target, made)) if device.ptx else made
 
 
-def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+def _row_reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     """Short rows are one warp's, so that nothing is exchanged between warps; long ones are gone through in steps, where
     that happens twice by so few programs at a time that all of their rows fit into L2."""
     assert kernel.rows is not None
     step, count, device = power_of_two(kernel.rows.width), kernel.rows.count, device_of(target)
-    if axes == axes_apart(kernel) and step <= HELD_ROW:
+    if axes == axes_apart(kernel) and step <= PERSISTENT_ROW:
         return _rows_apart(kernel, target, axes)
-    if step > HELD_ROW:
-        step = ROWS_TILE if row_loops(kernel) == 1 else HELD_LOOP
+    if step > PERSISTENT_ROW:
+        step = ROWS_TILE if row_loops(kernel) == 1 else LOOPED_ROW
         warps = device.warps(step // EACH)
         return TileParameters(ROWS, axes, (1,) * len(axes), reduce_tile=step, num_warps=warps, num_stages=1)
     of_warp = ROW_OF_THREAD * device.warp

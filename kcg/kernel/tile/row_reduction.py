@@ -1,4 +1,4 @@
-"""The program of several kernels over the same rows: some rows, whole in one block, or gone through in loops.
+"""Row reductions: several kernels over the same rows, some rows a program, persistent in one block or looped over.
 
 A tile has one axis for rows, or two where rows share tables: those that read the same ones come first, then those that
 read others, then what lies along a row. Then a thread holds elements of one place of several heads, and a table's or a
@@ -39,7 +39,7 @@ def axes_apart(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(kernel.outputs.index(axis) for axis in part) for part in kernel.rows.apart[0])
 
 
-def write_held_rows(
+def write_row_reduction(
     kernel: TileKernel, parameters: TileParameters, writer: Writer, *, threads: int
 ) -> tuple[Lines, int]:
     """The lines and the number of programs, each of so many threads. Raises UnsupportedTile."""
@@ -51,11 +51,11 @@ def write_held_rows(
         raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
     top = Lines(writer)
     if parameters.axes == row_axes(kernel) or not kernel.rows.sides:
-        return top, HeldRows(kernel, parameters, writer, top, threads=threads).write()
+        return top, RowReduction(kernel, parameters, writer, top, threads=threads).write()
     number, first = top.name("tl.program_id(0)", "program"), 0
     for side in kernel.rows.sides:
         lines = Lines(writer, top)
-        end = first + HeldRows(side, parameters, writer, lines, first, threads=threads).write()
+        end = first + RowReduction(side, parameters, writer, lines, first, threads=threads).write()
         conditions = [f"({number} >= {first})"] if first else []
         conditions += [f"({number} < {end})"] if side is not kernel.rows.sides[-1] else []
         top.extend(f"if {' & '.join(conditions)}:", lines)
@@ -63,7 +63,7 @@ def write_held_rows(
     return top, first
 
 
-class HeldRows:
+class RowReduction:
     """What the programs from number `first` on do with rows of a kernel."""
 
     def __init__(
