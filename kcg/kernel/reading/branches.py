@@ -21,13 +21,15 @@ from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import BufferSlot, Stored, access_of
 from kcg.kernel.reading.indices import decided, moved
-from kcg.kernel.reading.kernel import EVEN, ODD, SAME, Branch, Held, Pairs
+from kcg.kernel.reading.kernel import EVEN, ODD, SAME, Branch, EpilogueUse, Pairs
 
 _MEMBER = 1 << 21  # the first number of ranges that number stores
-Member = tuple[Stored, Held]
+Member = tuple[Stored, EpilogueUse]
 
 
-def branches_of(also: Sequence[Stored], held: Sequence[Held], buffers: dict[UOp, BufferSlot]) -> tuple[Branch, ...]:
+def branches_of(
+    also: Sequence[Stored], held: Sequence[EpilogueUse], buffers: dict[UOp, BufferSlot]
+) -> tuple[Branch, ...]:
     """How all that is stored beside a contraction's result is written."""
     members = list(zip(also, held, strict=True))
     groups: list[list[Member]] = []
@@ -45,7 +47,7 @@ def branches_of(also: Sequence[Stored], held: Sequence[Held], buffers: dict[UOp,
 
 def _by_halves(branch: Branch, buffers: dict[UOp, BufferSlot]) -> Branch:
     """The branch with its value for both columns of each pair, where it uses the other column."""
-    held, pair = branch.held, branch.held.pair
+    held, pair = branch.use, branch.use.pair
     if pair is None:
         return branch
     moves, values, result = dict(held.loads), [], dict[UOp, int]()
@@ -78,7 +80,7 @@ def _of_column(value: UOp, pair: UOp, place: int) -> UOp:
     return decided(moved(value, {pair: pair.const_like(place)}))
 
 
-def _inside(held: Held) -> set[UOp]:
+def _inside(held: EpilogueUse) -> set[UOp]:
     """The ranges that number the columns that are summed together, all where none are: what is over other ranges only
     is the same for these columns."""
     if not held.parts:
@@ -91,7 +93,7 @@ def _inside(held: Held) -> set[UOp]:
     return found
 
 
-def _scaled(values: tuple[UOp, UOp], held: Held, result: Collection[UOp]) -> tuple[UOp, tuple[UOp, UOp]] | None:
+def _scaled(values: tuple[UOp, UOp], held: EpilogueUse, result: Collection[UOp]) -> tuple[UOp, tuple[UOp, UOp]] | None:
     """The factors that both values have alike for a whole unit, as one, and the values without them. None where there
     are none, or where it is not the same to multiply the contraction's result by them."""
     inside = _inside(held)
@@ -181,7 +183,7 @@ def _joined(members: Sequence[Member], buffers: dict[UOp, BufferSlot]) -> Branch
     return branch
 
 
-def _over_ranges_of(held: Held, member: Member, buffers: dict[UOp, BufferSlot]) -> Member | None:
+def _over_ranges_of(held: EpilogueUse, member: Member, buffers: dict[UOp, BufferSlot]) -> Member | None:
     """A store and how it uses the result, over the ranges of another one; None where it has others."""
     stored, own = member
     pairs = [*zip(own.rows, held.rows, strict=False), *zip(own.columns, held.columns, strict=False)]

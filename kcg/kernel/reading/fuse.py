@@ -30,7 +30,7 @@ from kcg.kernel.reading.kernel import (
     SAME,
     SEVERAL,
     SWAPPED,
-    Held,
+    EpilogueUse,
     TileKernel,
     kernel_of,
     read_kernel,
@@ -164,7 +164,7 @@ def _with_used_buffers(kernel: TileKernel) -> TileKernel:
     used = {stored.store.buffer.slot for stored in kernel.written}
     for one in kernel.launched:
         used |= {access.buffer.slot for access in one.loads}
-        used |= {slot for branch in one.branches for slots in branch.buffers for slot in slots}
+        used |= {slot for branch in one.epilogue for slots in branch.buffers for slot in slots}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     return replace(kernel, buffers=kept)
 
@@ -364,8 +364,8 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
     return replace(
         product,
         also=tuple(also),
-        held=held,
-        branches=branches,
+        epilogue_uses=held,
+        epilogue=branches,
         hidden=len(also) == len(wanted),
         buffers=tuple(buffers.values()),
         loads=tuple(access for access in loads if access.buffer.slot != first.store.buffer.slot),
@@ -411,7 +411,7 @@ def _columns_of(product: TileKernel) -> int:
     return _count_of_columns(product)
 
 
-def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Held:
+def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> EpilogueUse:
     """How a store uses the result of a contraction with rows of so many columns. Raises UnsupportedTile."""
     places = [_place(access, width) for access in _loads(stored, buffers) if access.buffer == product.store.buffer]
     rows = _digits({axis: step for _, row, _ in places for axis, step in row.items() if axis is not None})
@@ -447,7 +447,9 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
             raise UnsupportedTile("reduction beside the product")
         if node.op is Ops.REDUCE and any(step < parts[node.src[1]] and a in node.ranges for a, step in columns):
             raise UnsupportedTile("reduction of a product's result", "it is not the same for all of its columns")
-    return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
+    return EpilogueUse(
+        tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items())
+    )
 
 
 Steps = dict[UOp | None, int]

@@ -90,7 +90,7 @@ SAME, EVEN, ODD, SWAPPED = "same", "even", "odd", "swapped"
 
 
 @dataclass(frozen=True)
-class Held:
+class EpilogueUse:
     """How something that is stored beside a contraction's result uses it: its ranges, as rows and columns of that
     result, and where in its value the result stands."""
 
@@ -132,7 +132,7 @@ class Branch:
     differ in nothing but buffers and constants, one that chooses these."""
 
     stored: Stored  # the first of them; a constant that differs depends on `member`
-    held: Held
+    use: EpilogueUse
     count: int = 1  # stores
     member: UOp | None = None  # range that numbers them
     buffers: tuple[tuple[int, ...], ...] = ()  # slots that differ, of each store one: the first stands in `stored`
@@ -141,7 +141,7 @@ class Branch:
     @property
     def end(self) -> int:
         """The column after the last one that it is of."""
-        return self.held.first + self.count * self.held.count
+        return self.use.first + self.count * self.use.count
 
     @property
     def loads(self) -> tuple[UOp, ...]:
@@ -169,8 +169,8 @@ class TileKernel:
     contraction: Contraction | None
     also: tuple[Stored, ...] = ()  # of several kernels: what else is stored, over ranges of its own
     rows: Rows | None = None  # of several kernels: how they share rows
-    held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
-    branches: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
+    epilogue_uses: tuple[EpilogueUse, ...] = ()  # of a contraction: how each of `also` uses its result
+    epilogue: tuple[Branch, ...] = ()  # of a contraction: how `also` is written
     hidden: bool = False  # whether the first of `stored` is only used by the others
     attention: Attention | None = None  # of several kernels: attention
     chained: tuple[Contraction, ...] = ()  # along K: what is added to the contraction, over the same outputs
@@ -202,8 +202,8 @@ class TileKernel:
 
     @property
     def plain(self) -> tuple[Stored, ...]:
-        """Those of `written` that are over `outputs`, element by element: all that nothing in `held` is of."""
-        return () if self.hidden else self.stored[: len(self.stored) - len(self.held)]
+        """Those of `written` that are over `outputs`, element by element: all that no `epilogue_uses` are of."""
+        return () if self.hidden else self.stored[: len(self.stored) - len(self.epilogue_uses)]
 
     @cached_property
     def extents(self) -> tuple[int, ...]:
@@ -277,10 +277,10 @@ class TileKernel:
     def is_branching(self) -> bool:
         """Whether something is stored of some columns of a contraction's result only."""
         columns = math.prod(self.extents[n] for n in self.contraction.sides[1].ranges) if self.contraction else 0
-        return any(branch.held.first or branch.end != columns for branch in self.branches)
+        return any(branch.use.first or branch.end != columns for branch in self.epilogue)
 
     @cached_property
-    def beside(self) -> tuple[Access, ...]:
+    def epilogue_loads(self) -> tuple[Access, ...]:
         """The loads that are no operand of the contraction."""
         contractions = (*self.chained, *self.together)
         return tuple(x for x in self.loads if not any(x.node in c.reduce.backward_slice for c in contractions))

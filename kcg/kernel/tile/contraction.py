@@ -389,25 +389,27 @@ def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
     return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.chained}
 
 
-def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
+def fits_epilogue(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
     block, and each block belongs to the same stores as a whole."""
     if kernel.grouped and kernel.contraction is not None:
-        return all(fits_held(*launched) for launched in launched_with(kernel, parameters))
-    if not kernel.held:
+        return all(fits_epilogue(*launched) for launched in launched_with(kernel, parameters))
+    if not kernel.epilogue_uses:
         return True
     assert kernel.contraction is not None
     columns, parts = parameters.tile[1], parameters.epilogue_parts
     width = columns // parts
     in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
-    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
+    whole = all(
+        held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.epilogue_uses
+    )
     total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
     return in_order and is_power_of_two(columns) and whole and total % columns == 0
 
 
 def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
     """What is read beside a contraction's sum for each element of the tile."""
-    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
+    return [x for x in kernel.epilogue_loads if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
 def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

@@ -192,7 +192,7 @@ def _pipelined(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     step_s = 2 * math.prod(p.tile) * p.reduce_tile / (PIPELINED_SHARE * f.tensor_ops)
     nbytes, _ = _traffic(kernel, p, counts, target.cores, target.cache_bytes)
     opening_s = f.opening_s + f.fill_s + f.descriptors_s
-    finish_s = _epilogue(kernel, p, f) * (PIPELINED_PAIRS if any(b.pairs for b in kernel.branches) else 1)
+    finish_s = _epilogue(kernel, p, f) * (PIPELINED_PAIRS if any(b.pairs for b in kernel.epilogue) else 1)
     busy_s = opening_s + turns * (steps * step_s + finish_s)
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
 
@@ -225,7 +225,7 @@ def _held(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
     for load in kernel.loads:
         own = {number for number, axis in enumerate(kernel.outputs) if axis in load.node.ranges}
         size = next((size for held, size in sizes.items() if own & set(held)), 0)
-        if load in kernel.beside or not size or not set(reduced) & set(load.node.ranges):
+        if load in kernel.epilogue_loads or not size or not set(reduced) & set(load.node.ranges):
             continue
         if _at_once(kernel, load, p) >= LEAST_COPY:
             continue
@@ -310,7 +310,7 @@ def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
     if p.fast_math and special > 1:
         special -= 1  # exponential and reciprocal are one tanh
     nbytes, held = 0.0, 0.0
-    read = () if p.read_early else kernel.beside  # else it comes while the loop runs
+    read = () if p.read_early else kernel.epilogue_loads  # else it comes while the loop runs
     for access in (*_stores(kernel), *read):
         share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
         nbytes += access.buffer.dtype.itemsize * share
@@ -345,7 +345,7 @@ def _traffic(
     others = sum(
         min(access.buffer.size, kernel.store.buffer.size) * access.buffer.dtype.itemsize
         for one in kernel.launched
-        for access in (*_stores(one), *one.beside)
+        for access in (*_stores(one), *one.epilogue_loads)
     )
     copies = [1, 1]
     if kernel.grouped_rows:  # each has an operand of its own on either side

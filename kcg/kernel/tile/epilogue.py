@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.reading.accesses import Stored
-from kcg.kernel.reading.kernel import Branch, Held, Pairs, TileKernel
+from kcg.kernel.reading.kernel import Branch, EpilogueUse, Pairs, TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import Finished
 from kcg.kernel.tile.descriptors import Described
@@ -57,7 +57,7 @@ def store_value(frame: Frame, stored: Stored, value: Block) -> None:
 def store_branch(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch) -> None:
     """Stores what is made of blocks of the contraction's result; nothing where they are of other columns. All are of
     one store: what several of them read is read once."""
-    outer, held = blocks[0].frame, branch.held
+    outer, held = blocks[0].frame, branch.use
     start, columns = blocks[0].starts[1], blocks[0].columns.total
     whole = not held.first and branch.end == columns
     lines = outer.lines if whole else Lines(outer.writer, outer.lines)
@@ -91,19 +91,19 @@ class Opened:
     """A block of which a store is made: its frame, in which the contraction's result is bound but no range."""
 
     frame: Frame
-    held: Held
+    use: EpilogueUse
     starts: tuple[str, str]  # its first row, and its first column among those of the store
 
     def bind(self, frame: Frame, columns: tuple[UOp, ...], *, per: int = 1, at: int = 0) -> None:
         """Binds the block's rows, and of its columns, taken `per` at once, those from `at` on, to a frame's axes."""
-        bind_axis(frame, Axis(self.held.rows, frame.sizes[0]), 0, self.starts[0])
+        bind_axis(frame, Axis(self.use.rows, frame.sizes[0]), 0, self.starts[0])
         start = self.starts[1] if per == 1 else frame.lines.name(f"{self.starts[1]} // {per}", "start")
         bind_aligned(frame, Axis(columns, self.frame.sizes[1] // per), 1, start, (at, frame.sizes[1]))
 
 
 def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, lines: Lines) -> list[Opened]:
     """The blocks of a branch. Of several stores it is chosen which one they are of: its buffers are bound."""
-    held, starts = branch.held, [block.starts[1] for block in blocks]
+    held, starts = branch.use, [block.starts[1] for block in blocks]
     if held.first:
         starts = [lines.name(f"{start} - {held.first}", "start") for start in starts]
     ends = [place * held.count for place in range(1, branch.count)]
@@ -135,7 +135,7 @@ class Halves:
     def __init__(self, block: Opened, branch: Branch, pairs: Pairs, count: int) -> None:
         self.block, self.branch, self.pairs, self.count = block, branch, pairs, count
         frame = block.frame
-        rows, accesses = set(block.held.rows), frame.writer.accesses
+        rows, accesses = set(block.use.rows), frame.writer.accesses
         self.tables = [of for of in pairs.tables if not frame.layout or not rows.isdisjoint(of[0].ranges)]
         for whole, both in pairs.tables:
             if (whole, both) not in self.tables:
@@ -150,8 +150,8 @@ class Halves:
             if frame.layout:
                 part.layout = sums_layout(frame.writer, width)
                 half.layout = halves_layout(frame.writer, width // 2)
-            block.bind(part, block.held.columns, at=at)
-            block.bind(half, block.held.columns[:-1], per=2, at=at // 2)
+            block.bind(part, block.use.columns, at=at)
+            block.bind(half, block.use.columns[:-1], per=2, at=at // 2)
             half.reduce = frame.reduce
             for whole, both in self.tables:
                 self._bind_late(part, half, whole, both)
@@ -180,7 +180,7 @@ class Halves:
         """Stores one part."""
         part, half = self.parts[place], self.halves[place]
         height, width = part.sizes
-        result, values = self.block.frame.bound[self.block.held.loads[0][0]], self.pairs.values
+        result, values = self.block.frame.bound[self.block.use.loads[0][0]], self.pairs.values
         if self.pairs.scaled is not None:  # before it is split: its rows need not move to where the columns' are
             factor, values = self.pairs.scaled
             text = part.lines.name(f"{result.text} * {self.block.frame.laid(half.atom(half.value(factor)))}")

@@ -24,7 +24,7 @@ from kcg.kernel.tile.contraction import (
     are_one_loop,
     counts_of,
     describe_operand,
-    fits_held,
+    fits_epilogue,
     in_parts,
     in_the_sum,
     pieces_of,
@@ -169,7 +169,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         parameters.form not in CONTRACTIONS or parameters.read_early or parameters.warp_specialize
     ):
         raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
-    if not fits_held(kernel, parameters):
+    if not fits_epilogue(kernel, parameters):
         raise UnsupportedTile("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise UnsupportedTile("epilogue_parts", "1, or 2 halves of at least 16 columns")
@@ -264,7 +264,7 @@ def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
         return False
     launched = launched_with(kernel, parameters)
     whole = all(axes_of(*one)[1].total % parameters.tile[1] == 0 for one in launched)
-    return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_held(kernel, halved(parameters))
+    return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_epilogue(kernel, halved(parameters))
 
 
 def has_several_products(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -530,7 +530,7 @@ def _finish(
                 if stores_by_tma(kernel, parameters) and not plain.gates and not masked:
                     descriptor = describe(plain.store, (axes[0], block.columns), top)
                 store_tile(block.frame, plain, descriptor, block.starts)
-        for branch in kernel.branches:
+        for branch in kernel.epilogue:
             store_branch(together, kernel, branch)
 
 
@@ -550,8 +550,8 @@ def stores_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
     """Whether what is made of pairs of a contraction's columns is made of whole tiles: a tile is of one store."""
-    held = [one for branch in kernel.branches for one in (branch.held.first, branch.held.count)]
-    return any(branch.pairs for branch in kernel.branches) and not any(count % columns.size for count in held)
+    held = [one for branch in kernel.epilogue for one in (branch.use.first, branch.use.count)]
+    return any(branch.pairs for branch in kernel.epilogue) and not any(count % columns.size for count in held)
 
 
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order

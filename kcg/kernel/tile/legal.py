@@ -17,7 +17,7 @@ from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import attention_tiles, reach_of, visited_blocks
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_epilogue
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
@@ -53,8 +53,8 @@ from kcg.kernel.tile.prior import (
     launched_tiles,
     parameters_of,
     power_of_two,
-    reads_beside,
     reads_beside_rows,
+    reads_in_epilogue,
     registers_for_sums,
     rows_of_threads,
     shared_taken,
@@ -246,7 +246,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return (False, True) if whole and reads_beside_rows(kernel) else (False,)
         case "read_early":
             alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
-            return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
+            return (False, True) if alone and reads_in_epilogue(kernel, parameters) else (False,)
         case "evict_first" | "evict_last" if parameters.form in (ROWS, *ATTENTION):
             return ((),)  # what several values are made of is read once
         case "evict_first":
@@ -333,7 +333,7 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, device.threads_at_once  # of rows
     if p.form == CONTRACTION:
-        beside = held if reads_beside(kernel, p) else 0
+        beside = held if reads_in_epilogue(kernel, p) else 0
         held = sums_of(kernel, p) // threads
         likely = held + beside + MOST_BESIDE
         memory = device.shared_bytes // max(1, shared_taken(kernel, target, p))
@@ -401,7 +401,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, target, p) > device.shared_bytes:
         return False
-    if not fits_held(kernel, p):
+    if not fits_epilogue(kernel, p):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name):
         sums = sums_of(kernel, p)

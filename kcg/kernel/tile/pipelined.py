@@ -29,7 +29,7 @@ from kcg.kernel.tile.contraction import (
     Sums,
     Turns,
     counts_of,
-    fits_held,
+    fits_epilogue,
     in_parts,
     in_the_sum,
     pieces_of,
@@ -89,7 +89,7 @@ def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters)
     if key not in kernel.pipelined:  # a search asks some thousand times for each
         try:
             write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
-            kernel.pipelined[key] = fits_held(kernel, parameters)
+            kernel.pipelined[key] = fits_epilogue(kernel, parameters)
         except UnsupportedTile:
             kernel.pipelined[key] = False
     return kernel.pipelined[key]
@@ -198,7 +198,7 @@ class _Pipelined:
 
     def _beside(self, kernel: TileKernel, axes: tuple[Axis, Axis], dtype: DType) -> Iterator[tuple[UOp, Boxes, str]]:
         """Loads beside the sums that fit where blocks of the rows lie: they come while the last products are made."""
-        if kernel.branches or axes[1].size % self.step:
+        if kernel.epilogue or axes[1].size % self.step:
             return
         for access in read_for_each(kernel, axes):
             sizes = (replace(axes[0], size=GROUP_ROWS), replace(axes[1], size=self.step))
@@ -344,12 +344,12 @@ class _Pipelined:
         guarded = self._reach_past_the_end(one)
         for block in blocks:
             block.frame.bound |= in_the_sum(one.kernel)
-            self._read_beside(block.frame, one)
+            self._loads_of_epilogue(block.frame, one)
             if guarded:
                 block.frame.lines = Lines(self.writer, lines)
             for plain in one.kernel.plain:
                 store_tile(block.frame, plain)
-            for branch in one.kernel.branches:
+            for branch in one.kernel.epilogue:
                 store_branch([block], one.kernel, branch)
             if guarded:
                 lines.extend(f"if {row} < {rows.total}:", block.frame.lines)
@@ -358,21 +358,21 @@ class _Pipelined:
         """Whether a group that has no row, as in the last tile of 320 rows in tiles of 192, would read what is no
         element of a buffer, or store to another one's place. (A group that has some masks the others. TMA stores
         nothing past the end, but where heads are apart the next one begins there.)"""
-        (rows, _), branches = one.axes, one.kernel.branches
+        (rows, _), branches = one.axes, one.kernel.epilogue
         if rows.total % rows.size == 0 or rows.total % GROUP_ROWS:
             return False
-        of_rows = {*rows.ranges, *(r for branch in branches for r in branch.held.rows)}
+        of_rows = {*rows.ranges, *(r for branch in branches for r in branch.use.rows)}
         by_ring = {node for node, _, _ in one.beside}
-        if any(x.node not in by_ring and not of_rows.isdisjoint(x.node.ranges) for x in one.kernel.beside):
+        if any(x.node not in by_ring and not of_rows.isdisjoint(x.node.ranges) for x in one.kernel.epilogue_loads):
             return True
         return any(self._is_apart(branch) for branch in branches)
 
     def _is_apart(self, branch: Branch) -> bool:
         """Whether what is stored is no matrix of all rows and columns: heads are apart."""
-        axes = Axis(branch.held.rows, GROUP_ROWS), Axis(branch.held.columns, STEP)
+        axes = Axis(branch.use.rows, GROUP_ROWS), Axis(branch.use.columns, STEP)
         return boxes_of(branch.stored.store, axes, self.main) is None
 
-    def _read_beside(self, frame: Frame, one: _Tiled) -> None:
+    def _loads_of_epilogue(self, frame: Frame, one: _Tiled) -> None:
         """Binds what is read for each element of a block, which the ring brings in parts of its columns."""
         lines, columns = frame.lines, frame.sizes[1]
         parts: dict[UOp, list[str]] = {node: [] for node, _, _ in one.beside}

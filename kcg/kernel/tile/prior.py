@@ -21,7 +21,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import attention_axes, attention_tiles, reach_of, visited_blocks
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_held, stored_width
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_epilogue, stored_width
 from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
@@ -111,19 +111,19 @@ def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters)
             return ring
         # the next tile's loads begin while this one is on its way out, at most 64 elements of 16 bits a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)
-        widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in _read_beside(kernel, parameters)), 0)
+        widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in _loads_of_epilogue(kernel, parameters)), 0)
         leaving = (elements if widest >= 4 else min(elements, 64 * device.threads(parameters.num_warps))) * widest
         return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
-    itemsize = 4 if reads_beside(kernel, parameters) else stored
+    itemsize = 4 if reads_in_epilogue(kernel, parameters) else stored
     joined = _joined_bytes(kernel, parameters)
     if not stores_by_tma(kernel, parameters):  # of few rows or shared columns float32 sums move, halves of these twice
         moved = rows < 2 * WGMMA_ROWS or shares_columns(parameters)
         itemsize = max(4 if moved else stored, 2 * joined)
     elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
-    elif kernel.held:  # by a descriptor, and one after another through pointers
+    elif kernel.epilogue_uses:  # by a descriptor, and one after another through pointers
         itemsize = joined + widest + (stored if kernel.plain else 0)
     elif joined:
         itemsize = joined + stored
@@ -167,7 +167,7 @@ def pair_registers(kernel: TileKernel, target: Target, p: TileParameters) -> flo
     assert kernel.contraction is not None
     if kernel.grouped:
         return max(pair_registers(one, target, own) for one, own in launched_with(kernel, p))
-    if not any(branch.pairs for branch in kernel.branches):
+    if not any(branch.pairs for branch in kernel.epilogue):
         return 0
     threads, itemsize = device_of(target).threads(p.num_warps), kernel.contraction.sides[0].dtype.itemsize
     sums = math.prod(p.tile) // threads
@@ -251,13 +251,17 @@ def attention_fits_registers(kernel: TileKernel, target: Target, p: TileParamete
     return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED[FLASH_ATTENTION]
 
 
-def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
+def reads_in_epilogue(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
-    return bool(_read_beside(kernel, parameters))
+    return bool(_loads_of_epilogue(kernel, parameters))
 
 
-def _read_beside(kernel: TileKernel, p: TileParameters) -> list[Access]:
-    return [x for x in kernel.beside if all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in p.axes)]
+def _loads_of_epilogue(kernel: TileKernel, p: TileParameters) -> list[Access]:
+    return [
+        x
+        for x in kernel.epilogue_loads
+        if all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in p.axes)
+    ]
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
@@ -313,7 +317,7 @@ def forms(kernel: TileKernel, target: Target) -> tuple[str, ...]:
     if kernel.contraction is None:
         return (REDUCTION,)
     found = (PIPELINED, CONTRACTION) if _may_pipeline(kernel, target) else (CONTRACTION,)
-    return found if kernel.held or kernel.grouped else (*found, REDUCTION)
+    return found if kernel.epilogue_uses or kernel.grouped else (*found, REDUCTION)
 
 
 def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
@@ -328,7 +332,7 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
-        if any(one.held for one in kernel.launched):  # it is made of neighbouring columns
+        if any(one.epilogue_uses for one in kernel.launched):  # it is made of neighbouring columns
             return ((rows, columns),)
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
@@ -704,7 +708,7 @@ def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
     assert kernel.contraction is not None
     one, other = (side.ranges for side in kernel.contraction.sides)
     last = len(kernel.outputs) - 1
-    return ((one, other),) if last in other or kernel.held else ((other, one),)
+    return ((one, other),) if last in other or kernel.epilogue_uses else ((other, one),)
 
 
 def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
@@ -789,7 +793,7 @@ def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, 
             rows //= 2
         else:
             raise UnsupportedTile(
-                "several kernels" if kernel.held else "tile",
+                "several kernels" if kernel.epilogue_uses else "tile",
                 f"{columns:,} columns of the result belong together, of which the registers do not hold {rows} rows",
             )
     return rows, warps
@@ -824,10 +828,12 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     device = device_of(target)
     threads = 256 if tile[0] * tile[1] * sums >= WIDE_TILE else 128
     warps = max(device.figures.group_warps, device.warps(threads))
-    helds = [held for one in kernel.launched for held in one.held]
+    helds = [held for one in kernel.launched for held in one.epilogue_uses]
     unit = math.lcm(*(held.unit for held in helds))
     edges = [edge for held in helds for edge in (held.first, held.count)]
-    edges += [_count(one, one.contraction.sides[1].ranges) for one in kernel.launched if one.contraction and one.held]
+    edges += [
+        _count(one, one.contraction.sides[1].ranges) for one in kernel.launched if one.contraction and one.epilogue_uses
+    ]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)
@@ -839,9 +845,9 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, num_warps=warps,
         group=8 if rows >= 8 * tile[0] and columns > tile[1] else 1, num_stages=stages,
     )  # fmt: skip
-    if not fits_held(kernel, made):
+    if not fits_epilogue(kernel, made):
         raise UnsupportedTile("several kernels", "no tile of the result has what belongs together")
-    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and reads_beside(kernel, made):
+    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and reads_in_epilogue(kernel, made):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
     if not wide and device_of(target).has_tma and split == 1 and can_describe(kernel, made):

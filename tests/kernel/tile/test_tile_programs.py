@@ -337,7 +337,7 @@ def test_what_is_added_to_each_sum_may_be_read_before_the_loop(tmp_path: Path) -
             )
             program = generate_kernel(kernel, replace(TARGET, cores=2), parameters, interpreted=True)
             before, _, after = program.source.partition(" in range(")
-            (slot,) = {load.buffer.slot for load in kernel.beside}
+            (slot,) = {load.buffer.slot for load in kernel.epilogue_loads}
             blocks = {(32, 1): 1, (32, 2): 2, (48, 2): 3}[columns, parts]
             assert before.count(f"tl.load(p{slot} + ") == blocks and f"tl.load(p{slot} + " not in after
             cases[f"{name} {columns} {parts}"] = Case(region, program)

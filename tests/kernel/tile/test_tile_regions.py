@@ -331,7 +331,7 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
         size = shape.get("size", 16)
         for chain in (projection, flux_projection):
             region = region_of(*chain(dtype, **shape))
-            branches = read_region(region).branches
+            branches = read_region(region).epilogue
             assert [branch.count for branch in branches if branch.pairs is not None] == [2]
             for columns, parts in ((size, 1), (2 * size, 1), (2 * size, 2)):
                 p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16, epilogue_parts=parts)
@@ -349,7 +349,7 @@ def test_what_divides_a_head_is_multiplied_with_the_result_where_that_is_the_sam
     cases = {}
     for shifted in (False, True):
         region = region_of(*flux_projection("float32", size=32, heads=2, shifted=shifted))
-        (branch,) = read_region(region).branches
+        (branch,) = read_region(region).epilogue
         assert branch.pairs is not None and (branch.pairs.scaled is None) == shifted
         for columns in (32, 64):
             p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16)
@@ -398,7 +398,7 @@ def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: p
 def test_three_stores_may_be_one_branch(tmp_path: Path) -> None:
     region = region_of(*projection("float32", heads=2, turned=3))
     kernel = read_region(region)
-    assert [branch.count for branch in kernel.branches] == [3] and not kernel.is_branching
+    assert [branch.count for branch in kernel.epilogue] == [3] and not kernel.is_branching
     p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16)
     assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
@@ -420,7 +420,7 @@ def test_a_pointer_that_is_chosen_has_no_buffers_name(tmp_path: Path) -> None:
     """Of 37 buffers, so many that names with a running number reach those with a buffer's."""
     region = region_of(*scaled_parts(7, 4))
     kernel = read_region(region)
-    assert [branch.count for branch in kernel.branches] == [7] and len(kernel.buffers) == 37
+    assert [branch.count for branch in kernel.epilogue] == [7] and len(kernel.buffers) == 37
     program = generate(region, TARGET, TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16), interpreted=True)
     assert compare([Case(region, program)], tmp_path) == [""]
 
@@ -429,7 +429,7 @@ def test_a_pointer_that_is_chosen_has_no_buffers_name(tmp_path: Path) -> None:
 def test_stores_that_differ_in_more_than_buffers_and_constants_are_branches_of_their_own(tmp_path: Path) -> None:
     region = region_of(*flux_projection("float32", key_is_normed=False))
     kernel = read_region(region)
-    assert [(branch.count, branch.pairs is not None) for branch in kernel.branches] == [(1, True), (1, True)]
+    assert [(branch.count, branch.pairs is not None) for branch in kernel.epilogue] == [(1, True), (1, True)]
     p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16)
     assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
@@ -440,7 +440,7 @@ def test_each_table_of_a_rotation_is_read_once(columns: int, parts: int) -> None
     for two heads of a tile, which are finished one after the other."""
     region = region_of(*flux_projection("bfloat16", size=64, heads=2))
     kernel = read_region(region)
-    (branch,) = kernel.branches
+    (branch,) = kernel.epilogue
     assert branch.pairs is not None and len(branch.pairs.tables) == 2, "of rows and columns, and the norm's weight"
     tables = [
         b.slot for b in kernel.buffers if not b.written and b.size in (40 * 32, 40 * 64) and b.dtype.itemsize == 4

@@ -287,7 +287,7 @@ def test_one_kernel_of_several_products_is_part_of_regions(tmp_path: Path) -> No
     for chain in (gate_with_norm, gate_and_another):
         region = region_of(*chain("bfloat16", EVEN))
         kernel = sharing(region)
-        found[chain] = len(region.kernels), len(kernel.together), len(kernel.branches)
+        found[chain] = len(region.kernels), len(kernel.together), len(kernel.epilogue)
         for seed in range(2):
             cases[f"{chain.__name__} {seed}"] = Case(region, random_program(kernel, FEW, Random(seed)))
     assert found == {gate_with_norm: (3, 2, 1), gate_and_another: (2, 3, 0)}
