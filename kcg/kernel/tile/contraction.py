@@ -69,7 +69,7 @@ class Sums:
     names: tuple[str, ...]
     type: str
     rows: Axis
-    pieces: tuple[Axis, ...]
+    sub_tiles: tuple[Axis, ...]
     row: str  # the first of the tile
     columns: tuple[str, ...]  # the first of each piece
     vector: str  # the rows' numbers, where the loop has them
@@ -79,7 +79,7 @@ class Sums:
 
     def zeros(self) -> list[str]:
         """The statements that begin sums."""
-        sizes = [piece.size for piece in self.pieces]
+        sizes = [sub_tile.size for sub_tile in self.sub_tiles]
         return [
             f"{name} = tl.zeros([{self.rows.size}, {size}], tl.{self.type})"
             for names in (self.names, *self.sharing_operand)
@@ -97,7 +97,7 @@ class Finished:
 
 
 @lru_cache(256)
-def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
+def sub_tiles_of(size: int) -> tuple[tuple[int, int], ...]:
     """The powers of two that a size along the columns is the sum of, widest first: where each begins, and its width.
     Each is a product of its own with the same rows."""
     widths = [1 << bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
@@ -174,22 +174,22 @@ def write_step(
     """Writes one step, which adds products to sums, into the body of a loop that counts terms."""
     lines, step = root.lines, loop.step
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
-    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
-    firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
+    sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]
+    firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in sub_tiles_of(axes[1].size)]
     ragged = axes[1].total % axes[1].size != 0
     products = (Product(contraction, loop.rows, loop.columns), *loop.sharing_operand)
-    described = [(one.rows, *(one.columns or (None,) * len(pieces))) for one in products]
+    described = [(one.rows, *(one.columns or (None,) * len(sub_tiles))) for one in products]
 
     rows = Frame(lines, (axes[0].size, step), outer=root)
     by_pointers = any(by_tma[0] is None for by_tma in described)
     row = bind_axis(rows, axes[0], 0, starts[0]) if by_pointers else ""
-    columns = [Frame(lines, (step, piece.size), outer=root) for piece in pieces]
-    for number, (frame, piece, start) in enumerate(zip(columns, pieces, firsts, strict=True)):
+    columns = [Frame(lines, (step, sub_tile.size), outer=root) for sub_tile in sub_tiles]
+    for number, (frame, sub_tile, start) in enumerate(zip(columns, sub_tiles, firsts, strict=True)):
         if any(by_tma[1 + number] is None for by_tma in described):
-            bind_axis(frame, piece, 1, start, ragged=ragged)
+            bind_axis(frame, sub_tile, 1, start, ragged=ragged)
 
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
-    totals = [to.names] if to is not None else [tuple(root.writer.fresh("acc") for _ in pieces) for _ in products]
+    totals = [to.names] if to is not None else [tuple(root.writer.fresh("acc") for _ in sub_tiles) for _ in products]
     counter = first = counter or root.writer.fresh("k")
     if loop.chained:
         first, described[0] = _chosen(body, counter, (*loop.chained, products[0]))
@@ -213,7 +213,9 @@ def write_step(
         for total, other in zip(names, blocks[1:], strict=True):
             body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
     own, *others = totals
-    return Sums(own, accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged, counter, tuple(others))
+    return Sums(
+        own, accumulator, axes[0], tuple(sub_tiles), starts[0], tuple(firsts), row, ragged, counter, tuple(others)
+    )
 
 
 def _chosen(body: Lines, counter: str, products: Sequence[Product]) -> tuple[str, tuple[Described | None, ...]]:
@@ -239,7 +241,7 @@ def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], p
     """Writes loads of the result's elements before the loop, so that they are on their way while it runs. The blocks
     are those in which the tile is stored."""
     most = stored_width(axes[1].size, parts)
-    for at, width in pieces_of(axes[1].size):
+    for at, width in sub_tiles_of(axes[1].size):
         size = min(width, most)
         for place in range(at, at + width, size):
             frame = Frame(root.lines, (axes[0].size, size), outer=root)
@@ -261,19 +263,19 @@ def stored_blocks(
 ) -> list[Finished]:
     """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
     stored in halves. `contractions` are those that the loop made; `layout` is that of blocks of so many columns."""
-    found, most = [], sums.pieces[0].size // parts
-    for number, (piece, first) in enumerate(zip(sums.pieces, sums.columns, strict=True)):
-        size = (sums.rows.size, piece.size)
+    found, most = [], sums.sub_tiles[0].size // parts
+    for number, (sub_tile, first) in enumerate(zip(sums.sub_tiles, sums.columns, strict=True)):
+        size = (sums.rows.size, sub_tile.size)
         totals = [in_parts(root, lines, of[number], size, most) for of in (sums.names, *sums.sharing_operand)]
         for blocks in zip(*totals, strict=True):
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
             frame = Frame(lines, (sums.rows.size, width), outer=root, layout=layout(width))
-            stored = Finished(frame, (sums.row, start), replace(piece, size=width))
+            stored = Finished(frame, (sums.row, start), replace(sub_tile, size=width))
             bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
             bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
             for one, (held, *_) in zip(contractions, blocks, strict=True):
-                text = lines.name(frame.laid(held)) if layout(width) and width < piece.size else held
+                text = lines.name(frame.laid(held)) if layout(width) and width < sub_tile.size else held
                 block = Block(text, sums.type, frozenset({0, 1}))
                 frame.bound[one.reduce] = frame.cast(block, compute_type(one.reduce))
             found.append(stored)
@@ -287,7 +289,7 @@ def interpreted_type(type_: str) -> str:
 
 def stored_width(size: int, parts: int) -> int:
     """The most columns that are stored at once."""
-    return pieces_of(size)[0][1] // parts
+    return sub_tiles_of(size)[0][1] // parts
 
 
 def in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
@@ -412,7 +414,7 @@ def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
     return [x for x in kernel.epilogue_loads if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
-def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
+def swizzled(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
     """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
     if rows == 1 or columns == 1 or group <= 1:
         row, column = split_number(frame, number, [rows, columns])

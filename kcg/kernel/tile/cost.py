@@ -19,10 +19,10 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.attention import attention_tiles, blocks_of_tiles, reach_of, reached_share, visited_blocks
-from kcg.kernel.tile.contraction import pieces_of, stored_width
+from kcg.kernel.tile.contraction import stored_width, sub_tiles_of
 from kcg.kernel.tile.device import Figures, device_of, figures_of
 from kcg.kernel.tile.emit import runs_of
-from kcg.kernel.tile.generate import halved, may_have_tail, partials_of
+from kcg.kernel.tile.generate import halved, may_stream_k, partials_of
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -141,7 +141,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     if p.persistent:
         rounds = -(-p.persistent // together)  # where not all programs run at once
         turns_s = len(kernel.launched) * tile.opening_s + tiles // programs * tile.wave(together, opens=False)
-        if p.tail > 1 and not may_have_tail(kernel):
+        if p.tail > 1 and not may_stream_k(kernel):
             turns_s += _tile(kernel, halved(p), f, 2 * tiles, flight_s).wave(together)
         elif left:
             turns_s += -(-left * p.tail // programs) * tile.wave(together, opens=False, parts=p.tail)
@@ -167,7 +167,7 @@ def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_
     steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
     product_s = 2 * sums_of(kernel, p) * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
-    products = len(pieces_of(p.tile[1])) * len(kernel.together)
+    products = len(sub_tiles_of(p.tile[1])) * len(kernel.together)
     product_s *= 1 + f.piece_share * (products - 1) + f.pointer_share * (p.loads != TMA)
     loaded = loaded_along(kernel, p)
     load_s = sum(loaded) * p.reduce_tile * itemsize / f.block_bytes
@@ -243,7 +243,7 @@ def _at_once(kernel: TileKernel, access: Access, p: TileParameters) -> int:
         return int(itemsize)
     axes: list[tuple[tuple[UOp, ...], int]] = [(tuple(kernel.contraction.reduce.src[1:]), p.reduce_tile)]
     axes += [
-        (tuple(kernel.outputs[n] for n in held), math.gcd(*(width for _, width in pieces_of(size))))
+        (tuple(kernel.outputs[n] for n in held), math.gcd(*(width for _, width in sub_tiles_of(size))))
         for held, size in zip(p.axes, p.tile, strict=True)
     ]
     found: int = 1
@@ -269,7 +269,7 @@ def _either(*seconds: float, sharp: float = 4) -> float:
 
 def _tensor_share(p: TileParameters, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a tile can use, its pieces one after the other."""
-    widths = [width for _, width in pieces_of(p.tile[1])]
+    widths = [width for _, width in sub_tiles_of(p.tile[1])]
     return p.tile[1] / sum(width / _piece_share(p, width, itemsize, f) for width in widths)
 
 

@@ -27,12 +27,12 @@ from kcg.kernel.tile.contraction import (
     fits_epilogue,
     in_parts,
     in_the_sum,
-    pieces_of,
-    raster,
     read_before,
     read_for_each,
     stored_blocks,
     stored_width,
+    sub_tiles_of,
+    swizzled,
     terms_of_part,
     turned,
     write_contraction,
@@ -84,7 +84,7 @@ from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
-TAIL_ROWS = 16  # of a tile, that one program of it adds
+STREAM_K_ROWS = 16  # of a tile, that one program of it adds
 _END_OF_TILE = 'tl.inline_asm_elementwise("", "=r,0", [{}], dtype=tl.int32, is_pure=False, pack=1)'
 """No instruction: Triton 3.6 takes what a branch at the end of a flattened loop reads for the loop's results."""
 
@@ -150,7 +150,7 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     if parameters.tail > 1 and (
         parameters.form != CONTRACTION
         or parameters.split > 1
-        or not (may_have_tail(kernel) or can_halve(kernel, parameters))
+        or not (may_stream_k(kernel) or can_halve(kernel, parameters))
     ):
         raise UnsupportedTile("tail", "programs share the last tiles of one product, or two each halves of its columns")
     loads = parameters.loads != POINTER or parameters.warp_specialize
@@ -211,7 +211,7 @@ def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple
         for number, contraction in enumerate(turned(each, parameters) for each in kernel.together):
             describe_both = _described_or_none if number else _described
             rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
-            by_tma = (rows is not None, any(piece is not None for piece in columns))
+            by_tma = (rows is not None, any(sub_tile is not None for sub_tile in columns))
             found += [side for side, described in zip(contraction.sides, by_tma, strict=True) if described]
     except UnsupportedTile:
         return ()
@@ -247,7 +247,7 @@ def partials_of(kernel: TileKernel) -> int:
     return len(kernel.reductions) * math.prod(kernel.extents)
 
 
-def may_have_tail(kernel: TileKernel) -> bool:
+def may_stream_k(kernel: TileKernel) -> bool:
     """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
     contractions come to together."""
     if kernel.chained:
@@ -260,7 +260,7 @@ def may_have_tail(kernel: TileKernel) -> bool:
 def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether two programs may share a last tile by its columns: of persistent programs, where they cannot share its
     sums, and where no half is outside the result or has less than what is made of it needs."""
-    if may_have_tail(kernel) or not parameters.persistent or parameters.tail != 2:
+    if may_stream_k(kernel) or not parameters.persistent or parameters.tail != 2:
         return False
     launched = launched_with(kernel, parameters)
     whole = all(axes_of(*one)[1].total % parameters.tile[1] == 0 for one in launched)
@@ -273,7 +273,7 @@ def has_several_products(kernel: TileKernel, parameters: TileParameters) -> bool
     if kernel.attention is not None:
         return True
     return parameters.form in CONTRACTIONS and (
-        len(pieces_of(parameters.tile[1])) > 1
+        len(sub_tiles_of(parameters.tile[1])) > 1
         or bool(kernel.chained or kernel.sharing_operand or kernel.grouped)
         or parameters.precision == "tf32x3"
         or (parameters.tail > 1 and can_halve(kernel, parameters))
@@ -393,7 +393,7 @@ def _write_turns(kernel: TileKernel, parameters: TileParameters, target: Target,
     launched = launched_with(kernel, parameters)
     tiles = [math.prod(counts_of(*one)) for one in launched]
     programs = min(sum(tiles), target.cores * parameters.persistent)
-    halves = parameters.tail > 1 and not may_have_tail(kernel)
+    halves = parameters.tail > 1 and not may_stream_k(kernel)
     whole = sum(tiles) // programs * programs if halves else sum(tiles)
     if halves and not 0 < 2 * (sum(tiles) - whole) <= programs:
         raise UnsupportedTile("tail", "there is no last wave that halves of its tiles fit into")
@@ -446,7 +446,7 @@ def _write_contraction(
     in_one_loop = are_one_loop(chain, parameters.reduce_tile) and not parameters.warp_specialize
     number = number or top.lines.name("tl.program_id(0)", "program")
     root = top
-    tail = tail_of(kernel, target, parameters)
+    tail = stream_k_of(kernel, target, parameters)
     if turns is not None and tail is not None and in_one_loop:
         _write_items(kernel, parameters, top, axes, chain, Items(tail, turns.programs, number))
         return turns.programs
@@ -469,7 +469,7 @@ def _write_contraction(
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
-    row, column = raster(root, digits[-1], rows, columns, parameters.group)
+    row, column = swizzled(root, digits[-1], rows, columns, parameters.group)
     if half:
         column = root.lines.name(f"{column} * 2 + {half}", "column")
     part = part or Part(digits[0], parameters.split)
@@ -543,7 +543,7 @@ def flattens_branches(kernel: TileKernel, parameters: TileParameters) -> bool:
 def stores_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a tile's plain result leaves by TMA where it can. Not where the ring is full while a tile is finished and
     moves of branches or of partial tiles need room beside it, which stores through pointers share."""
-    of_parts = parameters.persistent and parameters.tail > 1 and may_have_tail(kernel)
+    of_parts = parameters.persistent and parameters.tail > 1 and may_stream_k(kernel)
     apart = flattens_branches(kernel, parameters) or of_parts
     return parameters.loads == TMA and not apart
 
@@ -558,7 +558,7 @@ def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
 
 
 @dataclass(frozen=True)
-class Tail:
+class StreamK:
     """So many tiles are a program each; those left are shared by `count` programs each."""
 
     whole: int
@@ -566,10 +566,10 @@ class Tail:
     count: int
 
 
-def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
+def stream_k_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> StreamK | None:
     """The tiles of a contraction's last wave, where programs share their reductions. Raises UnsupportedTile where there
     is no such wave."""
-    if parameters.tail <= 1 or not may_have_tail(kernel):
+    if parameters.tail <= 1 or not may_stream_k(kernel):
         return None
     tiles = math.prod(counts_of(kernel, parameters))
     programs = max(1, target.cores) * max(1, parameters.persistent)
@@ -578,14 +578,14 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
         raise UnsupportedTile("tail", "there is no last wave that is not full")
     if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
         raise UnsupportedTile("tail", "2^31 partial sums or more")
-    return Tail(whole, tiles - whole, parameters.tail)
+    return StreamK(whole, tiles - whole, parameters.tail)
 
 
 @dataclass(frozen=True)
 class Items:
     """What persistent programs take in turn where they share the last tiles: whole tiles, as many each, then parts."""
 
-    tail: Tail
+    tail: StreamK
     programs: int
     program: str  # the number of one
 
@@ -620,7 +620,7 @@ def _write_items(
     opening.lines.add(f"{last} = {counter} + tl.where({shared}, {of_part - step}, {whole - step})")
     number = opening.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {item})", "tile")
     digits = split_number(opening, number, counts_of(kernel, parameters)[1:])
-    row, column = raster(opening, digits[-1], axes[0].tiles, axes[1].tiles, parameters.group)
+    row, column = swizzled(opening, digits[-1], axes[0].tiles, axes[1].tiles, parameters.group)
     found = [start_of(opening, row, axes[0]), start_of(opening, column, axes[1]), *digits[:-1]]
     held = [text if text.isdigit() else writer.fresh("held") for text in found]
     for name, text in zip(held, found, strict=True):
@@ -661,35 +661,35 @@ def _partial_tile(root: Frame, sums: Sums, unit: str, *, most: int) -> Lines:
     """Stores what a part of the reduction came to: the pieces of one tile side by side, each row by row."""
     lines = Lines(root.writer, root.lines)
     rows = sums.rows.size
-    elements = rows * sum(piece.size for piece in sums.pieces)
+    elements = rows * sum(sub_tile.size for sub_tile in sums.sub_tiles)
     before = 0
-    for total, piece in zip(sums.names, sums.pieces, strict=True):
-        for name, at, width in in_parts(root, lines, total, (rows, piece.size), most):
-            inside = f"tl.arange(0, {rows})[:, None] * {piece.size} + tl.arange(0, {width})[None, :]"
+    for total, sub_tile in zip(sums.names, sums.sub_tiles, strict=True):
+        for name, at, width in in_parts(root, lines, total, (rows, sub_tile.size), most):
+            inside = f"tl.arange(0, {rows})[:, None] * {sub_tile.size} + tl.arange(0, {width})[None, :]"
             lines.add(f"tl.store(workspace + {unit} * {elements} + {before + at} + {inside}, {name})")
-        before += rows * piece.size
+        before += rows * sub_tile.size
     return lines
 
 
-def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def _write_stream_k(kernel: TileKernel, tail: StreamK, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """The second launch: adds the parts of each tile in order, some rows a program, and finishes them."""
     contraction = kernel.contraction
     assert contraction is not None
     one, other = axes_of(kernel, parameters)
     top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, (one, other))
-    height = min(TAIL_ROWS, one.size)
+    height = min(STREAM_K_ROWS, one.size)
     counts = counts_of(kernel, parameters)[1:]
     number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
     tile = top.lines.name(f"{tail.whole} + {number}", "tile")
     digits = split_number(top, tile, counts)
     for axis, digit in zip(rest, digits[:-1], strict=True):
         bind_scalar(top, axis, digit)
-    row, column = raster(top, digits[-1], one.tiles, other.tiles, parameters.group)
+    row, column = swizzled(top, digits[-1], one.tiles, other.tiles, parameters.group)
     rows = replace(one, size=height)
     first = top.lines.name(f"{start_of(top, row, one)} + {strip} * {height}", "start")
     elements, type_ = math.prod(parameters.tile), _workspace_type(kernel)
-    for at, width in pieces_of(other.size):
+    for at, width in sub_tiles_of(other.size):
         frame = Frame(top.lines, (height, width), outer=top)
         inside = top.lines.name(
             f"({strip} * {height} + tl.arange(0, {height}))[:, None] * {width} + tl.arange(0, {width})[None, :]", "i"
@@ -727,10 +727,10 @@ def _described(
     if parameters.loads != TMA:
         return None, ()
     reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
-    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
+    sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]
     first, second = contraction.sides
     rows = describe_operand(first, kernel, (axes[0], reduced), top)
-    columns = tuple(describe_operand(second, kernel, (reduced, piece), top) for piece in pieces)
+    columns = tuple(describe_operand(second, kernel, (reduced, sub_tile), top) for sub_tile in sub_tiles)
     if rows is None and not any(columns):
         raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
     return rows, columns
@@ -786,7 +786,7 @@ def _partials(kernel: TileKernel, target: Target, parameters: TileParameters) ->
     """How many values programs that share something leave for the second launch; 0 where there is none."""
     if parameters.split > 1:
         return parameters.split * partials_of(kernel)
-    tail = tail_of(kernel, target, parameters)
+    tail = stream_k_of(kernel, target, parameters)
     return tail.left * tail.count * math.prod(parameters.tile) if tail is not None else 0
 
 
@@ -794,8 +794,8 @@ def _write_second(kernel: TileKernel, target: Target, parameters: TileParameters
     """The launch that adds them; and how many programs it has."""
     if kernel.attention is not None:
         return write_attention_sums(kernel, parameters, writer)
-    if (tail := tail_of(kernel, target, parameters)) is not None:
-        return _write_tail(kernel, tail, parameters, writer)
+    if (tail := stream_k_of(kernel, target, parameters)) is not None:
+        return _write_stream_k(kernel, tail, parameters, writer)
     return _write_sums(kernel, parameters, writer)
 
 

@@ -22,7 +22,7 @@ from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.flash_attention import can_load_by_tma
-from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_have_tail, may_split, partials_of
+from kcg.kernel.tile.generate import can_describe, can_halve, halved, may_split, may_stream_k, partials_of
 from kcg.kernel.tile.parameters import (
     ATTENTION,
     CONTRACTION,
@@ -221,7 +221,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "tail":
             if parameters.form != CONTRACTION or parameters.split > 1:
                 return (1,)
-            if not may_have_tail(kernel):
+            if not may_stream_k(kernel):
                 return (1, 2) if can_halve(kernel, parameters.changed(tail=2)) else (1,)
             ahead = not parameters.persistent or parameters.loads == TMA  # else no loads run on from part to part
             return TAILS if ahead else (1,)
@@ -415,7 +415,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if p.tail > 1:
         slots = max(1, target.cores) * max(1, p.persistent)
         whole, left = divmod(programs, slots)
-        if p.split > 1 or not whole or not left or not _fits_tail(kernel, target, p, left):
+        if p.split > 1 or not whole or not left or not _fits_stream_k(kernel, target, p, left):
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
@@ -440,10 +440,10 @@ def _groups(kernel: TileKernel, p: TileParameters) -> bool:
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
 
 
-def _fits_tail(kernel: TileKernel, target: Target, p: TileParameters, left: int) -> bool:
+def _fits_stream_k(kernel: TileKernel, target: Target, p: TileParameters, left: int) -> bool:
     """Whether parts of the tiles left have something to do, and are few; or whether halves of them fit into a wave."""
     slots = max(1, target.cores) * max(1, p.persistent)
-    if may_have_tail(kernel):
+    if may_stream_k(kernel):
         steps = -(-kernel.reduce_extent // p.reduce_tile)
         return p.tail <= steps // 2 and left * p.tail <= 2 * slots
     half = halved(p)

@@ -32,10 +32,10 @@ from kcg.kernel.tile.contraction import (
     fits_epilogue,
     in_parts,
     in_the_sum,
-    pieces_of,
-    raster,
     read_for_each,
     stored_blocks,
+    sub_tiles_of,
+    swizzled,
     turned,
 )
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
@@ -143,7 +143,7 @@ class _Pipelined:
             raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or rows % GROUP_ROWS or self.groups not in REGISTERS:
             raise UnsupportedTile("form", "two or three groups of 64 rows and 4 warps, TMA")
-        self.step, self.pieces = parameters.reduce_tile, pieces_of(columns)
+        self.step, self.sub_tiles = parameters.reduce_tile, sub_tiles_of(columns)
         self.main = open_frame(kernel, writer, ())
         self.in_memory: dict[str, str] = {}  # what makes a descriptor -> its name
         self.leaving: dict[str, str] = {}  # what allocates a buffer for results -> its name
@@ -167,7 +167,7 @@ class _Pipelined:
         lines = self.main.lines
         self.writer.store = self._store
         computing, loading = self._computing(), self._loading()
-        buffers = ["rows", *(f"columns{number}" for number in range(len(self.pieces)))]
+        buffers = ["rows", *(f"columns{number}" for number in range(len(self.sub_tiles)))]
         for text, name in self.in_memory.items():
             lines.add(f"{name} = {text}")
         for number, (name, sizes) in enumerate(zip(buffers, self.shapes, strict=True)):
@@ -212,7 +212,7 @@ class _Pipelined:
             raise UnsupportedTile("form", "specialised warps make sums of a known length")
         one, other = contraction.sides
         rows = self._described(one, (replace(axes[0], size=GROUP_ROWS), reduced))
-        columns = tuple(self._described(other, (reduced, replace(axes[1], size=width))) for _, width in self.pieces)
+        columns = tuple(self._described(other, (reduced, replace(axes[1], size=width))) for _, width in self.sub_tiles)
         return _Product(reduced.tiles, rows, columns)
 
     def _described(self, side: Operand, axes: tuple[Axis, Axis]) -> tuple[Boxes, str]:
@@ -238,7 +238,7 @@ class _Pipelined:
         frame = Frame(Lines(self.writer, lines), (), outer=self.main)
         tile = self.writer.fresh("tile")
         rows, columns = one.axes
-        row, column = raster(frame, tile, rows.tiles, columns.tiles, one.parameters.group)
+        row, column = swizzled(frame, tile, rows.tiles, columns.tiles, one.parameters.group)
         first = one.turns.first(lines, lines.name("tl.program_id(0)", "program"))
         header = f"for {tile} in range({first}, {one.turns.tiles}, {self.programs}):"
         return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
@@ -261,7 +261,7 @@ class _Pipelined:
                 self._expected(body, sum(one.parameters.tile))
                 term = body.name(f"{counter} * {self.step}", "term")
                 self._fetch_rows(body, *product.rows, row, term)
-                for number, ((at, _), (boxes, memory)) in enumerate(zip(self.pieces, product.columns, strict=True)):
+                for number, ((at, _), (boxes, memory)) in enumerate(zip(self.sub_tiles, product.columns, strict=True)):
                     corner = boxes.ordered((term, f"{column} + {at}"))
                     body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
                 self._advance(body)
@@ -300,8 +300,8 @@ class _Pipelined:
 
     def _summed(self, lines: Lines, one: _Tiled) -> tuple[str, ...]:
         """The sums of a group's rows, one for each piece of the columns."""
-        totals = tuple(self.writer.fresh("acc") for _ in self.pieces)
-        for total, (_, width) in zip(totals, self.pieces, strict=True):
+        totals = tuple(self.writer.fresh("acc") for _ in self.sub_tiles)
+        for total, (_, width) in zip(totals, self.sub_tiles, strict=True):
             layout = sums_layout(self.writer, width)
             lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
         # an expression: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
@@ -328,10 +328,10 @@ class _Pipelined:
         lines, (rows, columns) = frame.lines, one.axes
         own = replace(rows, size=GROUP_ROWS)
         row = lines.name(f"{starts[0]} + group * {GROUP_ROWS}", "start")
-        pieces = tuple(replace(columns, size=width) for _, width in self.pieces)
-        firsts = tuple(lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in self.pieces)
+        sub_tiles = tuple(replace(columns, size=width) for _, width in self.sub_tiles)
+        firsts = tuple(lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in self.sub_tiles)
         ragged = columns.total % columns.size != 0
-        sums = Sums(totals, "float32", own, pieces, row, firsts, "", ragged, counter="")
+        sums = Sums(totals, "float32", own, sub_tiles, row, firsts, "", ragged, counter="")
         contraction = one.contractions[-1]
         blocks = stored_blocks(
             (contraction,),

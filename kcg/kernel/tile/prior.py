@@ -25,7 +25,7 @@ from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, fits_epilogue,
 from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.eviction import read_once
-from kcg.kernel.tile.generate import can_describe, may_have_tail, may_split, stores_by_tma
+from kcg.kernel.tile.generate import can_describe, may_split, may_stream_k, stores_by_tma
 from kcg.kernel.tile.gluon import GROUP_ROWS
 from kcg.kernel.tile.parameters import (
     ATTENTION,
@@ -107,7 +107,7 @@ def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters)
     if parameters.form == PIPELINED:
         return ring + leaving_bytes(kernel, parameters) + COMPILER_BYTES
     if parameters.loads != TMA:
-        if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_have_tail(kernel)):
+        if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_stream_k(kernel)):
             return ring
         # the next tile's loads begin while this one is on its way out, at most 64 elements of 16 bits a thread at once
         elements = rows * stored_width(columns, parameters.epilogue_parts)

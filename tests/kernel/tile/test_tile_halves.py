@@ -15,7 +15,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.generate import can_halve, generate_kernel, may_have_tail
+from kcg.kernel.tile.generate import can_halve, generate_kernel, may_stream_k
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
@@ -52,7 +52,7 @@ def test_halves_of_the_tiles_left_are_right(chain: Made, tmp_path: Path) -> None
     cases = {}
     region = region_of(*chain("bfloat16"))
     kernel = read_region(region)
-    assert kernel.contraction is not None and not may_have_tail(kernel)
+    assert kernel.contraction is not None and not may_stream_k(kernel)
     axes = tuple(side.ranges for side in kernel.contraction.sides)
     for loads, parts, persistent, turned in ((POINTER, 1, 1, True), (TMA, 2, 1, False), (TMA, 1, 2, False)):
         p = replace(
