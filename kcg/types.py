@@ -576,7 +576,7 @@ class RegionResult:
     opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
     handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
     clocks: tuple[tuple[str, float], ...] = ()  # what the device told while both were timed, as in `Measurement`
-    ends: tuple[TimedAt, ...] = ()  # the smallest values first; none where there is one set of values
+    ends: tuple[TimedAt, ...] = ()  # at bounds of symbolic sizes, smallest first; none where these have one value
 
     replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
     again_s: float = 0.0  # of the baseline's time that of kernels which it computes again, and which count elsewhere
@@ -686,8 +686,8 @@ class RegionInPlan:
     saved_s: float  # by one call, against the best schedules of the calls it replaces, timed in turns with it
     saved_bytes: float  # that one call no longer stores and reads; negative where what it makes again is made of more
     left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
-    # the same saving among the calls around it: the low end of its 95 % interval, its median, the high end; None where
-    # it was not timed there
+    # in-context timing: the same saving among the calls around it, as the low end of its 95 % interval, its median and
+    # the high end; None where it was not timed there
     nearby_s: tuple[float, float, float] | None = None
     again: tuple[int, ...] = ()  # which of its kernels it computes again, as in `Region`
 

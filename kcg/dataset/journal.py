@@ -620,7 +620,7 @@ class Journal:
         )
 
     def forget_paired_results(self) -> None:
-        """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
+        """Removes what `verdicts` gives; the measurements, those of validation too, stay."""
         self._rows("DELETE FROM verdicts")
 
     # -- reading

@@ -47,10 +47,10 @@ def outcome(ends: Sequence[End], outcomes: Sequence[PairedOutcome]) -> PairedOut
     last = outcomes[-1]
     if len(ends) == 1:
         return last
-    finals = [o.finalist_verification for o in outcomes if o.finalist_verification is not None]
+    validated = [o.finalist_verification for o in outcomes if o.finalist_verification is not None]
     both = PairedOutcome(
         baseline_verification=_verification(ends, [o.baseline_verification for o in outcomes]),
-        finalist_verification=_verification(ends, finals) if finals else None,
+        finalist_verification=_verification(ends, validated) if validated else None,
         input_recipe=last.input_recipe,
         clocks=last.clocks,
         noisy=next((o.noisy for o in outcomes if o.noisy), ""),

@@ -1,6 +1,6 @@
 """Hand-written kernels in an optimisation: read, matched and lowered in children, and timed with the rest.
 
-They do not take part in the search of Opts, which goes on as if there were none. In the finals each is a candidate like
+They do not take part in the search of Opts, which goes on as if there were none. In validation each is a candidate like
 what the search found (`kcg.judge.finalists`).
 """
 

@@ -38,7 +38,8 @@ _WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
 
 @dataclass(frozen=True)
 class TileParameters:
-    """One tile program of a kernel. Two of equal fields are one program.
+    """One tile program of a kernel. Two of equal fields are one program. Fields are named as they are stored; where the
+    field of compilers has another word for one, its comment says it.
 
     `axes` says which output ranges each axis of the tile holds, by their number in `TileKernel.outputs`, flattened
     with the last one changing fastest; of a contraction these are the rows (M) and the columns (N). Ranges that no
@@ -54,10 +55,10 @@ class TileParameters:
     ]  # elements along each axis: powers of two; of a contraction's columns also the sum of two, and
     # rows of groups of warps three times 64
     reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
-    split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
-    tail: int = 1  # programs that share each tile of the last wave, where that is not full: its sums, or 2 its columns
-    group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
-    read_early: bool = False  # what a contraction reads beside each sum is asked for before the loop
+    split: int = 1  # split-K: programs that share a reduction, by float32 partials and an ordered second launch
+    tail: int = 1  # stream-K: programs that share each tile of a last wave that is not full, by sums, or 2 by columns
+    group: int = 1  # swizzle: rows of tiles that neighbouring programs take together, so that columns are found in L2
+    read_early: bool = False  # prefetch: operands of the epilogue are asked for before the loop
     evict_first: tuple[int, ...] = ()  # loads that L2 need not keep, by their number in `TileKernel.loads`
     evict_last: tuple[int, ...] = ()  # loads that it keeps longest
     loads: str = POINTER  # of a contraction's operands: POINTER or TMA
