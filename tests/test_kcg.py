@@ -228,6 +228,7 @@ def test_a_home_that_cannot_be_written_gets_no_completion_and_one_line(
     home = tmp_path / "home"
     home.write_text("no folder")
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # typer's own: the shell is named
     done = kcg(f"--install-completion {shell}")
     assert (done.returncode, done.stdout) == (ExitCode.USAGE, ""), done.stderr
     assert done.stderr.startswith(f"kcg: cannot write {home}") and done.stderr.count("\n") == 1, done.stderr
