@@ -150,7 +150,8 @@ class Judging:
                     judged[work.id] = self._or_ahead(work, self._with_offers(work, self._too_late(work)))
                 waiting = self._of_plans(left)
                 saved_s += saved_by(work, judged[work.id], before)
-                if self._incumbent is not None and held.isdisjoint(work.id for work in waiting):
+                earlier = held.difference(self._judged)  # what was judged ahead the file has
+                if self._incumbent is not None and earlier.isdisjoint(work.id for work in waiting):
                     self._incumbent.improve(saved_s)
                     saved_s = 0.0  # the file of a run that goes on has no less than what that had judged
                 self._show(count, waiting)

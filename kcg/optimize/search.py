@@ -232,7 +232,10 @@ class _Search:
                 for some in ([w for w in self.works if not w.proposed], [w for w in self.works if w.proposed]):
                     share_efforts(some, deadline - begun)
         if not self.searched:
-            log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
+            line = f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}"
+            log.warn(line)
+            if not too_short:  # else it was said before
+                log.progress.line(line, important=True)
         return Candidates(
             self.works,
             self.estimates.measured.untimed,
