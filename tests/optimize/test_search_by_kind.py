@@ -82,10 +82,13 @@ def test_what_its_kind_expected_is_no_surprise_and_what_is_far_faster_is() -> No
         return [Future() for _ in batch]
 
     log = SimpleNamespace(expect=lambda *what: kept.append(what))
-    one: Any = SimpleNamespace(device=SimpleNamespace(measure=measure), log=log)
+    proposed = list[dict[Schedule, Any]]()
+    device = SimpleNamespace(measure=measure, expects=lambda work, expected: proposed.append(expected))
+    one: Any = SimpleNamespace(device=device, log=log)
     expected = {tile: (Prediction(-8.0), None)}
     for best_s, expected_s in ((0.01, 4e-4), (3e-4, 4e-4), (0.01, math.inf), (0.0, 4e-4)):
         work: Any = SimpleNamespace(best_s=best_s, call="its call")
         futures = _Search._measure(one, work, [tile, Schedule("tile", "[]")], expected=expected, expected_s=expected_s)
         assert kept.pop() == ("its call", Prediction(-8.0), None, futures[0]), "and kept, of any kind"
     assert [how["known_s"] for how in asked] == [4e-4, 3e-4, 0.01, None] and kept == []
+    assert proposed == [expected] * 4, "of what nothing is expected nothing is said"

@@ -223,7 +223,7 @@ def test_the_cache_is_the_same_and_a_broken_one_is_made_again(
     (file,) = tmp_path.iterdir()
     built = []
     build = data_module._build
-    monkeypatch.setattr(data_module, "_build", lambda *args: built.append(1) or build(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(data_module, "_build", lambda *args, **how: built.append(1) or build(*args, **how))  # type: ignore[func-returns-value]
     again = load(folder, cache=tmp_path)
     assert not built
     for f in fields(TrainingData):
