@@ -7,11 +7,14 @@ left alone: `CC=clang`, which is what tinygrad takes by itself, says no.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False  # as typing has it, which importing kcg need not load
+if TYPE_CHECKING:  # what importing kcg need not load where there is no such wheel
+    from collections.abc import Iterator
+    from pathlib import Path
 
 OWN = "clang"  # what tinygrad takes where `CC` is not set
 
@@ -39,22 +42,31 @@ def packaged_clang() -> str | None:
 
     None where there is no such wheel.
     """
-    spec = importlib.util.find_spec("ziglang")
-    if spec is None or spec.origin is None or os.name != "posix":
-        return None
-    zig = Path(spec.origin).parent / "zig"
-    if not zig.is_file():
+    if os.name != "posix" or (zig := _zig()) is None:
         return None
     import hashlib
     import shlex
 
-    text = f'#!/bin/sh\nexec {shlex.quote(str(zig))} clang "$@"\n'
+    text = f'#!/bin/sh\nexec {shlex.quote(zig)} clang "$@"\n'
     name = f"clang-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return next((str(script) for folder in _folders() if _is_there(script := folder / name, text)), None)
 
 
+def _zig() -> str | None:
+    """The program of the wheel."""
+    spec = PathFinder.find_spec("ziglang")  # as importlib.util does, which takes as long to import as all of kcg
+    if spec is None or spec.origin is None:
+        return None
+    from pathlib import Path
+
+    zig = Path(spec.origin).parent / "zig"
+    return str(zig) if zig.is_file() else None
+
+
 def _folders() -> Iterator[Path]:
     """Where the script may be, the best first."""
+    from pathlib import Path
+
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg"
     import tempfile
 
@@ -78,5 +90,5 @@ def _is_there(script: Path, text: str) -> bool:
 def _on_path(program: str) -> bool:
     """Whether a program of this name is found, as `shutil.which` finds it, which takes longer to import."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    places = (Path(folder, program) for folder in folders)
-    return any(place.is_file() and os.access(place, os.X_OK) for place in places)
+    places = [f"{folder or os.curdir}{os.sep}{program}" for folder in folders]
+    return any(os.access(place, os.X_OK) and not os.path.isdir(place) for place in places)  # noqa: PTH112

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import python
+from tests.without_clang import HIDE
 
 SAYS = "import os, kcg; print(repr(os.environ.get('CC')))"
 
@@ -61,6 +62,6 @@ def test_a_clang_on_the_path_is_what_tinygrad_takes(tmp_path: Path) -> None:
 def test_without_the_wheel_nothing_is_set(tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text("import sys; sys.modules['ziglang'] = None\n")
+    (hidden / "sitecustomize.py").write_text(HIDE)
     paths = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])
     assert said(tmp_path, PYTHONPATH=paths) == "None"

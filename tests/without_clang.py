@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 HIDE = (
-    "import importlib.util as _util\n"
-    "_find = _util.find_spec\n"
-    "_util.find_spec = lambda name, *rest: None if name == 'ziglang' else _find(name, *rest)\n"
+    "from importlib.machinery import PathFinder as _finder\n"
+    "_find = _finder.find_spec\n"
+    "_finder.find_spec = lambda name, *rest: None if name == 'ziglang' else _find(name, *rest)\n"
 )
 """What such a process runs first, with an empty `PATH` and `CC`."""
 

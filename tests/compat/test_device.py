@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("DEV", raising=False)
     monkeypatch.setitem(sys.modules, "ziglang", None)
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("kcg.clang.PathFinder", SimpleNamespace(find_spec=lambda name: None))
     return tmp_path
 
 
@@ -81,7 +82,8 @@ def test_the_wheel_ziglang_serves_as_clang_where_there_is_none(bare: Path, monke
     zig.write_text('#!/bin/sh\necho "clang version 22 called with $*"\n')
     origin = zig.parent / "__init__.py"
     spec = type("Spec", (), {"origin": str(origin)})()
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: spec if name == "ziglang" else None)
+    found = SimpleNamespace(find_spec=lambda name: spec if name == "ziglang" else None)
+    monkeypatch.setattr("kcg.clang.PathFinder", found)
     found = device.clang_path()
     assert found is not None and is_clang(found)
     made = Path(found).stat().st_mtime_ns
