@@ -245,12 +245,17 @@ class Ahead:
 
     def prepare(self, works: Sequence[RegionWork]) -> None:
         """Have the references of some regions computed on idle cores, the first ones first."""
-        self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2))
+        self.comparisons.ask_for_references(works, most=self._references_at_once)
 
     def prepare_early(self, works: Sequence[RegionWork]) -> None:
         """The same of regions that will join the search, on what the references of kernels leave: these are judged
         first."""
-        self.comparisons.ask_for_references(works, most=max(READY, self._device.service.compile_workers // 2) // 2)
+        self.comparisons.ask_for_references(works, most=self._references_at_once // 2)
+
+    @property
+    def _references_at_once(self) -> int:
+        """How many may be under way."""
+        return max(READY, self._device.service.compile_workers // 2)
 
     def over(self) -> None:
         """The search is over: what it found stays. Judging goes on."""
