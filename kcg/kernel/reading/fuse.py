@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kcg.compat.scheduling import simplified
-from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
+from kcg.compat.tiny import AddrSpace, AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
 from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
@@ -198,12 +198,8 @@ def _renamed(region: Region) -> tuple[UOp, ...]:
 def _with_shared_ranges(stored: Stored, shared: dict[UOp, list[UOp]]) -> Stored:
     """A value whose reductions of equal length and of one level are over the same range, so that one loop can make
     several of them."""
-    new: dict[UOp, UOp] = {}
-    value = with_short_indices(stored.value)
-    for node in value.toposort():
-        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        new[node] = _without_factors(_over_shared_range(made, shared)) if node.op is Ops.REDUCE else made
-    return replace(stored, value=with_short_indices(new[value]))
+    value = graph_rewrite(with_short_indices(stored.value), _SHARED_RANGES, ctx=shared, walk=True)
+    return replace(stored, value=with_short_indices(value))
 
 
 def _without_factors(node: UOp) -> UOp:
@@ -266,6 +262,12 @@ def _over_shared_range(node: UOp, shared: dict[UOp, list[UOp]]) -> UOp:
     return node.replace(src=(moved(node.src[0], at), axis))
 
 
+_SHARED_RANGES = PatternMatcher(
+    [(UPat(Ops.REDUCE, name="node"), lambda ctx, node: _without_factors(_over_shared_range(node, ctx)))]
+)
+"""The context is the shared ranges by their size, one for each level."""
+
+
 # ---- values in the place of loads
 
 
@@ -326,15 +328,17 @@ def _value_at(stored: Stored, access: Access) -> UOp:
 
 def _loading_where(gate: UOp, value: UOp) -> UOp:
     """A value that loads nothing from outside of its buffers where a condition does not hold."""
-    new: dict[UOp, UOp] = {}
-    for node in value.toposort():
-        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        new[node] = _gated(made, gate) if node.op is Ops.INDEX and _may_be_outside(node) else made
-    return new[value]
+    return graph_rewrite(value, _GATED, ctx=gate, walk=True)
 
 
-def _gated(load: UOp, gate: UOp) -> UOp:
-    return load.replace(src=(load.src[0], load.src[1].valid(gate), *load.src[2:]))
+def _gated(ctx: UOp, load: UOp) -> UOp | None:
+    if not _may_be_outside(load):
+        return None
+    return load.replace(src=(load.src[0], load.src[1].valid(ctx), *load.src[2:]))
+
+
+_GATED = PatternMatcher([(UPat(Ops.INDEX, name="load"), _gated)])
+"""The context is the condition outside of which nothing is loaded from beyond a buffer."""
 
 
 def _may_be_outside(load: UOp) -> bool:

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Mapping
 
-from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.compat.tiny import Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
 
 _PLAIN = (Ops.CONST, Ops.RANGE, Ops.PARAM)  # indices that are as short as can be
 
@@ -30,18 +30,22 @@ def with_short_indices(value: UOp) -> UOp:
 
 def decided(value: UOp) -> UOp:
     """A value without choices whose condition is a constant."""
-    new: dict[UOp, UOp] = {}
-    for node in value.toposort():
-        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        if made.op is Ops.WHERE and (condition := made.src[0].simplify()).op is Ops.CONST:
-            made = made.src[1] if condition.arg else made.src[2]
-        new[node] = made
-    return new[value]
+    return graph_rewrite(value, _DECIDED, walk=True)
+
+
+def _chosen(choice: UOp) -> UOp | None:
+    condition = choice.src[0].simplify()
+    if condition.op is not Ops.CONST:
+        return None
+    return choice.src[1] if condition.arg else choice.src[2]
+
+
+_DECIDED = PatternMatcher([(UPat(Ops.WHERE, name="choice"), _chosen)])
 
 
 def _short(index: UOp) -> UOp:
     """An index with its products taken apart, so that a quotient and its rest become what was divided."""
-    index = _divided(index)
+    index = graph_rewrite(index, _DIVIDED, walk=True)
     if index.op is Ops.WHERE:
         return index.replace(src=(index.src[0].simplify(), *map(_short, index.src[1:])))
     terms = _terms(index)
@@ -49,19 +53,6 @@ def _short(index: UOp) -> UOp:
         return index.simplify()
     short = _summed(terms).simplify()
     return _summed(_terms(short)) if short.op is Ops.ADD else short
-
-
-def _divided(index: UOp) -> UOp:
-    """An index without quotients by a size that is known only when the program runs, where what is divided is a
-    multiple of it, and maybe a range of that size."""
-    new: dict[UOp, UOp] = {}
-    for node in index.toposort():
-        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        if made.op in (Ops.FLOORDIV, Ops.FLOORMOD) and made.src[1].op is not Ops.CONST and not made.src[1].ranges:
-            found = _by_size(*made.src)
-            made = made if found is None else found[made.op is Ops.FLOORMOD]
-        new[node] = made
-    return new[index]
 
 
 Polynomial = dict[tuple[int, UOp | None], int]
@@ -90,6 +81,18 @@ def _by_size(index: UOp, size: UOp) -> tuple[UOp, UOp] | None:
         within = term
     found = {one if term is None else term: times for term, times in quotient.items()}
     return _summed(found) if found else zero, within
+
+
+def _without_quotient(divided: UOp, index: UOp, size: UOp) -> UOp | None:
+    """A quotient by a size that is known only when the program runs, or its rest, without a division."""
+    found = _by_size(index, size) if size.op is not Ops.CONST and not size.ranges else None
+    return None if found is None else found[divided.op is Ops.FLOORMOD]
+
+
+_DIVIDED = PatternMatcher(
+    [(UPat((Ops.FLOORDIV, Ops.FLOORMOD), src=(UPat.var("index"), UPat.var("size")), name="divided"), _without_quotient)]
+)
+"""Quotients by a variable size, where what is divided is a multiple of it, and maybe a range of that size."""
 
 
 def _polynomial(index: UOp, variable: UOp) -> Polynomial | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.compat.tiny import Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
 from kcg.kernel.ast import is_invalid, is_symbolic
 from kcg.kernel.reading.factors import is_zero
 
@@ -27,24 +27,32 @@ def with_steps_merged(ast: UOp) -> UOp:
 
 Place = tuple[int, bool]
 """Which source of a node may be reduced instead of it, and whether the node is then outside of all reductions."""
+PlaceOf = Callable[[UOp, Ops, Sequence[UOp]], Place | None]
 
 
-def _merged(ast: UOp, place_of: Callable[[UOp, Ops, Sequence[UOp]], Place | None]) -> UOp:
-    for node in ast.toposort():
-        if node.op is Ops.REDUCE and node.arg[0] in (Ops.ADD, Ops.MAX, Ops.MUL):
-            path, inner = list[tuple[UOp, Place]](), node.src[0]
-            while (place := place_of(inner, node.arg[0], node.src[1:])) is not None:
-                path.append((inner, place))
-                inner = inner.src[place[0]]
-            if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
-                continue
-            if any(r.op is not Ops.RANGE for r in (*node.src[1:], *inner.src[1:])):
-                continue
-            term = _around(inner.src[0], [(step, place) for step, (place, outside) in path if not outside])
-            merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
-            outside = _around(merged, [(step, place) for step, (place, outside) in path if outside])
-            return _merged(ast.substitute({node: outside}), place_of)
-    return ast
+def _merged(ast: UOp, place_of: PlaceOf) -> UOp:
+    return graph_rewrite(ast, _MERGED, ctx=place_of)
+
+
+def _merge(ctx: PlaceOf, node: UOp) -> UOp | None:
+    """A reduction of another one's results as one over the ranges of both."""
+    if node.arg[0] not in (Ops.ADD, Ops.MAX, Ops.MUL):
+        return None
+    path, inner = list[tuple[UOp, Place]](), node.src[0]
+    while (place := ctx(inner, node.arg[0], node.src[1:])) is not None:
+        path.append((inner, place))
+        inner = inner.src[place[0]]
+    if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
+        return None
+    if any(r.op is not Ops.RANGE for r in (*node.src[1:], *inner.src[1:])):
+        return None
+    term = _around(inner.src[0], [(step, place) for step, (place, outside) in path if not outside])
+    merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
+    return _around(merged, [(step, place) for step, (place, outside) in path if outside])
+
+
+_MERGED = PatternMatcher([(UPat(Ops.REDUCE, name="node"), _merge)])
+"""The context says through which nodes a reduction may be moved."""
 
 
 def _around(value: UOp, path: list[tuple[UOp, int]]) -> UOp:
@@ -57,22 +65,24 @@ def _around(value: UOp, path: list[tuple[UOp, int]]) -> UOp:
 def with_maxima_first(ast: UOp) -> UOp:
     """The AST with the largest value of a growing function as the function of the largest value, and of a falling one
     as that of the smallest: an exponential for each row, not for each element. Only where rows have elements."""
-    for node in ast.toposort():
-        if node.op is not Ops.REDUCE or node.arg[0] is not Ops.MAX or any(map(is_symbolic, node.src[1:])):
-            continue
-        path, inner, grows = [], node.src[0], True
-        while (step := _monotone(inner)) is not None:
-            place, growing = step
-            path.append((inner, place))
-            grows, inner = grows == growing, inner.src[place]
-        if not any(step.op is Ops.EXP2 for step, _ in path) or inner.dtype is not node.dtype:
-            continue
-        found = node.replace(src=(inner if grows else inner * -1, *node.src[1:]))
-        value = found if grows else found * -1
-        for step, place in reversed(path):
-            value = step.replace(src=(*step.src[:place], value, *step.src[place + 1 :]))
-        return with_maxima_first(ast.substitute({node: value}))
-    return ast
+    return graph_rewrite(ast, _MAXIMA_FIRST)
+
+
+def _maximum_first(node: UOp) -> UOp | None:
+    if node.arg[0] is not Ops.MAX or any(map(is_symbolic, node.src[1:])):
+        return None
+    path, inner, grows = list[tuple[UOp, int]](), node.src[0], True
+    while (step := _monotone(inner)) is not None:
+        place, growing = step
+        path.append((inner, place))
+        grows, inner = grows == growing, inner.src[place]
+    if not any(step.op is Ops.EXP2 for step, _ in path) or inner.dtype is not node.dtype:
+        return None
+    found = node.replace(src=(inner if grows else inner * -1, *node.src[1:]))
+    return _around(found if grows else found * -1, path)
+
+
+_MAXIMA_FIRST = PatternMatcher([(UPat(Ops.REDUCE, name="node"), _maximum_first)])
 
 
 def _monotone(node: UOp) -> tuple[int, bool] | None:
