@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,7 +22,7 @@ from kcg.measure.job_rows import HASH_DIGITS
 from kcg.optimize.loop import Solve, Solved
 from kcg.provenance import provenance
 from kcg.report.result import read_result
-from kcg.types import Job, JobKind, JobOutcome, Measurement, RegionResult, Status
+from kcg.types import Job, JobKind, JobOutcome, Measurement, RegionResult, ScheduleKind, Status
 
 FAILED = (JobOutcome.WRONG, JobOutcome.UNJUDGED, JobOutcome.NOISY, JobOutcome.FAILED, JobOutcome.LATE)
 JUDGING = (JobKind.PAIRED, JobKind.JOINT, JobKind.NAN)
@@ -210,7 +210,7 @@ def recorded(folder: Path, *, name: str = "") -> Run:
         cores=cores if isinstance(cores, int) and cores > 0 else 1,
         quiet=result.target.device == "CPU",
         begin_s=max(captured, default=0.0),
-        parts=_Recorded(jobs, rows).parts(result.regions),
+        parts=_Recorded(jobs, rows).parts(result.with_inside),
         about=f"{_anywhere(result.command)}; {result.target.model}, revision {result.revision[:8]}",
     )
 
@@ -229,17 +229,30 @@ class _Recorded:
             if job.subject:
                 self._of[job.subject].append(job)
         self._rows = {(row.region_id, row.binary_hash[:HASH_DIGITS]): row for row in rows if row.binary_hash}
+        parts = (row for row in rows if row.schedule.kind == ScheduleKind.PARTS)
+        self._parts_of = {row.binary_hash[:HASH_DIGITS] for row in parts}  # kernels of a region, one after the other
         judged = [job.seconds for job in jobs if job.kind in JUDGING[:2] and job.seconds]
         self._judge_s = median(judged) if judged else 1.0
         references = [job.seconds for job in jobs if job.kind == JobKind.REFERENCE and job.seconds]
         self._reference_s = median(references) if references else 0.0  # then judging has it
 
-    def parts(self, regions: Sequence[RegionResult]) -> tuple[Part, ...]:
-        found = [self._part(row) for row in regions if len(row.region.kernels) == 1]
-        return tuple(part for part in found if part.own_s)
+    def parts(self, rows: Sequence[RegionResult]) -> tuple[Part, ...]:
+        """Of every kernel, and of the regions that the result has: of others it does not say which kernels they are
+        of."""
+        of_regions = [row for row in rows if len(row.region.kernels) > 1]
+        inside: Counter[str] = Counter()
+        for row in of_regions:
+            inside.update({kernel.id: row.calls * n for kernel, n in Counter(row.region.kernels).items()})
+        kernels = {row.region.id: row for row in rows if len(row.region.kernels) == 1}
+        found = [self._part(row, row.calls + inside[row.region.id]) for row in kernels.values()]
+        known = [part for part in found if part.own_s]
+        ids = {part.id for part in known}
+        regions = [self._part(row, row.calls) for row in of_regions]
+        return (*known, *(part for part in regions if all(kernel in ids for kernel, _ in part.takes)))
 
-    def _part(self, row: RegionResult) -> Part:
-        jobs = self._of[row.region.id]
+    def _part(self, row: RegionResult, calls: float) -> Part:
+        """A kernel with all of its calls, or a region."""
+        jobs, several = self._of[row.region.id], len(row.region.kernels) > 1
         own = row.baseline.binary_hash[:HASH_DIGITS]
         timed: dict[str, Job] = {}
         for job in jobs:
@@ -250,8 +263,12 @@ class _Recorded:
         reference_s = sum(job.seconds for job in jobs if job.kind == JobKind.REFERENCE) or self._reference_s
         timing_s = timed[own].seconds if own in timed else 0.0
         one_s = row.baseline.cold_s
-        programs = [self._program(row.region.id, name, timed[name], judge_s, one_s) for name in timed if name != own]
-        return Part(row.region.id[:HASH_DIGITS], row.calls, reference_s, tuple(programs), one_s, timing_s)
+        others = [name for name in timed if name != own and name not in self._parts_of]
+        programs = tuple(self._program(row.region.id, name, timed[name], judge_s, one_s) for name in others)
+        if not several:
+            return Part(row.region.id[:HASH_DIGITS], calls, reference_s, programs, one_s, timing_s)
+        takes = [(kernel.id[:HASH_DIGITS], float(n)) for kernel, n in Counter(row.region.kernels).items()]
+        return Part(row.region.id[:HASH_DIGITS], calls, reference_s, programs, takes=tuple(takes))
 
     def _program(self, region_id: str, binary: str, job: Job, judge_s: float, own_s: float) -> Program:
         jobs, row = self._of[region_id], self._rows.get((region_id, binary))

@@ -19,8 +19,10 @@ from kcg.dataset.journal import Run as JournalRun
 from kcg.errors import DataError
 from kcg.measure.job_rows import HASH_DIGITS
 from kcg.report.result import write_result
-from kcg.types import Job, JobKind, JobOutcome, Status
+from kcg.types import Job, JobKind, JobOutcome, Region, Status
+from tests.chains import region_of
 from tests.dataset.test_journal import TARGET, TOOLCHAIN, measurement
+from tests.kernels import empty
 from tests.sample_result import sample_result
 
 
@@ -153,8 +155,45 @@ def test_a_run_is_read_from_its_journal_and_result(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_recorded_on_a_cpu_is_read() -> None:
+def test_a_region_of_a_recorded_run_takes_the_calls_of_its_kernels(tmp_path: Path) -> None:
+    """Its kernels have all of their calls again: those beside it, and those in whose place it runs."""
+    sample, x = sample_result(), empty(64, 64)
+    region = region_of(x.exp().contiguous() @ x)
+    kernels = [Region((kernel,)) for kernel in region.kernels]
+    one, other = (replace(row, region=k) for row, k in zip(sample.regions[:2], kernels, strict=True))
+    parts, fused = "aa" * 32, "bb" * 32
+    made = replace(one, region=region, calls=5, baseline=replace(one.baseline, binary_hash=parts), opts=None)
+    write_result(replace(sample, regions=(one, other, made), expectations=()), tmp_path / "RESULT.json")
+
+    def job(kind: JobKind, seconds: float, binary: str = "") -> Job:
+        return Job(
+            kind, region.id, "device:0", 9.0, seconds, JobOutcome.OK, binaries=(binary[:HASH_DIGITS],), run_id="r1"
+        )
+
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        journal.add_target(TARGET)
+        journal.add_toolchain(TOOLCHAIN)
+        journal.add_region(region)
+        journal.add_run(JournalRun("r1", "2026-11-28T00:00:00+00:00", "kcg", {"cores": 16}))
+        journal.record(measurement(0, region_id=region.id, binary_hash=fused, samples_s=(2e-5,) * 3))
+        journal.add_jobs(
+            [
+                *(job(JobKind.TIME, 0.5, binary) for binary in (parts, fused)),
+                job(JobKind.REFERENCE, 20.0),
+                job(JobKind.JOINT, 6.0, fused),
+                Job(JobKind.RUN, "r1", "main", 0.0, 30.0, JobOutcome.OK, run_id="r1"),
+            ]
+        )
+    found = {part.id: part for part in recorded(tmp_path).parts}
+    first, second = (found[row.region.id[:HASH_DIGITS]] for row in (one, other))
+    part = found[region.id[:HASH_DIGITS]]
+    assert (first.calls, second.calls) == (one.calls + 5, other.calls + 5)
+    assert part.takes == ((first.id, 1.0), (second.id, 1.0)) and (part.calls, part.reference_s) == (5, 20.0)
+    assert part.programs == (Program(2e-5, 0.0, 0.5, 6.0),), "its kernels one after the other are no program of it"
+
+
+def test_what_was_recorded_is_read() -> None:
     for path in RECORDED.glob("*.json"):
         run = read_run(path)
-        assert not run.made_up and run.quiet and run.programs
+        assert not run.made_up and run.quiet == path.stem.endswith("_cpu") and run.programs
         assert best_possible_s(run) < sum(part.calls * part.own_s for part in run.parts)
