@@ -57,7 +57,7 @@ FORBIDDEN_CALLS = {
     "torch.load",
     "pandas.read_pickle",
 }
-UNPICKLERS = {"kcg.fleet.narrow"}
+UNPICKLERS = {"kcg.fleet.unpickling"}
 """Modules that may derive a class from an unpickler: this one is in the place of Python's own, for what Dask sends, and
 admits a list of names. It unpickles nothing that comes from a user's file."""
 OPT_WORDS = {"Opt", "RAW", "opts_to_apply"}

@@ -183,7 +183,7 @@ def test_a_forbidden_call_is_found(tmp_path: Path, text: str) -> None:
 
 def test_one_module_may_have_an_unpickler_and_call_no_other(tmp_path: Path) -> None:
     text = "import pickle\nclass Own(pickle.Unpickler): ...\npickle.loads(b'')"
-    assert len(list(forbidden_calls(source(tmp_path, "kcg/fleet/narrow.py", text)))) == 1
+    assert len(list(forbidden_calls(source(tmp_path, "kcg/fleet/unpickling.py", text)))) == 1
 
 
 def test_harmless_calls_are_not_found(tmp_path: Path) -> None:

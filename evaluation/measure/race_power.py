@@ -267,7 +267,7 @@ def trial_today(
     """Judged as a run judges it: what a region needs to be provisional, and then what it needs to be verified."""
     from kcg.judge.kept import Side
     from kcg.judge.stressing import REJECTED, Stressing
-    from kcg.kernel.symbolic import End
+    from kcg.kernel.symbolic import Bound
 
     stressing = Stressing(service, failed={}, record=lambda rows: None)
     side: Any = Side(planted.schedule, program)  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def trial_today(
         why = stressing.run(
             planted.region,
             side,
-            [End((), 1.0)],
+            [Bound((), 1.0)],
             launches=launches,
             launch_s=launch_s,
             patience=lambda expected_s: None,

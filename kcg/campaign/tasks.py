@@ -11,7 +11,7 @@ from kcg.campaign.settings import CampaignSettings
 from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.symbolic import at_ends
+from kcg.kernel.symbolic import at_bounds
 from kcg.measure.inputs import buffers_of
 from kcg.predictor.choice import AUTO
 from kcg.types import Measurement, Schedule, ScheduleKind, Status, Target, Workload, WorkloadCall
@@ -67,7 +67,7 @@ def distinct_calls(
     """
     families: dict[str, dict[Key, WorkloadCall]] = {}
     for workload in workloads:
-        for call in (end for merged in workload.calls for end in at_ends(merged)):
+        for call in (end for merged in workload.calls for end in at_bounds(merged)):
             families.setdefault(workload.name, {}).setdefault((call.region.id, call.variables), call)
     distinct: dict[Key, WorkloadCall] = {}
     for calls in families.values():

@@ -75,12 +75,12 @@ def status(
     """Show the hosts of a scheduler: targets, speed, what runs."""
     import json
 
-    from kcg.fleet import narrow
     from kcg.fleet import status as fleet
+    from kcg.fleet import unpickling
     from kcg.fleet.settings import configure
 
     configure()
-    narrow.install()
+    unpickling.install()
     if watch and not json_mode:
         fleet.watch(scheduler, certificates, every_s=WATCH_S)
         return

@@ -17,7 +17,7 @@ from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
 from kcg.dataset.schema import check_header
 from kcg.errors import UsageError
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 from kcg.fleet.local import LocalFleet
 from kcg.fleet.service import Fleet, FleetService
 from kcg.fleet.settings import HERE, configure
@@ -69,7 +69,7 @@ def joined_fleet(
     is narrowed for good. They agree with what the journal's hosts had to agree with before. Raises UsageError where
     there are none."""
     configure()
-    narrow.install()
+    unpickling.install()
     earlier = _earlier(settings.out)
     if (found := re.fullmatch(HERE, fleet)) is not None:
         if certificates is not None:

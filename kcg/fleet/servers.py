@@ -1,5 +1,5 @@
 """Dask's scheduler, worker and nanny as a fleet runs them: with the operations that a fleet uses, each for the roles
-that use it, and with `kcg.fleet.narrow` for what they unpickle.
+that use it, and with `kcg.fleet.unpickling` for what they unpickle.
 
 Dask lets whoever connects to a scheduler call all of its operations, which include running functions on it, writing
 files, and sending code to workers; and a worker's stream may hold what only a driver's should.
@@ -18,7 +18,7 @@ from distributed.spans import SpansSchedulerExtension
 from distributed.utils import has_keyword
 from distributed.worker import Worker
 
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 from kcg.fleet.certificates import DRIVER, SCHEDULER, WORKER
 from kcg.fleet.tls import peer_role
 
@@ -81,7 +81,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]  # Dask has no types
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, **settings: Any) -> None:
-        narrow.install()
+        unpickling.install()
         extensions = {"spans": SpansSchedulerExtension}  # the others have operations of their own
         super().__init__(**{**settings, **WITHOUT_DASHBOARD}, extensions=extensions)
         roles = {name: {WORKER, DRIVER} for name in ANYONE}
@@ -99,7 +99,7 @@ class FleetWorker(Worker):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        narrow.install()
+        unpickling.install()
         super().__init__(*arguments, **{**settings, **WITHOUT_DASHBOARD})
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_WORKER}
         self.handlers = _narrowed(self.handlers, roles)
@@ -111,7 +111,7 @@ class FleetNanny(Nanny):  # type: ignore[misc]
     handlers: dict[str, Callable[..., Any]]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        narrow.install()
+        unpickling.install()
         super().__init__(*arguments, worker_class=FleetWorker, **settings)
         roles = {name: {SCHEDULER, WORKER} for name in OF_A_NANNY}
         self.handlers = _narrowed(self.handlers, roles)

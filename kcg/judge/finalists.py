@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kcg.judge import ends
+from kcg.judge import bounds
 from kcg.judge.interface import UNVERIFIED
 from kcg.judge.kept import Side
 from kcg.judge.paired import Compared, Comparisons
@@ -105,7 +105,7 @@ class Judge:
                 notes.append(f"{describe(schedule)}: {seen.reason}")
                 continue
             if (row := self.decide(work, seen, notes)) is not None:
-                return replace(row, clocks=seen.outcome.clocks, ends=_ends_of(work, seen, row))
+                return replace(row, clocks=seen.outcome.clocks, ends=_bounds_of(work, seen, row))
         raise AssertionError("the baseline alone always decides")
 
     def decide(self, work: Found, seen: Compared, notes: list[str]) -> RegionResult | None:
@@ -250,7 +250,7 @@ class Judge:
             fate += f"; against {against}: {seen.words}" if fate else f"won against {against}: {seen.words}"
             base, chosen = seen.finalist_before(work), seen.finalist_after(work)
             won = replace(row, baseline=base, chosen=chosen, outcome="improved", noise_floor=seen.noise)
-            won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_ends_of(work, seen, won))
+            won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_bounds_of(work, seen, won))
         return won, fate  # the last is the comparison with tinygrad's own
 
     def _compared(self, work: Found, before: Schedule, after: Schedule, *, until: float | None) -> Compared | str:
@@ -285,14 +285,14 @@ def _refused(work: Found) -> list[str]:
     return [f"{describe(schedule)}{more} is wrong: {reason}"]
 
 
-def _ends_of(work: Found, seen: Compared, row: RegionResult) -> tuple[TimedAt, ...]:
+def _bounds_of(work: Found, seen: Compared, row: RegionResult) -> tuple[TimedAt, ...]:
     """What was timed at each end of what became the result."""
-    if not all(outcome.baseline_cold_s for outcome in seen.at_ends) or row.outcome == "quarantined":
+    if not all(outcome.baseline_cold_s for outcome in seen.at_bounds) or row.outcome == "quarantined":
         return row.ends
-    before_s = [median(outcome.baseline_cold_s) for outcome in seen.at_ends]
+    before_s = [median(outcome.baseline_cold_s) for outcome in seen.at_bounds]
     changed = row.chosen is not row.baseline
-    after_s = [median(outcome.finalist_cold_s) for outcome in seen.at_ends] if changed else before_s
-    return ends.timed_at(work.ends, before_s, after_s)
+    after_s = [median(outcome.finalist_cold_s) for outcome in seen.at_bounds] if changed else before_s
+    return bounds.timed_at(work.bounds, before_s, after_s)
 
 
 def without(row: RegionResult, why: str) -> RegionResult:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
     from kcg.kernel.kinds import Space
     from kcg.kernel.program import Compiled
-    from kcg.kernel.symbolic import End
+    from kcg.kernel.symbolic import Bound
     from kcg.measure.service import MeasureService
     from kcg.search.problem import Observation
 
@@ -47,11 +47,11 @@ class Subject(Protocol):
         """Of tinygrad's own schedule, which all others are compared with."""
 
     @property
-    def ends(self) -> Sequence[End]: ...
+    def bounds(self) -> Sequence[Bound]: ...
 
     @property
     def bindings(self) -> Sequence[Variables]:
-        """The values at the ends."""
+        """The values at the bounds."""
 
     @property
     def longest_s(self) -> float:

@@ -18,7 +18,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kcg.errors import DeviceError
-from kcg.judge import ends
+from kcg.judge import bounds
 from kcg.judge.kept import Side
 from kcg.judge.stressing import REJECTED, Stressing, launches_in
 from kcg.kernel.kinds import made_by, needs_stress
@@ -33,7 +33,7 @@ from kcg.types import Finalist, JobKind, Region, Schedule, Variables, Verificati
 if TYPE_CHECKING:
     from kcg.judge.interface import Bench, Found, Patience, Subject
     from kcg.judge.kept import KeptResults
-    from kcg.kernel.symbolic import End
+    from kcg.kernel.symbolic import Bound
     from kcg.measure.verify import References
 
 Work = TypeVar("Work", bound="Found")
@@ -49,7 +49,7 @@ _Place = tuple[str, Variables, tuple[Schedule, ...]]
 """A region, the values of its variables, and schedules."""
 
 
-def _place(work: Subject, end: End, sides: Sequence[Side]) -> _Place:
+def _place(work: Subject, end: Bound, sides: Sequence[Side]) -> _Place:
     return work.id, end.variables, tuple(side.schedule for side in sides)
 
 
@@ -70,7 +70,7 @@ class Compared:
     outcome: PairedOutcome | None = None
     reason: str = ""  # why there is no outcome
     late: bool = False  # the budget was over before there was one
-    at_ends: tuple[PairedOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
+    at_bounds: tuple[PairedOutcome, ...] = ()  # what `outcome` is the mean of, see `bounds`
 
     @cached_property
     def noise(self) -> float:
@@ -232,7 +232,7 @@ class Comparisons:
         alone. Where one of them fails it finds nothing, and sees by itself which. Whether there was time for it: else
         there is none to compare two."""
         pairs = list(combinations(sides, 2))
-        for end in work.ends:
+        for end in work.bounds:
             if all(self._kept.find(work, pair, end.variables) is not None for pair in pairs):
                 continue
             if (outcomes := self._joint_at(work, end, sides)) is None:
@@ -266,7 +266,7 @@ class Comparisons:
 
     def _in_nan(self, work: Subject, sides: Sequence[Side]) -> Sequence[str]:
         """What all but the first make of NaN that this one does not; nothing where it was not seen."""
-        service, end = self._device.service, work.ends[0]
+        service, end = self._device.service, work.bounds[0]
         programs = tuple(side.compiled.at(end.variables) for side in sides)
         references = self._reference(work, end.variables)
         job = NanJob(work.call.region, programs, service.target, end.variables, references)
@@ -279,7 +279,7 @@ class Comparisons:
         except Exception:  # a crash or a hang: each is verified by itself
             return ()
 
-    def _joint_at(self, work: Subject, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
+    def _joint_at(self, work: Subject, end: Bound, sides: Sequence[Side]) -> Sequence[PairedOutcome] | None:
         """Of each pair; nothing where something failed, None where there was no time for it."""
         service, patience = self._device.service, self._patience
         job = JointJob(
@@ -300,7 +300,7 @@ class Comparisons:
         except Exception:  # a crash or a hang: which of them it was is seen two by two
             return ()
 
-    def _take_in(self, work: Subject, end: End, pair: Sequence[Side], outcome: PairedOutcome) -> None:
+    def _take_in(self, work: Subject, end: Bound, pair: Sequence[Side], outcome: PairedOutcome) -> None:
         before, after = pair
         job = PairedJob(
             work.call.region,
@@ -312,7 +312,7 @@ class Comparisons:
         self._record(job, outcome, before, after)
         self._keep(work, end, pair, outcome)
 
-    def _keep(self, work: Subject, end: End, sides: Sequence[Side], outcome: PairedOutcome) -> None:
+    def _keep(self, work: Subject, end: Bound, sides: Sequence[Side], outcome: PairedOutcome) -> None:
         """Do not compare these again, unless noise or a fault may have decided. Last of all: where it is kept, its
         measurements are."""
         self.made.add(work.id)
@@ -326,16 +326,16 @@ class Comparisons:
         What is not known is late after `until`, by `time.monotonic`.
         """
         outcomes: list[PairedOutcome] = []
-        for end in work.ends:
+        for end in work.bounds:
             seen = self._compare_at(work, end, before, after, until)
             if seen.outcome is None:
-                return replace(seen, reason=ends.reason_at(work.ends, end, seen.reason))
+                return replace(seen, reason=bounds.reason_at(work.bounds, end, seen.reason))
             outcomes.append(seen.outcome)
             if not seen.outcome.baseline_cold_s:
                 break
-        return Compared(before, after, ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
+        return Compared(before, after, bounds.outcome(work.bounds, outcomes), at_bounds=tuple(outcomes))
 
-    def _compare_at(self, work: Subject, end: End, before: Side, after: Side | None, until: float | None) -> Compared:
+    def _compare_at(self, work: Subject, end: Bound, before: Side, after: Side | None, until: float | None) -> Compared:
         sides = [before] if after is None else [before, after]
         if (known := self._seen.get(_place(work, end, sides))) is not None:
             return Compared(before, after, known)
@@ -383,7 +383,7 @@ class Comparisons:
         return self._stressing.run(
             work.call.region,
             side,
-            work.ends,
+            work.bounds,
             launches=launches,
             launch_s=self._patience.launch_s(work, schedule),
             patience=self._patience.patience_s,
@@ -393,11 +393,11 @@ class Comparisons:
     def launches(self, work: Subject, schedule: Schedule) -> int:
         """How many launches under stress a schedule passed."""
         side = self.side(work, schedule)
-        return 0 if isinstance(side, str) else self._stressing.passed(work.call.region, side, work.ends)
+        return 0 if isinstance(side, str) else self._stressing.passed(work.call.region, side, work.bounds)
 
     def piece(self, work: Subject, schedule: Schedule, seconds: float) -> int:
-        """How many launches under stress take about so many seconds, at all ends."""
-        return launches_in(seconds / len(work.ends), self._patience.launch_s(work, schedule))
+        """How many launches under stress take about so many seconds, at all bounds."""
+        return launches_in(seconds / len(work.bounds), self._patience.launch_s(work, schedule))
 
     def _record(self, job: PairedJob, outcome: PairedOutcome, before: Side, after: Side | None) -> None:
         """Journal the samples of both sides."""

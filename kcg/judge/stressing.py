@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kcg.errors import DeviceError, UsageError
-from kcg.judge import ends
+from kcg.judge import bounds
 from kcg.kernel.kinds import made_by
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
@@ -28,7 +28,7 @@ from kcg.types import Finalist, JobKind, Measurement, Region, Status, Target, Va
 if TYPE_CHECKING:
     from kcg.judge.interface import Place
     from kcg.judge.kept import Side
-    from kcg.kernel.symbolic import End
+    from kcg.kernel.symbolic import Bound
     from kcg.measure.service import MeasureService
 
 PIECE_S: Final = 1.0  # of stress at once: then the device may be the search's
@@ -52,11 +52,11 @@ class Stressing:
         self._service, self._failed, self._record = service, failed, record
         self._passed: dict[Place, int] = {}
 
-    def passed(self, region: Region, side: Side, at: Sequence[End]) -> int:
+    def passed(self, region: Region, side: Side, at: Sequence[Bound]) -> int:
         """How many launches a program passed at each end of its kernel's values, in this run or before."""
         return min(self._passed_at(region, side, end.variables) for end in at)
 
-    def take_in(self, region: Region, side: Side, at: Sequence[End], launches: int) -> None:
+    def take_in(self, region: Region, side: Side, at: Sequence[Bound], launches: int) -> None:
         """It passed so many elsewhere, as its result says."""
         for end in at:
             place = _place(region, side, end.variables)
@@ -66,7 +66,7 @@ class Stressing:
         self,
         region: Region,
         side: Side,
-        at: Sequence[End],
+        at: Sequence[Bound],
         *,
         launches: int,
         launch_s: float,
@@ -79,7 +79,7 @@ class Stressing:
         to take `launch_s`."""
         for end in at:
             if why := self._run_at(region, side, end.variables, launches, launch_s, patience, until):
-                return ends.reason_at(at, end, why)
+                return bounds.reason_at(at, end, why)
         return ""
 
     def _run_at(

@@ -2,14 +2,14 @@
 
 Such a kernel has one schedule for all values: tinygrad compiles it once and passes the values to each launch, and its
 BEAM cache cannot tell them apart. So it is one call of a workload and is searched once. What a schedule takes is
-measured at two *ends*, the smallest and the largest values that were seen, and the time of one call is the mean of
+measured at two *bounds*, the smallest and the largest values that were seen, and the time of one call is the mean of
 both, weighted by calls. Which values are smaller: where one variable differs, its value says; where several do, the
-kernel's work at their values (arithmetic and elements stored). Calls between the ends are split linearly: one whose
+kernel's work at their values (arithmetic and elements stored). Calls between the bounds are split linearly: one whose
 values lie a quarter of the way from the smallest to the largest counts as three quarters of a call at the smallest and
 one quarter of a call at the largest.
 
 The variables of a region of several kernels are those of all of its kernels. What takes the place of its calls runs
-with every value that they can have, so the smallest and the largest that are possible are ends of it too: it is
+with every value that they can have, so the smallest and the largest that are possible are bounds of it too: it is
 verified there, and no call counts as one of them.
 """
 
@@ -31,7 +31,7 @@ VALUES_KEPT = 100
 
 
 @dataclass(frozen=True)
-class End:
+class Bound:
     """The smallest or the largest values of a kernel's variables, or the only ones; of a region of several kernels also
     the smallest and the largest that are possible."""
 
@@ -75,12 +75,12 @@ def without(call: WorkloadCall, counts: Mapping[Variables, int]) -> WorkloadCall
             taken = min(count, left[other])
             left[other] -= taken
             count -= taken
-    ends = dict.fromkeys((values for values, count in call.seen if not count), 0)  # see `at_possible_ends`
+    bounds = dict.fromkeys((values for values, count in call.seen if not count), 0)  # see `at_possible_bounds`
     left = +left
-    return _with_values(call, {**ends, **left}) if left else None
+    return _with_values(call, {**bounds, **left}) if left else None
 
 
-def at_possible_ends(call: WorkloadCall) -> WorkloadCall:
+def at_possible_bounds(call: WorkloadCall) -> WorkloadCall:
     """The call, seen also, but not once, with the smallest and the largest values that its variables can have: there it
     is timed and judged, and what it did counts as so much of both.
 
@@ -146,32 +146,32 @@ def mean_values(sequence: Sequence) -> Variables:
     return tuple((name, round(total / sequence.executions)) for name, total in sorted(totals.items()))
 
 
-def ends_of(call: WorkloadCall) -> tuple[End, ...]:
+def bounds_of(call: WorkloadCall) -> tuple[Bound, ...]:
     """Where a region is timed and verified: with the smallest and the largest values that were seen, or with the only
     ones; one of several kernels also with the smallest and the largest that are possible, before and behind these."""
-    seen = _seen_ends(call)
+    seen = _seen_bounds(call)
     if len(call.region.kernels) == 1 or not call.variables:
         return seen
     ranges, known = ranges_of_region(call.region), {end.variables for end in seen}
     low, high = (tuple((name, ranges[name][side]) for name, _ in call.variables) for side in (0, 1))
-    before, behind = (() if one in known else (End(one, 0.0),) for one in (low, high))
+    before, behind = (() if one in known else (Bound(one, 0.0),) for one in (low, high))
     return (*before, *seen, *behind)
 
 
-def _seen_ends(call: WorkloadCall) -> tuple[End, ...]:
+def _seen_bounds(call: WorkloadCall) -> tuple[Bound, ...]:
     if not call.seen:
-        return (End(call.variables, 1.0),)
+        return (Bound(call.variables, 1.0),)
     size = _size_of(call.region, [variables for variables, _ in call.seen])
     (smallest, _), (largest, _) = call.seen[0], call.seen[-1]
     low, span = size(smallest), size(largest) - size(smallest)
     weight = sum(count * ((size(variables) - low) / span if span else 0.5) for variables, count in call.seen)
     share = weight / call.calls
-    return End(smallest, 1.0 - share), End(largest, share)
+    return Bound(smallest, 1.0 - share), Bound(largest, share)
 
 
-def at_ends(call: WorkloadCall) -> list[WorkloadCall]:
+def at_bounds(call: WorkloadCall) -> list[WorkloadCall]:
     """The call as one of its own for each end that was seen, for whoever measures with one set of values at a time."""
-    *first, last = _seen_ends(call)
+    *first, last = _seen_bounds(call)
     counts = [max(1, round(end.share * call.calls)) for end in first]
     counts.append(max(1, call.calls - sum(counts)))
     return [

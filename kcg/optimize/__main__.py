@@ -283,11 +283,11 @@ def run(
             preview(settings, shown, json_mode=json_mode)
             return ExitCode.OK
         if settings.fleet:
-            from kcg.fleet import narrow
+            from kcg.fleet import unpickling
             from kcg.fleet.settings import configure
 
             configure()
-            narrow.install()
+            unpickling.install()
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)

@@ -34,7 +34,7 @@ from kcg.judge.whole_model import Model
 from kcg.judge.whole_model import is_runnable as is_model
 from kcg.judge.whole_script import Script
 from kcg.kernel.kinds import describe
-from kcg.kernel.symbolic import End
+from kcg.kernel.symbolic import Bound
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
 from kcg.measure.pools import ServiceClosed
@@ -105,7 +105,7 @@ def completed(result: Result, folder: Path, *, say: Say = lambda line: None) -> 
             if isinstance(side, str):
                 say(f"{name_of(row)} stays provisional: {side}")
                 continue
-            at = [End(end.variables, end.share) for end in row.ends] or [End(row.variables, 1.0)]
+            at = [Bound(end.variables, end.share) for end in row.ends] or [Bound(row.variables, 1.0)]
             if toolchain == result.toolchain:
                 stressing.take_in(row.region, side, at, row.chosen.launches)
             launch_s = stress.expected_s(row.chosen.cold_s, 0, target) / stress.LAUNCHES

@@ -545,12 +545,12 @@ class Device:
             if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                 self.spread.remember(row)
                 self._saving_s(row)  # what is timed from now on is compared with tinygrad's own
-                at_ends = found[work.id, row.schedule]
-                at_ends[row.variables] = row
+                at_bounds = found[work.id, row.schedule]
+                at_bounds[row.variables] = row
                 if work.charge([row]) is not None:
                     self._budget.charge(measurements=1)
-                if len(at_ends) == len(work.ends):  # else it is measured again, at the end that is missing
-                    work.keep(work.saw(row.schedule, [at_ends[values] for values in work.bindings]))
+                if len(at_bounds) == len(work.bounds):  # else it is measured again, at the bound that is missing
+                    work.keep(work.saw(row.schedule, [at_bounds[values] for values in work.bindings]))
         if others := journal.measured_elsewhere(target, toolchains, PROTOCOL):
             self._log.warn(
                 f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "
@@ -624,11 +624,11 @@ class Device:
         together = not self.is_cpu and (together or stop_above_s is not None)  # its inputs stay on the device
         measured = iter(self.spread.measure(requests, together=together, by_first=by_first))
         return [
-            self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends))))
+            self._of_bounds(work, schedule, list(itertools.islice(measured, len(work.bounds))))
             for work, schedule, _ in wanted
         ]
 
-    def _of_ends(
+    def _of_bounds(
         self, work: RegionWork, schedule: Schedule, measured: Sequence[Future[Measurement]]
     ) -> Future[Observation]:
         """What is seen of a schedule once it is measured at each end."""

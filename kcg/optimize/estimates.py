@@ -386,7 +386,7 @@ class Estimates:
             firsts.append(own_s)  # a candidate that may be found yet
         offers = 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
         once_s = self._comparison_s(work, firsts) + offers * self._comparison_s(work, [own_s, own_s])
-        return len(work.ends) * once_s
+        return len(work.bounds) * once_s
 
     def _comparison_s(self, work: RegionWork, sides_s: Sequence[float]) -> float:
         """What one comparison takes at one end of the values of a kernel's variables: each side's seconds are given."""

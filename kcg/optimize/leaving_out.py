@@ -134,12 +134,12 @@ def _is_dropped(row: RegionResult, right: Collection[str]) -> bool:
 def _own(row: RegionResult) -> RegionResult:
     """A kernel with tinygrad's own schedule, since the whole was wrong with what was chosen for it."""
     note = f"{describe(row.chosen.schedule)}: {LEFT_OUT}; {row.note}".removesuffix("; ")
-    at_ends = tuple(replace(end, after_s=end.before_s) for end in row.ends)
+    at_bounds = tuple(replace(end, after_s=end.before_s) for end in row.ends)
     fates = tuple(
         (name, f"left out: {LEFT_OUT}; it {fate}" if name == row.chosen.name else fate)
         for name, fate in row.handwritten
     )
-    row = replace(row, chosen=row.baseline, opts=None, outcome="kept", note=note, ends=at_ends, handwritten=fates)
+    row = replace(row, chosen=row.baseline, opts=None, outcome="kept", note=note, ends=at_bounds, handwritten=fates)
     return replace(row, store="")
 
 

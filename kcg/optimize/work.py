@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from kcg.judge.ends import mean, observed, timed_at
+from kcg.judge.bounds import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
 from kcg.kernel.kinds import HasExact, NamesItself, kind_of, own_kind, traits_of
-from kcg.kernel.symbolic import End, at_values, ends_of
+from kcg.kernel.symbolic import Bound, at_values, bounds_of
 from kcg.search.problem import Observation, best
 from kcg.types import (
     Finalist,
@@ -59,7 +59,7 @@ class RegionWork:
     own: Measurement | None = None  # the hand-coded schedule as the search measured it
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
-    at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
+    at_bounds: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
     refused: dict[Schedule, str] = field(default_factory=dict)  # candidates that make something else of NaN, and what
     verified: set[Schedule] = field(default_factory=set)  # what passed every rule while the search went on
     stored: RegionResult | None = None  # what a store had of it, judged in this run: it is not searched
@@ -84,8 +84,8 @@ class RegionWork:
     def saw(self, schedule: Schedule, rows: Sequence[Measurement]) -> Observation:
         """What a search sees of a schedule that was measured at each end; its times there are kept."""
         if all(row.status == Status.OK for row in rows):
-            self.at_ends[schedule] = tuple(row.median_s for row in rows)
-        return observed(self.ends, rows)
+            self.at_bounds[schedule] = tuple(row.median_s for row in rows)
+        return observed(self.bounds, rows)
 
     def keep(self, seen: Observation) -> None:
         """Know what was seen of a schedule."""
@@ -138,28 +138,28 @@ class RegionWork:
         return Counter({kernel: count * self.call.calls for kernel, count in once.items()})
 
     @functools.cached_property
-    def ends(self) -> tuple[End, ...]:
+    def bounds(self) -> tuple[Bound, ...]:
         """With which values of its variables it is timed, and how much each counts."""
-        return ends_of(self.call)
+        return bounds_of(self.call)
 
     @functools.cached_property
     def bindings(self) -> tuple[Variables, ...]:
-        """The values at the ends: one set, which is empty where no kernel has variables, or several."""
-        return tuple(end.variables for end in self.ends)
+        """The values at the bounds: one set, which is empty where no kernel has variables, or several."""
+        return tuple(end.variables for end in self.bounds)
 
     @functools.cached_property
     def bytes(self) -> int:
         """Least traffic of one call."""
         from kcg.kernel.analysis import least_bytes_of_region
 
-        return round(mean(self.ends, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
+        return round(mean(self.bounds, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
 
     @functools.cached_property
     def float_operations(self) -> float:
         """Operations of one call in products of floats."""
         from kcg.kernel.analysis import float_operations
 
-        return mean(self.ends, [sum(map(float_operations, self._asts(values))) for values in self.bindings])
+        return mean(self.bounds, [sum(map(float_operations, self._asts(values))) for values in self.bindings])
 
     @functools.cached_property
     def output_bytes(self) -> int:
@@ -176,7 +176,7 @@ class RegionWork:
         """Arithmetic of one call."""
         from kcg.kernel.analysis import arithmetic
 
-        return mean(self.ends, [sum(map(arithmetic, self._asts(v))) for v in self.bindings])
+        return mean(self.bounds, [sum(map(arithmetic, self._asts(v))) for v in self.bindings])
 
     @functools.cached_property
     def expected_s(self) -> float:
@@ -234,13 +234,13 @@ class RegionWork:
     def scales(self) -> tuple[float, ...]:
         """How long the fastest known schedule takes at each end, relative to its time of one call; 1 where none is."""
         found = best(list(self.known.values()))
-        times = self.at_ends.get(found.schedule) if found is not None else None
-        return tuple(s / found.time_s for s in times) if found is not None and times else (1.0,) * len(self.ends)
+        times = self.at_bounds.get(found.schedule) if found is not None else None
+        return tuple(s / found.time_s for s in times) if found is not None and times else (1.0,) * len(self.bounds)
 
     @property
     def longest_s(self) -> float:
         """What tinygrad's own schedule takes at the end where it takes longer; 0 where it is not known."""
-        return max(self.at_ends.get(self.space.baseline(), ()), default=self.baseline_s)
+        return max(self.at_bounds.get(self.space.baseline(), ()), default=self.baseline_s)
 
     @property
     def baseline_s(self) -> float:
@@ -394,7 +394,7 @@ class RegionWork:
 
     def result(self, base: Finalist, chosen: Finalist, outcome: str, note: str, noise: float = 0.0) -> RegionResult:
         """Its result with these two schedules."""
-        before_s, after_s = (self.at_ends.get(side.schedule) for side in (base, chosen))
+        before_s, after_s = (self.at_bounds.get(side.schedule) for side in (base, chosen))
         return RegionResult(
             region=self.call.region,
             calls=self.call.calls,
@@ -407,7 +407,7 @@ class RegionWork:
             operations=self.operations,
             bytes=float(self.bytes),
             noise_floor=noise,
-            ends=timed_at(self.ends, before_s, after_s),
+            ends=timed_at(self.bounds, before_s, after_s),
             replayed=self.call.replayed,
         )
 

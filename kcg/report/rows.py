@@ -48,7 +48,7 @@ class Row:
         return ", ".join(filter(None, [kind, *work, f"{r.calls} call{'s' * (r.calls != 1)}", values_of(r)]))
 
     @property
-    def at_ends(self) -> str:
+    def at_bounds(self) -> str:
         """What a call takes at each end of the values of its variables; empty where there is one set.
 
         `a call takes 40 µs → 31 µs with position 1, as 54% of the calls count, and …`

@@ -21,7 +21,7 @@ from kcg.dataset.journal import Journal
 from kcg.dataset.reading import CHECKSUMS, read_export
 from kcg.errors import UnknownName, UsageError
 from kcg.kernel.kinds import space_of
-from kcg.kernel.symbolic import at_ends
+from kcg.kernel.symbolic import at_bounds
 from kcg.kernel.targets import target_named
 from kcg.predictor.choice import AUTO, ROOFLINE, check_choice, choose_predictor, kept_predictor
 from kcg.rl.env import Cost, Episodes, KernelScheduleEnv, Reading, Task, learned, predicted
@@ -77,7 +77,7 @@ class ScheduleEnv(KernelScheduleEnv):
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """End the processes that measure, if there are some."""
+        """Bound the processes that measure, if there are some."""
         self._held.close()
 
 
@@ -162,7 +162,7 @@ def _tasks(
 ) -> tuple[Task, ...]:
     """A task for each kernel, and for each end of what its variables were; those whose id begins with `kernel`, or
     whose name contains it."""
-    ends = [end for one in calls for end in at_ends(one) if len(one.region.kernels) == 1]
+    ends = [end for one in calls for end in at_bounds(one) if len(one.region.kernels) == 1]
     if not ends:
         raise UsageError("the workload has no kernels: name one that has, such as llama/mini")
     named = [call for call in ends if call.region.id.startswith(kernel)] or ends

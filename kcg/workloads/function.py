@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import UsageError
-from kcg.kernel.symbolic import at_possible_ends
+from kcg.kernel.symbolic import at_possible_bounds
 from kcg.types import Workload
 from kcg.workloads.script import bounded, sequences_on, workload_and_notes
 
@@ -156,7 +156,7 @@ def _captured(call: Call, *, device: str) -> tuple[CapturedCall | None, Sequence
 def _for_any_value(workload: Workload) -> Workload:
     """The workload with kernels that are timed and judged at the smallest and the largest values that their variables
     can have: the function is called with others later."""
-    return replace(workload, calls=tuple(map(at_possible_ends, workload.calls)))
+    return replace(workload, calls=tuple(map(at_possible_bounds, workload.calls)))
 
 
 def _since(started: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 
 ROOT = Path(__file__).parents[2]  # tests.rules, which has it too, imports pytest
 TASKS = "tests.fleet.fixed_tasks"
@@ -50,11 +50,11 @@ async def _worker(scheduler: str, certificates: Path | None, nanny: bool) -> Non
 
 
 if __name__ == "__mp_main__":  # what a nanny starts
-    narrow.install(TASKS)
+    unpickling.install(TASKS)
 
 if __name__ == "__main__":
     role, address, folder = sys.argv[1:]
-    narrow.install(TASKS)
+    unpickling.install(TASKS)
     if role == "scheduler":
         from kcg.fleet.scheduler import run
 

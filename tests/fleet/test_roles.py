@@ -199,7 +199,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from distributed import Client
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 from kcg.fleet.security import security_for
 from tests.commands import python
 from tests.fleet import fixed_tasks
@@ -211,7 +211,7 @@ async def ask(mark):
 
 address, worker, keys, before, after = sys.argv[1:]
 asyncio.run(ask(before))
-narrow.install()
+unpickling.install()
 try:
     asyncio.run(ask(after))
 except TypeError as error:

@@ -253,7 +253,7 @@ def outcome_of(before_s: float, after_s: float | None, *, wrong: str = "") -> Pa
 def judged(opened: Begun, work: RegionWork, seconds: dict[Schedule, float], *, wrong: Sequence[Schedule] = ()) -> Judge:
     """A judge that has seen how long each schedule takes, and which are wrong."""
     judge = opened.judge(opened.estimates(opened.untimed())).judge
-    values: Variables = work.ends[0].variables
+    values: Variables = work.bounds[0].variables
     for before, after in itertools.permutations(seconds, 2):
         why = "element 0 is NaN" if after in wrong else ""
         judge._comparisons._seen[work.id, values, (before, after)] = outcome_of(
@@ -533,7 +533,7 @@ def test_what_fails_in_a_later_launch_falls_back_to_what_else_is_verified(
     assert "wrong under stress: one left another element 7" in row.note and judging.failed == {work.id: BY_TMA}
     assert any("is left out: wrong under stress" in line for line in opened.log.warnings)
     assert late.pieces[-1] == (5001, 9000), "it is not asked again"
-    key = (work.call.region, row.chosen.binary_hash, *opened.device.service.facts, work.ends[0].variables)
+    key = (work.call.region, row.chosen.binary_hash, *opened.device.service.facts, work.bounds[0].variables)
     assert stress.passed(*key) == 0 and BY_TMA not in work.other_candidates
 
 

@@ -19,7 +19,7 @@ from kcg.kernel.analysis import arithmetic, certain_bytes, least_bytes, operatio
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
+from kcg.kernel.symbolic import at_bounds, at_values, bounds_of, merged, seen_by, thinned
 from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.types import Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
@@ -61,11 +61,11 @@ def test_calls_that_differ_in_values_only_are_one_in_the_order_of_their_values()
 def test_calls_between_the_ends_are_split_linearly() -> None:
     region = Region((Kernel("{}"),))
     (call,) = merged(WorkloadCall(region, count, at(n)) for n, count in ((10, 1), (20, 2), (50, 5)))
-    low, high = ends_of(call)
+    low, high = bounds_of(call)
     assert (low.variables, high.variables) == (at(10), at(50))
     assert high.share == pytest.approx((0 * 1 + 0.25 * 2 + 1 * 5) / 8) and low.share == pytest.approx(1 - high.share)
-    assert [(c.variables, c.calls, c.seen) for c in at_ends(call)] == [(at(10), 2, ()), (at(50), 6, ())]
-    (only,) = ends_of(WorkloadCall(region, 3, at(7)))
+    assert [(c.variables, c.calls, c.seen) for c in at_bounds(call)] == [(at(10), 2, ()), (at(50), 6, ())]
+    (only,) = bounds_of(WorkloadCall(region, 3, at(7)))
     assert (only.variables, only.share) == (at(7), 1.0)
 
 
@@ -74,7 +74,7 @@ def test_many_values_keep_the_ends_and_the_total() -> None:
     few = thinned(call, kept=10)
     assert len(few.seen) == 10 and few.seen[0][0] == at(1) and few.seen[-1][0] == few.variables == at(1000)
     assert sum(count for _, count in few.seen) == few.calls == call.calls
-    assert ends_of(few)[1].share == pytest.approx(ends_of(call)[1].share, abs=0.01)
+    assert bounds_of(few)[1].share == pytest.approx(bounds_of(call)[1].share, abs=0.01)
     assert thinned(few, kept=10) == few
 
 
@@ -87,7 +87,7 @@ def test_of_several_variables_the_work_at_their_values_says_which_are_smaller() 
     assert call.variables == (("m", 20), ("n", 20)), "neither variable is at its largest there"
     works = [work(dict(variables)) for variables in seen]
     expected = sum((w - min(works)) / (max(works) - min(works)) for w in works) / len(works)
-    assert ends_of(call)[1].share == pytest.approx(expected)
+    assert bounds_of(call)[1].share == pytest.approx(expected)
 
 
 def test_operations_and_bytes_are_those_at_the_values() -> None:

@@ -23,7 +23,7 @@ from kcg.kernel.program import Program
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
-from kcg.kernel.symbolic import End, called, ends_of, without
+from kcg.kernel.symbolic import Bound, bounds_of, called, without
 from kcg.kernel.tile.attention import attention_axes
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate
@@ -52,7 +52,7 @@ from tests.planned_result import planned_result
 SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_attention.py"
 TARGET = KNOWN_TARGETS["sm_90"]
 POSITIONS, LAST = 6, 31
-ENDS = (End((("start_pos", 1),), 0.5), End((("start_pos", POSITIONS),), 0.5), End((("start_pos", LAST),), 0.0))
+BOUNDS = (Bound((("start_pos", 1),), 0.5), Bound((("start_pos", POSITIONS),), 0.5), Bound((("start_pos", LAST),), 0.0))
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,12 @@ def test_its_variables_are_those_of_its_kernels_with_the_values_of_its_sequences
 def test_it_is_verified_with_the_smallest_and_the_largest_values_that_are_possible(
     workload: Workload, attention: Region
 ) -> None:
-    assert ends_of(last_call(workload, attention)) == ENDS
+    assert bounds_of(last_call(workload, attention)) == BOUNDS
     decode = captured("llama", "mini-decode")
-    found = ends_of(last_call(decode, attention_of(decode)))
+    found = bounds_of(last_call(decode, attention_of(decode)))
     assert [(dict(end.variables)["start_pos"], end.share) for end in found] == [(1, 0.0), (37, 1.0), (63, 0.0)]
-    assert ends_of(called(Region(attention.kernels[:1]), {(("start_pos", 3),): 2})) == (
-        End((("start_pos", 3),), 1.0),
+    assert bounds_of(called(Region(attention.kernels[:1]), {(("start_pos", 3),): 2})) == (
+        Bound((("start_pos", 3),), 1.0),
     ), "a kernel only with what was seen"
 
 
@@ -144,7 +144,7 @@ def test_a_run_has_it_in_its_result_with_what_was_timed_at_each_end(finished: Fi
     result = read_result(finished.result_path)
     (row,) = [row for row in result.regions if row.region == attention]
     assert row.calls == POSITIONS and row.outcome not in ("unjudged", "quarantined"), (row.outcome, row.note)
-    assert [(end.variables, end.share) for end in row.ends] == [(end.variables, end.share) for end in ENDS]
+    assert [(end.variables, end.share) for end in row.ends] == [(end.variables, end.share) for end in BOUNDS]
     assert all(end.before_s > 0 for end in row.ends)
     assert values_of(row) == f"start_pos 1 to {POSITIONS}", "with these it ran"
     assert from_dict(to_dict(result)) == result
@@ -159,14 +159,14 @@ def opened(attention: Region, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "wrong", [None, *(pytest.param(end, marks=pytest.mark.slow if n else ()) for n, end in enumerate(ENDS))]
+    "wrong", [None, *(pytest.param(end, marks=pytest.mark.slow if n else ()) for n, end in enumerate(BOUNDS))]
 )
 def test_a_program_that_is_wrong_at_one_end_is_refused(
-    opened: Begun, attention: Region, wrong: End | None, monkeypatch: pytest.MonkeyPatch
+    opened: Begun, attention: Region, wrong: Bound | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its launches with one of the values pass another one: it is right with all others."""
     (work,) = [work for work in opened.works if work.call.region == attention]
-    assert work.ends == ENDS
+    assert work.bounds == BOUNDS
     other = work.space.neighbours(work.space.baseline())[0]
     program = opened.device.compiled(work, other)
     if wrong is not None:
@@ -209,7 +209,7 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
         proposed = region_search.search_regions(proposed, run.guide, device=run.device, log=run.log)
         (work,) = proposed.works
         parts = best_parts(attention, region_search.best_schedules(run.works))
-        assert work.ends == ENDS and len(work.at_ends[parts]) == len(ENDS), "measured at each"
+        assert work.bounds == BOUNDS and len(work.at_bounds[parts]) == len(BOUNDS), "measured at each"
         results = run.judge(proposed.estimates, proposed.candidates).run()
         tile = schedule_of(
             TileParameters(FLASH_ATTENTION, attention_axes(read_region(attention)), (16,), reduce_tile=16)
@@ -222,7 +222,7 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
         ]
         first, last = region_search.variants(RegionResults(tuple(rows)), proposed, run.captured.workload)
         (row,) = [row for row in first.rows if row.region == attention]
-        assert (row.calls, row.replayed) == (POSITIONS, POSITIONS - 1) and len(row.ends) == len(ENDS)
+        assert (row.calls, row.replayed) == (POSITIONS, POSITIONS - 1) and len(row.ends) == len(BOUNDS)
         assert not {one.region.id for one in first.rows} & {kernel.id for kernel in attention.kernels}
         assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
         result = run.result(kernels, first)
@@ -242,8 +242,8 @@ def with_stand_in(workload: Workload, region: Region, monkeypatch: pytest.Monkey
         region,
         next(row.baseline.schedule for row in result.regions if row.region == region),
         result.target,
-        variables=ENDS[0].variables,
-        also=tuple(end.variables for end in ENDS[1:]),
+        variables=BOUNDS[0].variables,
+        also=tuple(end.variables for end in BOUNDS[1:]),
     )
     assert isinstance(made, Program)
     tile = Schedule(ScheduleKind.TILE, "{}")
@@ -327,7 +327,7 @@ def test_programs_of_all_candidates_are_right_at_all_ends(tmp_path: Path) -> Non
     for region in regions:
         for parameters in tile_parameters(region):
             program = generate(region, TARGET, parameters, interpreted=True)
-            for end in ends_of(last_call(decode, region)):
+            for end in bounds_of(last_call(decode, region)):
                 cases[f"{len(region.kernels)} {parameters.split} {end.variables}"] = Case(
                     region, program, end.variables
                 )
@@ -343,7 +343,7 @@ def test_launches_of_a_tile_program_take_their_values_from_the_call_that_runs_th
     monkeypatch.setattr(standalone.realize, "runtime_cache", {})
     decode = captured("llama", "mini-decode")
     (region,) = [region for region in with_tile_programs(decode) if len(region.kernels) == 5]
-    first, *others = (end.variables for end in ends_of(last_call(decode, region)))
+    first, *others = (end.variables for end in bounds_of(last_call(decode, region)))
     for parameters in tile_parameters(region):
         schedule = schedule_of(parameters)
         program = compile_tile(region, schedule, TARGET, variables=first, also=tuple(others))
@@ -365,7 +365,7 @@ def test_the_program_that_was_verified_is_made_again_for_another_process() -> No
     decode = captured("llama", "mini-decode")
     region = attention_of(decode)
     call, schedule = last_call(decode, region), schedule_of(tile_parameters(region)[1])
-    first, *others = bindings = [end.variables for end in ends_of(call)]
+    first, *others = bindings = [end.variables for end in bounds_of(call)]
     program = compile_tile(region, schedule, TARGET, variables=first, also=tuple(others))
     (row,) = [row for row in planned_result(decode, region).regions if row.region == region]
     chosen = replace(row.chosen, schedule=schedule, binary_hash=program.at(call.variables).binary_hash)

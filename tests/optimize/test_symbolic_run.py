@@ -13,10 +13,10 @@ from rich.console import Console
 
 from kcg.compat.tiny import Ops
 from kcg.handover.choices import choices
-from kcg.judge import ends
+from kcg.judge import bounds
 from kcg.judge.kept import Side
 from kcg.kernel.kinds import describe
-from kcg.kernel.symbolic import End
+from kcg.kernel.symbolic import Bound
 from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.console import print_result
@@ -95,7 +95,7 @@ def rows_of(opened: Begun, work: RegionWork, schedule: Schedule, sampler: str = 
 @pytest.mark.usefixtures("estimates")
 def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(opened: Begun) -> None:
     assert len({w.call.region.id for w in opened.works}) == len(opened.works)
-    symbolic = [w for w in opened.works if len(w.ends) == 2]
+    symbolic = [w for w in opened.works if len(w.bounds) == 2]
     assert len(symbolic) > 3 and {w.bindings for w in symbolic} == {(LOW, HIGH)}
     assert all(w.call.calls == POSITIONS for w in symbolic)
     for one in opened.works:
@@ -104,7 +104,7 @@ def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(opened
         assert sorted(row.variables for row in rows) == sorted(one.bindings)
         assert len({row.binary_hash for row in rows}) == 1
         by_values = {row.variables: row.median_s for row in rows}
-        expected = sum(end.share * by_values[end.variables] for end in one.ends)
+        expected = sum(end.share * by_values[end.variables] for end in one.bounds)
         assert one.baseline_s == pytest.approx(expected) and one.longest_s == max(by_values.values())
     distinct = len({binary for w in opened.works for binary in w.binaries})
     assert opened.budget.ledger.measurements == sum(len(w.binaries) for w in opened.works) >= distinct
@@ -123,23 +123,23 @@ def test_a_schedule_is_measured_at_both_ends_and_counts_as_one(
     work.known[other] = seen
     assert seen.status == Status.OK
     assert {row.variables for row in rows_of(opened, work, other)} == {LOW, HIGH}
-    low, high = work.at_ends[other]
-    assert seen.runtime_s == pytest.approx(work.ends[0].share * low + work.ends[1].share * high)
+    low, high = work.at_bounds[other]
+    assert seen.runtime_s == pytest.approx(work.bounds[0].share * low + work.bounds[1].share * high)
     now = opened.budget.ledger.measurements, opened.budget.ledger.compilations, opened.device.service.binaries_timed
     assert [b - a for a, b in zip(before, now, strict=True)] == [1, 1, 2]
-    assert sum(s * end.share for s, end in zip(work.scales, work.ends, strict=True)) == pytest.approx(1)
+    assert sum(s * end.share for s, end in zip(work.scales, work.bounds, strict=True)) == pytest.approx(1)
 
 
 @pytest.mark.slow
 def test_what_is_wrong_or_fails_at_one_end_is_no_time(opened: Begun, work: RegionWork) -> None:
     low, high = rows_of(opened, work, work.space.baseline())
-    assert ends.observed(work.ends, [low, high]).status == Status.OK
+    assert bounds.observed(work.bounds, [low, high]).status == Status.OK
     wrong = replace(high, status=Status.WRONG, reason="element 3 is 1, not 2", samples_s=())
     late = replace(low, status=Status.TIMEOUT, reason="too late", samples_s=())
     for rows in ([low, wrong], [late, wrong]):
-        seen = ends.observed(work.ends, rows)
+        seen = bounds.observed(work.bounds, rows)
         assert (seen.status, seen.reason, seen.runtime_s) == (Status.WRONG, wrong.reason, None)
-    assert ends.observed(work.ends, [late, high]).status == Status.TIMEOUT
+    assert bounds.observed(work.bounds, [late, high]).status == Status.TIMEOUT
 
 
 RIGHT = Verification(True, ("float64 reference",), 0.5, 3)
@@ -152,7 +152,9 @@ WRONG = replace(RIGHT, passed=False, reason="element 3 is 1, not 2")
     [((RIGHT, RIGHT), RIGHT), ((RIGHT, UNJUDGED), UNJUDGED), ((UNJUDGED,), UNJUDGED), ((UNJUDGED, WRONG), WRONG)],
 )
 def test_what_is_unjudged_at_one_end_is_not_called_wrong(found: tuple[Verification, ...], seen: Verification) -> None:
-    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [PairedOutcome(one) for one in found]).baseline_verification
+    both = bounds.outcome(
+        [Bound(LOW, 0.5), Bound(HIGH, 0.5)], [PairedOutcome(one) for one in found]
+    ).baseline_verification
     assert (both.passed, both.unjudged, both.wrong) == (seen.passed, seen.unjudged, seen.wrong)
     assert both.reason.startswith(seen.reason)
 
@@ -163,7 +165,7 @@ def judged(
     sides = [Side(s, opened.device.compiled(work, s)) for s in (work.space.baseline(), schedule)]
     found = opened.comparisons(estimates).compare(work, *sides)
     assert found.outcome is not None, found.reason
-    return found.outcome, found.at_ends
+    return found.outcome, found.at_bounds
 
 
 def test_a_finalist_is_verified_and_timed_at_both_ends(
@@ -176,7 +178,7 @@ def test_a_finalist_is_verified_and_timed_at_both_ends(
     assert len(both.finalist_cold_s) == len(both.baseline_cold_s) == len(both.again_cold_s) == count
     for name in ("baseline_cold_s", "again_cold_s", "finalist_cold_s"):
         pairs = zip(getattr(low, name), getattr(high, name), strict=False)
-        means = [work.ends[0].share * a + work.ends[1].share * b for a, b in pairs]
+        means = [work.bounds[0].share * a + work.bounds[1].share * b for a, b in pairs]
         assert list(getattr(both, name)) == pytest.approx(means)
     assert {row.variables for row in rows_of(opened, work, other, "final")} == {LOW, HIGH}
 
@@ -273,6 +275,6 @@ def test_a_run_that_goes_on_measures_neither_end_again(opened: Begun, results: R
     with begun(settings(opened.device.folder, resume=True)) as again:
         for one in again.works:
             assert {s for s, o in one.known.items() if o.status == Status.OK} <= held[one.id]
-            assert one.space.baseline() in one.known and one.space.baseline() in one.at_ends
+            assert one.space.baseline() in one.known and one.space.baseline() in one.at_bounds
         again.measured()
         assert again.device.service.binaries_timed == 0

@@ -22,7 +22,7 @@ from kcg.compat.tiny import Context
 from kcg.judge.whole_function import Function
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.symbolic import ends_of, seen_by
+from kcg.kernel.symbolic import bounds_of, seen_by
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.function import Call, capture_call
 from tests.sample_result import sample_result
@@ -187,7 +187,7 @@ def test_a_wrong_kernel_that_fills_the_cache_fails_the_check() -> None:
 def test_kernels_of_a_function_are_judged_at_the_smallest_and_the_largest_value() -> None:
     """It is called with others later."""
     (call,) = capture_call(Call(columns, (W, N)), device="CPU").workload.calls
-    low, high = ends_of(call)
+    low, high = bounds_of(call)
     assert (low.variables, high.variables) == ((("n", 1),), (("n", 32),))
     assert high.share == pytest.approx(16 / 31) and call.calls == 1
     assert dict(seen_by(call))[(("n", 17),)] == 1

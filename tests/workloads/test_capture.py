@@ -23,7 +23,7 @@ from kcg.errors import CodecError, ExitCode, ScriptError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.symbolic import ends_of
+from kcg.kernel.symbolic import bounds_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import Workload
@@ -111,7 +111,7 @@ def test_a_kernel_of_a_decode_loop_is_one_call_that_knows_every_position_and_rep
     for call in symbolic:
         assert call.seen == tuple(((("start_pos", i),), 1) for i in range(1, POSITIONS + 1)), "replays of TinyJit too"
         assert call.variables == (("start_pos", POSITIONS),) and call.calls == POSITIONS
-        low, high = ends_of(call)
+        low, high = bounds_of(call)
         assert (low.variables, high.variables) == ((("start_pos", 1),), (("start_pos", POSITIONS),))
         assert low.share == pytest.approx(0.5) and high.share == pytest.approx(0.5)
     assert "values of their variables" not in captured[2]["decode_loop"], "nothing is left out"

@@ -152,7 +152,7 @@ def _no_traceback(*parts: object) -> None:
 
 GRAPH: Final = _Call(_no_traceback)
 CALLS: Final = {
-    ("kcg.fleet.narrow", "fixed"): _Call(fixed),
+    ("kcg.fleet.unpickling", "fixed"): _Call(fixed),
     ("dask._expr", "Expr._reconstruct"): _Call(_graph),
     ("dask._expr", "LLGExpr"): GRAPH,
     ("tblib.pickling_support", "unpickle_exception_with_attrs"): _Call(_error),
@@ -218,7 +218,7 @@ def _originals() -> tuple[Any, Any, Any]:
 
 
 def _refuse(*arguments: object, **named: object) -> Any:
-    raise TypeError("a fleet unpickles by kcg.fleet.narrow only")
+    raise TypeError("a fleet unpickles by kcg.fleet.unpickling only")
 
 
 def install(tasks: str | None = None) -> None:

@@ -17,7 +17,7 @@ from distributed.core import clean_exception, error_message
 from distributed.protocol import pickle as dasks
 
 from kcg.errors import DeviceError
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 from tests.commands import python
 from tests.fleet import fixed_tasks
 
@@ -26,7 +26,7 @@ OPENED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def tasks_of_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "_tasks", fixed_tasks.__name__)
+    monkeypatch.setattr(unpickling, "_tasks", fixed_tasks.__name__)
 
 
 def graph(function: Any, *arguments: Any) -> bytes:
@@ -45,10 +45,10 @@ class Calls:
 
 
 def test_a_graph_of_fixed_functions_comes_through_and_goes_on() -> None:
-    read = narrow.loads(graph(fixed_tasks.shout, b"abc"))
+    read = unpickling.loads(graph(fixed_tasks.shout, b"abc"))
     task = read.__dask_graph__()["key"]
     assert task() == b"ABC"
-    on_the_worker = narrow.loads(dasks.dumps(task))
+    on_the_worker = unpickling.loads(dasks.dumps(task))
     assert (on_the_worker.key, on_the_worker.func, on_the_worker()) == ("key", task.func, b"ABC")
 
 
@@ -68,7 +68,7 @@ def test_a_graph_of_fixed_functions_comes_through_and_goes_on() -> None:
 )
 def test_a_task_may_call_nothing_else(function: Any) -> None:
     with pytest.raises(TypeError):
-        narrow.loads(graph(function, b"abc"))
+        unpickling.loads(graph(function, b"abc"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_task_may_call_nothing_else(function: Any) -> None:
 def test_nothing_runs_while_a_pickle_is_read(hostile: Calls) -> None:
     data = pickle.dumps(hostile)
     with pytest.raises((TypeError, AttributeError)):
-        narrow.loads(data)
+        unpickling.loads(data)
 
 
 def sets(module: str, name: str) -> bytes:
@@ -103,15 +103,15 @@ def test_a_pickle_changes_no_function_and_no_class() -> None:
         (fixed_tasks.__name__, "shout"),
         ("dask._expr", "LLGExpr"),
         ("dask._task_spec", "Task"),
-        ("kcg.fleet.narrow", "fixed"),
+        ("kcg.fleet.unpickling", "fixed"),
         ("kcg.errors", "DeviceError"),
         ("builtins", "ValueError"),
         ("tblib.pickling_support", "unpickle_traceback"),
         ("tblib", "Frame"),
     ):
         with pytest.raises((TypeError, AttributeError)):
-            narrow.loads(sets(module, name))
-    assert not hasattr(fixed_tasks.shout, "mark") and not hasattr(narrow.fixed, "mark")
+            unpickling.loads(sets(module, name))
+    assert not hasattr(fixed_tasks.shout, "mark") and not hasattr(unpickling.fixed, "mark")
 
 
 def test_names_are_exact() -> None:
@@ -124,11 +124,11 @@ def test_names_are_exact() -> None:
         ("dask._task_spec", "Task.__init__"),
     ):
         with pytest.raises(TypeError):
-            narrow.loads(b"\x80\x04" + pickle.dumps(module, 4)[11:-2] + pickle.dumps(name, 4)[11:-2] + b"\x93.")
+            unpickling.loads(b"\x80\x04" + pickle.dumps(module, 4)[11:-2] + pickle.dumps(name, 4)[11:-2] + b"\x93.")
 
 
 def test_errors_arrive_as_text_and_without_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dasks, "loads", narrow.loads)
+    monkeypatch.setattr(dasks, "loads", unpickling.loads)
 
     class Own(Exception):
         pass
@@ -159,11 +159,11 @@ def test_all_that_dask_unpickles_is_replaced() -> None:
     users.pop("distributed.protocol.pickle")  # which has the function that is replaced
     script = f"""
 import importlib
-from kcg.fleet import narrow
+from kcg.fleet import unpickling
 import distributed.protocol.pickle
-narrow.install()
-narrow.install()
-assert distributed.protocol.pickle.loads is narrow.loads
+unpickling.install()
+unpickling.install()
+assert distributed.protocol.pickle.loads is unpickling.loads
 for module, names in {users!r}.items():
     found = importlib.import_module(module)
     for name in names:
@@ -171,7 +171,7 @@ for module, names in {users!r}.items():
         for part in name.split("."):
             value = getattr(value, part, None)
         another = name == "loads" and (value is None or value.__module__ == module)  # of one type, or of messages
-        assert another or value in (narrow.loads, narrow._refuse), (module, name, value)
+        assert another or value in (unpickling.loads, unpickling._refuse), (module, name, value)
 """
     done = python("-W", "ignore", "-c", script)
     assert done.returncode == 0, done.stderr
@@ -189,8 +189,8 @@ from distributed.protocol import dumps, loads
 core, serialize = (importlib.import_module(f"distributed.protocol.{name}") for name in ("core", "serialize"))
 assert serialize.msgpack_decode_default(member := {
     "__Enum__": True, "__module__": "distributed.nanny", "__name__": "os", "name": "system"}).__name__ == "system"
-from kcg.fleet import narrow
-narrow.install()
+from kcg.fleet import unpickling
+unpickling.install()
 assert loads(dumps({"status": Status.running, "seen": {1, 2}})) == {"status": Status.running, "seen": {1, 2}}
 others = [
     {**member, "__module__": "distributed.core", "__name__": name, "name": attribute}
