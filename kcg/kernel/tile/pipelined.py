@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType, Ops, UOp
 from kcg.kernel.ast import extent, is_symbolic
@@ -39,8 +40,12 @@ from kcg.kernel.tile.contraction import (
     turned,
 )
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
+from kcg.kernel.tile.device import Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_branch, store_tile
+from kcg.kernel.tile.estimates import either
+from kcg.kernel.tile.form import COMPILER_BYTES, UNCERTAIN, Axes, Form, Start, keeps_small, steps_of
+from kcg.kernel.tile.gemm import GROUPS, check_axes, epilogue_s, ring_bytes, swizzle_matters, traffic_of
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
@@ -56,11 +61,14 @@ from kcg.kernel.tile.gluon import (
     specialized,
     sums_layout,
 )
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.parameters import PIPELINED, TMA, TileParameters
+from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
+    count_of,
     is_power_of_two,
+    launched_tiles,
     launched_with,
     open_frame,
     rest_of,
@@ -73,14 +81,144 @@ STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's 
 STORED_BYTES = 128  # of a row of a block that is stored at once
 LEAVING = 2  # blocks of a group that are on their way to memory
 FULL, EMPTY = "full", "empty"
+LEAST_SIZE = 128  # rows and columns of a product
+TURN = 2_048  # elements of a tile that take as long as what each takes beside them
+SUSTAINED = 0.82  # of the tensor core, as sustained over a whole launch: of five matmuls on one H100
+PAIRS = 3  # times their epilogue: Flux's query, key and value took 440 µs, by the plain form 392 (one H100)
 
 
-def write_pipelined(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Lines, int]:
-    """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
-    the one that is launched, and how many programs there are. Raises UnsupportedTile."""
-    return _Pipelined(kernel, target, parameters, writer).written()
+class PipelinedMatmul(Form):
+    """Products by warps that load and warps that compute."""
+
+    name = PIPELINED
+    noun = "producer/consumer matmul"
+    has_stages = True
+    is_of_products = True
+    fields = frozenset(("loads", "persistent", "epilogue_parts"))
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tile": TILES, "reduce_tile": (STEP,), "num_warps": (4,), "split": (1,), "loads": (TMA,), "persistent": (1,),
+        "tail": (1,), "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "read_early": (False,),
+        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "precision": ("ieee",),
+    }  # fmt: skip
+    in_gluon = True
+    is_delicate = True
+    start_at = Start.COMPARED
+    uncertainty = UNCERTAIN
+
+    def has(self, kernel: TileKernel, target: Target) -> bool:
+        return kernel.attention is None and kernel.rows is None and _may_pipeline(kernel, target)
+
+    def preference(self, kernel: TileKernel, target: Target) -> int:
+        return -1  # a search compares it
+
+    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
+        return pipelined_axes(kernel)
+
+    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+        return replace(_first(kernel, target, axes), fast_math=not keeps_small(kernel, target))
+
+    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+        match field:
+            case "group":
+                return GROUPS
+            case "epilogue_parts":
+                return (parts_of(p.tile),)
+        return super().values(kernel, target, p, field)
+
+    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+        return (STEP,)
+
+    def least_parts(self, tile: tuple[int, ...]) -> int:
+        return parts_of(tile)
+
+    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+        shared = self.shared_bytes(kernel, target, p) <= device_of(target).shared_bytes
+        in_time = p.num_stages <= steps_of(kernel, p) + 1
+        return shared and in_time and swizzle_matters(kernel, p) and can_pipeline(kernel, target, p)
+
+    def shared_bytes(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
+        return _shared_bytes(kernel, target, p)
+
+    def check(self, kernel: TileKernel, p: TileParameters) -> None:
+        check_axes(p)
+
+    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+        """Writes that of the groups and that of the loads among the helpers."""
+        return _Pipelined(kernel, target, p, writer).written()
+
+    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
+        return _seconds(kernel, target, p, figures)
+
+
+# ---- the prior
+
+
+def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """The tile whose turns take least, with as many stages as shared memory holds."""
+    found = [made for tile in TILES if can_pipeline(kernel, target, made := _first_of(kernel, target, axes, tile))]
+
+    def cost(p: TileParameters) -> float:
+        return -(-math.prod(launched_tiles(kernel, p)) // target.cores) * (math.prod(p.tile) + TURN)
+
+    return min(found, key=cost)
+
+
+def _first_of(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int]) -> TileParameters:
+    made = TileParameters(
+        PIPELINED, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, epilogue_parts=parts_of(tile), num_warps=4,
+        group=8 if count_of(kernel, axes[0]) > 8 * tile[0] else 1, num_stages=4,
+    )  # fmt: skip
+    return (
+        made if _shared_bytes(kernel, target, made) <= device_of(target).shared_bytes else replace(made, num_stages=3)
+    )
+
+
+def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
+    """Rows and columns of contractions by specialised warps, whose results lie side by side along the columns."""
+    assert kernel.contraction is not None
+    one, other = (side.ranges for side in kernel.contraction.sides)
+    last = len(kernel.outputs) - 1
+    return ((one, other),) if last in other or kernel.epilogue_uses else ((other, one),)
+
+
+def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
+    """Whether a contraction may be by specialised warps: a large product of 16 bits, on Hopper, by compilers that make
+    such programs right."""
+    contraction = kernel.contraction
+    if contraction is None or not device_of(target).has_wgmma or not most_specialized_stages():
+        return False
+    if contraction.batch or kernel.variables or kernel.reduce_extent < 2 * STEP:
+        return False
+    axes = pipelined_axes(kernel)[0]
+    if any(count_of(kernel, numbers) < LEAST_SIZE for numbers in axes):
+        return False
+    return any(can_pipeline(kernel, target, _first_of(kernel, target, axes, tile)) for tile in TILES)
+
+
+def _shared_bytes(kernel: TileKernel, target: Target, p: TileParameters) -> int:
+    """About how much shared memory a program takes, in bytes: the ring, and blocks that leave it."""
+    if kernel.grouped:
+        return max(_shared_bytes(one, target, own) for one, own in launched_with(kernel, p))
+    return ring_bytes(kernel, device_of(target), p) + leaving_bytes(kernel, p) + COMPILER_BYTES
+
+
+# ---- what it costs
+
+
+def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Turns of a tile each, one after the other: loads are never waited for but at the start."""
+    counts = launched_tiles(kernel, p)
+    turns = -(-math.prod(counts) // target.cores)
+    steps = max(1, -(-kernel.terms // p.reduce_tile))
+    step_s = 2 * math.prod(p.tile) * p.reduce_tile / (SUSTAINED * f.tensor_ops)
+    nbytes, _ = traffic_of(kernel, p, counts, target.cores, target.cache_bytes)
+    opening_s = f.opening_s + f.fill_s + f.descriptors_s
+    finish_s = epilogue_s(kernel, p, f) * (PAIRS if any(b.pairs for b in kernel.epilogue) else 1)
+    busy_s = opening_s + turns * (steps * step_s + finish_s)
+    return either(busy_s, nbytes / f.memory_bytes, sharp=3)
+
+
+# ---- the program
 
 
 def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
@@ -88,7 +226,7 @@ def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters)
     key = parameters.axes, parameters.tile, parameters.reduce_tile, parameters.epilogue_parts
     if key not in kernel.pipelined:  # a search asks some thousand times for each
         try:
-            write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
+            _Pipelined(kernel, target, parameters, Writer(kernel, ptx=True)).written()
             kernel.pipelined[key] = fits_epilogue(kernel, parameters)
         except UnsupportedTile:
             kernel.pipelined[key] = False
