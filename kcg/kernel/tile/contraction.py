@@ -209,7 +209,7 @@ def write_step(
         one = blocks[0]
         kind = ""
         if one.type == "float32":
-            kind = f', input_precision="{loop.precision}"'
+            kind = root.writer.precision(loop.precision)
         elif one.type in FP8:
             kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
         for total, other in zip(names, blocks[1:], strict=True):

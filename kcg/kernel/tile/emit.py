@@ -24,6 +24,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import is_running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.needed import needed_loads
+from kcg.kernel.tile.parameters import TF32
 
 INT32 = range(-(1 << 31), 1 << 31)
 
@@ -170,7 +171,15 @@ class Writer:
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
         self.store: Callable[[Frame, Stored, Block], None] | None = None  # how blocks are stored, if not by pointers
+        # what was written that the launch or the judging of a program depends on
+        self.has_descriptors = False  # of TMA
+        self.rounds_to_tf32 = False
         self._count = 0
+
+    def precision(self, name: str) -> str:
+        """How a product of float32 says its precision."""
+        self.rounds_to_tf32 |= name == TF32
+        return f', input_precision="{name}"'
 
     def fresh(self, hint: str) -> str:
         """A name that no other variable has. A `p` and a number is an argument: a buffer's first element."""

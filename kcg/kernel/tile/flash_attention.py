@@ -709,7 +709,7 @@ class AttentionWriting:
         return frame
 
     def _precision(self, block: Block) -> str:
-        return f', input_precision="{self.parameters.precision}"' if block.type == "float32" else ""
+        return self.writer.precision(self.parameters.precision) if block.type == "float32" else ""
 
 
 def _store_partial(frame: Frame, first: str, place: Block, text: str, ranges: Sequence[UOp]) -> None:

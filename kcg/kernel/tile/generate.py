@@ -54,9 +54,8 @@ def generate_kernel(
     main, grid = form.write(kernel, target, parameters, writer)
     partials = form.partials(kernel, target, parameters)
     arguments = _arguments(kernel, workspace=form.partial_type(kernel) if partials else "")
-    descriptors = any("make_tensor_descriptor" in line for line in main.text)
     first = TileLaunch(
-        ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors
+        ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, writer.has_descriptors
     )
     launches, bodies = [first], [_function(ENTRY, arguments, main)]
     if partials:
@@ -65,8 +64,19 @@ def generate_kernel(
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
     text = _functions(writer, bodies)
     text = in_gluon(text) if form.in_gluon else f"import triton\nimport triton.language as tl\n{text}"
-    itemsize = 8 if partials and "64" in form.partial_type(kernel) else 4
-    return TileSource(text, tuple(launches), partials * itemsize)
+    return TileSource(text, tuple(launches), _workspace(form, kernel, partials), writer.rounds_to_tf32)
+
+
+def workspace_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
+    """Bytes of what a program's launches hand on. Raises UnsupportedTile where there is no such program."""
+    form = form_of(parameters)
+    _check(form, kernel, parameters)
+    return _workspace(form, kernel, form.partials(kernel, target, parameters))
+
+
+def _workspace(form: Form, kernel: TileKernel, partials: int) -> int:
+    """Bytes of so many partial results."""
+    return partials * (8 if "64" in form.partial_type(kernel) else 4) if partials else 0
 
 
 def _check(form: Form, kernel: TileKernel, p: TileParameters) -> None:

@@ -14,7 +14,7 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile, kept_tile
 from kcg.kernel.tile.forms import form_of
-from kcg.kernel.tile.generate import generate
+from kcg.kernel.tile.generate import workspace_of
 from kcg.kernel.tile.joining import expected_saving_s
 from kcg.kernel.tile.parameters import TF32, TMA, TileParameters
 from kcg.kernel.tile.targets import missing, supported, triton_version
@@ -88,7 +88,7 @@ class TileKind:
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         """Partial sums, and what its launches hand on."""
-        return generate(region, target, TileParameters.from_json(schedule.body)).workspace_bytes
+        return workspace_of(read_region(region), target, TileParameters.from_json(schedule.body))
 
     def saving_s(self, candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
         """See `kcg.kernel.tile.joining`."""

@@ -363,6 +363,7 @@ class _Pipelined:
         raise UnsupportedTile("form", "specialised warps take operands of 16 bits that TMA loads")
 
     def _descriptor(self, boxes: Boxes, dtype: DType) -> str:
+        self.writer.has_descriptors = True
         text = descriptor(boxes, boxes.buffer, dtype)
         return self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
 

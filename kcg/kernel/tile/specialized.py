@@ -306,6 +306,7 @@ class _Specialized(AttentionWriting):
 
     def _in_memory(self, box: Boxes, dtype: DType, main: Frame) -> str:
         """The descriptor of an operand's blocks: of those of a program's head, or of all heads."""
+        self.writer.has_descriptors = True
         if self.programs:
             return descriptor_of_all(box, dtype)
         start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])

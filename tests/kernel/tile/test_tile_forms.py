@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 from tinygrad import Tensor
@@ -14,8 +16,8 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.form import LEAST
 from kcg.kernel.tile.forms import REGISTRY, forms_of
-from kcg.kernel.tile.generate import ONLY, generate_kernel
-from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values
+from kcg.kernel.tile.generate import ONLY, generate_kernel, workspace_of
+from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, random_parameters
 from kcg.kernel.tile.parameters import FORMS, TMA
 from tests.chains import region_of
 from tests.kernels import empty
@@ -33,6 +35,7 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
     "sums": (lambda: new(512, 1024).float().sum(1), {"reduction"}),
     "softmax": (lambda: new(512, 1024).float().softmax(), {"rows"}),
     "matmul": (lambda: new(512, 512) @ new(512, 768), {"pipelined", "contraction", "reduction"}),
+    "float32": (lambda: empty(64, 4096) @ empty(4096, 64), {"contraction", "reduction"}),
     "attention": (
         lambda: new(4, 512, 64).scaled_dot_product_attention(new(4, 512, 64), new(4, 512, 64)),
         {"stream", "specialized"},
@@ -40,6 +43,7 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
 }  # fmt: skip
 """What has which forms."""
 CASES = [(name, form) for name, (_, forms) in KERNELS.items() for form in sorted(forms)]
+PROGRAMS = 8  # random ones of each kernel
 OTHER = {"tail": 2, "loads": TMA, "persistent": 1, "epilogue_parts": 2, "read_early": True, "warp_specialize": True}
 """Of what only some forms have another value than the least."""
 
@@ -67,6 +71,16 @@ def test_a_form_begins_with_a_legal_program_for_each_arrangement_of_axes(name: s
         assert (p.form, p.axes) == (form, axes) and is_legal(kernel, TARGET, p)
         assert generate_kernel(kernel, TARGET, p).launches and predicted_seconds(kernel, TARGET, p) > 0
         assert all(getattr(p, field) in legal_values(kernel, TARGET, p, field) for field in FIELDS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_is_recorded_of_a_program_is_what_its_text_says(name: str) -> None:
+    kernel, rng = replace(kernel_of(name), allows_tf32=True), Random(name)
+    for p in (random_parameters(kernel, TARGET, rng) for _ in range(PROGRAMS)):
+        source = generate_kernel(kernel, TARGET, p)
+        assert source.rounds_to_tf32 == ('input_precision="tf32"' in source.source)
+        assert source.launches[0].descriptors == ("make_tensor_descriptor" in source.source)
+        assert source.workspace_bytes == workspace_of(kernel, TARGET, p)
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
