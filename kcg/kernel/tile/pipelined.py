@@ -51,17 +51,16 @@ from kcg.kernel.tile.gluon import (
     GROUP_ROWS,
     LOAD,
     REGISTERS,
-    add_barriers,
     add_function,
     allocated,
     arguments_of,
     descriptor,
-    fetched,
     operand,
     specialized,
     sums_layout,
 )
 from kcg.kernel.tile.parameters import PIPELINED, TMA, TileParameters
+from kcg.kernel.tile.ring import HERE, Ring
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -80,7 +79,6 @@ TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
 STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
 LEAVING = 2  # blocks of a group that are on their way to memory
-FULL, EMPTY = "full", "empty"
 LEAST_SIZE = 128  # rows and columns of a product
 TURN = 2_048  # elements of a tile that take as long as what each takes beside them
 SUSTAINED = 0.82  # of the tensor core, as sustained over a whole launch: of five matmuls on one H100
@@ -277,6 +275,7 @@ class _Pipelined:
         self.kernel, self.writer, self.stages = kernel, writer, parameters.num_stages
         rows, columns = parameters.tile
         self.groups = rows // GROUP_ROWS
+        self.ring = Ring("full", "empty", self.stages, self.groups)
         if writer.interpreted:
             raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or rows % GROUP_ROWS or self.groups not in REGISTERS:
@@ -312,10 +311,10 @@ class _Pipelined:
             lines.add(allocated(name, self.stages * (1 if number else self.groups), sizes, self.dtype))
         for text, name in self.leaving.items():
             lines.add(text.format(name))
-        add_barriers(lines, FULL, self.stages, 1)
-        add_barriers(lines, EMPTY, self.stages, self.groups)
+        self.ring.add_full(lines)
+        self.ring.add_empty(lines)
         lines.add("fence_async_shared()")
-        given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, FULL, EMPTY)
+        given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, self.ring.full, self.ring.empty)
         add_function(self.writer, COMPUTE, (*given, *self.leaving.values()), computing, group=True)
         add_function(self.writer, LOAD, given, loading)
         lines.add(specialized(self.groups, (*given, *self.leaving.values()), given))
@@ -382,17 +381,9 @@ class _Pipelined:
         header = f"for {tile} in range({first}, {one.turns.tiles}, {self.programs}):"
         return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
 
-    def _advance(self, lines: Lines) -> None:
-        """To the next slot of the ring; in each round its barriers have the other phase."""
-        lines.add("slot += 1")
-        lines.add(f"around = slot == {self.stages}")
-        lines.add("slot = gl.where(around, 0, slot)")
-        lines.add("phase = gl.where(around, phase ^ 1, phase)")
-
     def _loading(self) -> Lines:
         lines = Lines(self.writer)
-        lines.add("slot = 0")
-        lines.add("phase = 1")
+        self.ring.begin(lines, fills=True)
         for one in self.tiled:
             frame, (row, column), header = self._opened(lines, one)
             for product in one.products:
@@ -402,33 +393,35 @@ class _Pipelined:
                 self._fetch_rows(body, *product.rows, row, term)
                 for number, ((at, _), (boxes, memory)) in enumerate(zip(self.sub_tiles, product.columns, strict=True)):
                     corner = boxes.ordered((term, f"{column} + {at}"))
-                    body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
-                self._advance(body)
+                    body.add(self.ring.fetch(memory, corner, HERE.index, f"columns{number}.index({HERE.index})"))
+                self.ring.advance(body)
                 frame.lines.extend(f"for {counter} in range({product.steps}):", body)
             for place in range(one.parameters.tile[1] // self.step):
                 for _, boxes, memory in one.beside:
                     self._expected(frame.lines, one.parameters.tile[0])
                     self._fetch_rows(frame.lines, boxes, memory, row, f"{column} + {place * self.step}")
-                    self._advance(frame.lines)
+                    self.ring.advance(frame.lines)
             lines.extend(header, frame.lines)
         return lines
 
     def _expected(self, lines: Lines, vectors: int) -> None:
         """Waits for a slot, and says how much it will have: so many rows and columns of a step."""
-        lines.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
-        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.step * vectors})")
+        lines.add(self.ring.await_empty(HERE))
+        lines.add(self.ring.expect(HERE.index, 2 * self.step * vectors))
+
+    def _rows_of(self, group: str) -> str:
+        """The block of a group's rows in a slot."""
+        return f"{HERE.index} * {self.groups} + {group}"
 
     def _fetch_rows(self, lines: Lines, boxes: Boxes, memory: str, row: str, column: str) -> None:
         """Each group's rows, from a column on, where blocks of the first operand lie."""
         for group in range(self.groups):
             corner = boxes.ordered((f"{row} + {group * GROUP_ROWS}", column))
-            block = f"rows.index(slot * {self.groups} + {group})"
-            lines.add(fetched(memory, corner, f"{FULL}.index(slot)", block))
+            lines.add(self.ring.fetch(memory, corner, HERE.index, f"rows.index({self._rows_of(str(group))})"))
 
     def _computing(self) -> Lines:
         lines = Lines(self.writer)
-        lines.add("slot = 0")
-        lines.add("phase = 0")
+        self.ring.begin(lines, fills=False)
         for one in self.tiled:
             frame, starts, header = self._opened(lines, one)
             totals = self._summed(frame.lines, one)
@@ -443,23 +436,21 @@ class _Pipelined:
         for total, (_, width) in zip(totals, self.sub_tiles, strict=True):
             layout = sums_layout(self.writer, width)
             lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
-        # an expression: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
-        before = f"gl.where(slot == 0, {self.stages - 1}, slot - 1)"
+        before = self.ring.last()
         for place, product in enumerate(one.products):
             body, counter = Lines(self.writer, lines), self.writer.fresh("k")
-            body.add(f"mbarrier.wait({FULL}.index(slot), phase)")
-            block = operand(product.rows[0])("rows", f"slot * {self.groups} + group")
+            body.add(self.ring.await_full(HERE))
+            block = operand(product.rows[0])("rows", self._rows_of("group"))
             for number, (total, (boxes, _)) in enumerate(zip(totals, product.columns, strict=True)):
-                other = operand(boxes)(f"columns{number}", "slot")
+                other = operand(boxes)(f"columns{number}", HERE.index)
                 body.add(f"{total} = warpgroup_mma({block}, {other}, {total}, is_async=True)")
             names = ", ".join(totals)
             body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
-            only = "" if place else f", pred={counter} > 0"
-            body.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1{only})")
-            self._advance(body)
+            body.add(self.ring.give_back(before, only="" if place else f"{counter} > 0"))
+            self.ring.advance(body)
             lines.extend(f"for {counter} in range({product.steps}):", body)
         lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
-        lines.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1)")
+        lines.add(self.ring.give_back(before))
         return totals
 
     def _finished(self, frame: Frame, one: _Tiled, starts: tuple[str, str], totals: tuple[str, ...]) -> None:
@@ -517,12 +508,12 @@ class _Pipelined:
         parts: dict[UOp, list[str]] = {node: [] for node, _, _ in one.beside}
         for _ in range(columns // self.step):
             for node, _, _ in one.beside:
-                lines.add(f"mbarrier.wait({FULL}.index(slot), phase)")
+                lines.add(self.ring.await_full(HERE))
                 layout, held = sums_layout(self.writer, self.step), self.writer.fresh("read")
-                lines.add(f"{held} = rows.index(slot * {self.groups} + group).load({layout})")
+                lines.add(f"{held} = rows.index({self._rows_of('group')}).load({layout})")
                 lines.add("fence_async_shared()")  # it is read before TMA writes there again
-                lines.add(f"mbarrier.arrive({EMPTY}.index(slot), count=1)")
-                self._advance(lines)
+                lines.add(self.ring.give_back(HERE.index))
+                self.ring.advance(lines)
                 parts[node].append(held)
         for node, texts in parts.items():
             while len(texts) > 1:

@@ -47,19 +47,18 @@ from kcg.kernel.tile.gluon import (
     GROUP_THREADS,
     LOAD,
     REGISTERS,
-    add_barriers,
     add_function,
     allocated,
     arguments_of,
     descriptor,
     descriptor_of_all,
-    fetched,
     mma,
     operand,
     sizes_of_all,
     specialized,
 )
 from kcg.kernel.tile.parameters import SPECIALIZED, TMA, TileParameters
+from kcg.kernel.tile.ring import Place, Ring
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame, power_of_two
 from kcg.types import Target
@@ -70,8 +69,6 @@ MOST_SLOTS = 4  # of a ring
 QUERY_SLOTS = 2  # of a persistent program: tiles of which it has the queries
 BESIDE = 32  # registers of a thread beside scores, weights and sums: none spilled with so many
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
-BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
-QUERIES_EMPTY = "queries_empty"  # barriers of persistent programs alone
 BUFFERS = ("queries", "keys", "values")
 BETWEEN_STEPS = 300  # clocks of a step of specialised warps in which neither is made: a guess
 NARROW_HEAD = 64  # elements of a query and of a value
@@ -266,8 +263,12 @@ class _Specialized(AttentionWriting):
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
+        self.keys_ring, self.values_ring = (
+            Ring(f"{name}_full", f"{name}_empty", self.stages, self.groups) for name in ("keys", "values")
+        )
         self.tiles = attention_tiles(kernel, self.tile.size)
         self.programs = min(self.tiles, max(1, target.cores)) if parameters.persistent else 0  # 0: one a tile
+        self.queries_ring = Ring("queries_full", "queries_empty", QUERY_SLOTS if self.programs else 1, self.groups)
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
@@ -314,18 +315,22 @@ class _Specialized(AttentionWriting):
 
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
-        query_slots = QUERY_SLOTS if self.programs else 1
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = query_slots * self.groups if name == "queries" else self.stages
+            slots = self.queries_ring.slots * self.groups if name == "queries" else self.stages
             lines.add(allocated(name, slots, sizes_of_all(box) if self.programs else box.ordered(box.sizes), dtype))
-        for name in self._barriers:
-            slots = query_slots if name.startswith("queries") else self.stages
-            add_barriers(lines, name, slots, self.groups if name.endswith("empty") else 1)
+        self.queries_ring.add_full(lines)
+        for ring in (self.keys_ring, self.values_ring):
+            ring.add_full(lines)
+            ring.add_empty(lines)
+        if self.programs:  # the next tile's queries come while this one's are read
+            self.queries_ring.add_empty(lines)
         lines.add("fence_async_shared()")
 
     @property
     def _barriers(self) -> tuple[str, ...]:
-        return (*BARRIERS, QUERIES_EMPTY) if self.programs else BARRIERS
+        rings = self.keys_ring, self.values_ring
+        found = (self.queries_ring.full, *(name for ring in rings for name in (ring.full, ring.empty)))
+        return (*found, self.queries_ring.empty) if self.programs else found
 
     # ---- tiles in turn, alike in both functions
 
@@ -352,19 +357,14 @@ class _Specialized(AttentionWriting):
             return number
         return "done" if number == "0" else f"(done + {number})"
 
-    def _slot(self, number: str) -> str:
-        """The slot of a block of keys or values."""
-        place = self._place(number)
-        return place if place == "0" else f"{place} % {self.stages}"
+    def _place_of(self, number: str) -> Place:
+        """The place of a block of keys or values in its ring."""
+        return self.keys_ring.place_of(self._place(number))
 
-    def _turn_of(self, number: str) -> str:
-        """How often its slot was taken before, as the phase of a barrier."""
-        place = self._place(number)
-        return place if place == "0" else f"({place} // {self.stages}) & 1"
-
-    def _queries_slot(self) -> tuple[str, str]:
-        """The slot of a tile's queries, and its phase."""
-        return (f"taken % {QUERY_SLOTS}", f"(taken // {QUERY_SLOTS}) & 1") if self.programs else ("0", "0")
+    @property
+    def _queries_place(self) -> Place:
+        """The place of a tile's queries."""
+        return self.queries_ring.place_of("taken" if self.programs else "0")
 
     def _queries_of(self, slot: str, group: str) -> str:
         """The block of a group's queries in a slot."""
@@ -378,25 +378,26 @@ class _Specialized(AttentionWriting):
         _, start = self._opened(frame, self.tile, tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
-        slot, turn = self._queries_slot()
+        place = self._queries_place
         if self.programs:
-            lines.add(f"mbarrier.wait({QUERIES_EMPTY}.index({slot}), ({turn}) ^ 1)")
-        lines.add(f"mbarrier.expect(queries_full.index({slot}), {2 * self.groups * math.prod(queries.sizes)})")
+            lines.add(self.queries_ring.await_empty(place.before))
+        lines.add(self.queries_ring.expect(place.index, 2 * self.groups * math.prod(queries.sizes)))
         for group in range(self.groups):
             corner = self._corner(queries, frame, (f"{start} + {group * GROUP_ROWS}", "0"))
-            block = f"queries.index({self._queries_of(slot, str(group))})"
-            lines.add(fetched("queries_in_memory", corner, f"queries_full.index({slot})", block))
+            block = f"queries.index({self._queries_of(place.index, str(group))})"
+            lines.add(self.queries_ring.fetch("queries_in_memory", corner, place.index, block))
         begin, blocks = self._visited(frame, start)
-        body.add(f"slot = {self._slot('number')}")
-        body.add(f"turn = {self._turn_of('number')}")
+        found, place = self._place_of("number"), Place("slot", "turn")
+        body.add(f"{place.index} = {found.index}")
+        body.add(f"{place.phase} = {found.phase}")
         corners = {
             "keys": self._corner(keys, frame, ("0", "key")), "values": self._corner(values, frame, ("key", "0"))
         }  # fmt: skip
         body.add(f"key = {self._key_of('number', begin, blocks)}")
-        for name, box in (("keys", keys), ("values", values)):
-            body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
-            body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
-            body.add(fetched(f"{name}_in_memory", corners[name], f"{name}_full.index(slot)", f"{name}.index(slot)"))
+        for name, ring, box in (("keys", self.keys_ring, keys), ("values", self.values_ring, values)):
+            body.add(ring.await_empty(place.before))
+            body.add(ring.expect(place.index, 2 * math.prod(box.sizes)))
+            body.add(ring.fetch(f"{name}_in_memory", corners[name], place.index, f"{name}.index({place.index})"))
         lines.extend(f"for number in range({blocks}):", body)
         return self._next_tile(function, frame, tile, blocks)
 
@@ -475,9 +476,10 @@ class _Specialized(AttentionWriting):
         own = self._count_of(self.top, self._end(self.top, start, self.rows))
         behind = f"{blocks} - {own}" if begin == "0" else f"tl.minimum({begin} + {blocks} - {own}, {blocks} - 1)"
         skipped, body = lines.name(behind, "skipped"), Lines(self.writer, lines)
-        for name in ("keys", "values"):
-            body.add(f"mbarrier.wait({name}_full.index({self._slot('number')}), {self._turn_of('number')})")
-            body.add(f"mbarrier.arrive({name}_empty.index({self._slot('number')}), count=1)")
+        place = self._place_of("number")
+        for ring in (self.keys_ring, self.values_ring):
+            body.add(ring.await_full(place))
+            body.add(ring.give_back(place.index))
         lines.extend(f"for number in range({skipped}):", body)
         return skipped
 
@@ -497,19 +499,19 @@ class _Specialized(AttentionWriting):
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box, of_all=bool(self.programs)) for box in boxes)
-        queries_slot, queries_turn = self._queries_slot()
-        queries = query("queries", self._queries_of(queries_slot, "group"))
+        place_of_queries = self._queries_place
+        queries = query("queries", self._queries_of(place_of_queries.index, "group"))
         sent = f"warpgroup_mma({queries}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
-        lines.add(f"mbarrier.wait(queries_full.index({queries_slot}), {queries_turn})")
+        lines.add(self.queries_ring.await_full(place_of_queries))
         skipped = self._skipped(lines, begin, blocks, start) if self._may_skip else "0"
-        first = self._slot(skipped)
-        lines.add(f"mbarrier.wait(keys_full.index({first}), {self._turn_of(skipped)})")
-        lines.add(f"sent = {sent.format(slot=first)}")
+        place = self._place_of(skipped)
+        lines.add(self.keys_ring.await_full(place))
+        lines.add(f"sent = {sent.format(slot=place.index)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
-        lines.add(f"mbarrier.arrive(keys_empty.index({first}), count=1)")
+        lines.add(self.keys_ring.give_back(place.index))
         is_first = not self._has_masks and begin == "0"
         first_key = "0" if is_first else lines.name(self._key_of(skipped, begin, blocks), "key")
         self.whole = not self._has_masks
@@ -520,34 +522,35 @@ class _Specialized(AttentionWriting):
             masked = self._masked_numbers(lines, begin, blocks, start)
 
         body = Lines(self.writer, lines)
-        previous = "(number - 1)"
-        body.add(f"slot = {self._slot('number')}")
-        body.add(f"before = {self._slot(previous)}")
-        body.add(f"mbarrier.wait(keys_full.index(slot), {self._turn_of('number')})")
+        now, previous = self._place_of("number"), self._place_of("(number - 1)")
+        body.add(f"slot = {now.index}")
+        body.add(f"before = {previous.index}")
+        body.add(self.keys_ring.await_full(Place("slot", now.phase)))
         body.add(f"sent = {sent.format(slot='slot')}")
-        body.add(f"mbarrier.wait(values_full.index(before), {self._turn_of(previous)})")
+        body.add(self.values_ring.await_full(Place("before", previous.phase)))
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
-        body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        body.add(self.keys_ring.give_back("slot"))
         key_at = body.name(self._key_of("number", begin, blocks), "key")
         if masked:
             body.extend(f"if {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
-        body.add("mbarrier.arrive(values_empty.index(before), count=1)")
+        body.add(self.values_ring.give_back("before"))
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
         second = "1" if skipped == "0" else f"{skipped} + 1"
         lines.extend(f"for number in range({second}, {blocks}):", body)
 
         if self.programs:
-            lines.add(f"mbarrier.arrive({QUERIES_EMPTY}.index({queries_slot}), count=1)")
+            lines.add(self.queries_ring.give_back(place_of_queries.index))
         lines.add(f"last = {blocks} - 1")
-        lines.add(f"mbarrier.wait(values_full.index({self._slot('last')}), {self._turn_of('last')})")
-        lines.add(f"weighed = {weighed.format(slot=self._slot('last'))}")
+        place = self._place_of("last")
+        lines.add(self.values_ring.await_full(place))
+        lines.add(f"weighed = {weighed.format(slot=place.index)}")
         lines.add(done)
         if self.programs:
-            lines.add(f"mbarrier.arrive(values_empty.index({self._slot('last')}), count=1)")
+            lines.add(self.values_ring.give_back(place.index))
         of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
         self._stored(start, of_rows, "of_values")
         return self._next_tile(function, self.top, tile, blocks)
