@@ -90,7 +90,7 @@ class FlashAttention(Form):
     has_stages = True
     is_of_attention = True
     fields = frozenset({"loads"})
-    is_delicate = True
+    needs_stress = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is not None
@@ -373,7 +373,7 @@ class AttentionWriting:
         self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
-        described = self._described()
+        described = self.described()
         grid, start = self._opened(self.top, self.rows)
         sums = self._begun()
         end = self._end(self.top, start, self.rows)
@@ -453,8 +453,9 @@ class AttentionWriting:
         lines.add(f"{self.product} = tl.full([{self.height}, {self.width}], 0.0, tl.float32{of_values})")
         return sums
 
-    def _described(self) -> tuple[Described | None, ...]:
-        """The descriptors of queries, keys and values; None of what pointers load."""
+    def described(self) -> tuple[Described | None, ...]:
+        """The descriptors of queries, keys and values; None of what pointers load. Raises UnsupportedTile where TMA is
+        to load, and can load neither keys nor values."""
         if self.parameters.loads != TMA:
             return None, None, None
         queries, keys = self.attention.scores.sides
@@ -745,9 +746,9 @@ def _weight(attention: Attention, node: UOp, scores: Frame, *, masked: bool) -> 
 
 
 def can_load_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether TMA can load an operand of an attention."""
+    """Whether TMA can load keys or values of an attention. Nothing else of a program depends on how it loads."""
     try:
-        AttentionWriting(kernel, replace(parameters, loads=TMA), Writer(kernel)).written()
+        AttentionWriting(kernel, replace(parameters, loads=TMA), Writer(kernel)).described()
     except UnsupportedTile:
         return False
     return True

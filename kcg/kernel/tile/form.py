@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType, dtypes
+from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.device import Device, Figures, device_of
@@ -41,6 +42,9 @@ TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are lim
 MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
 LEAST_BESIDE = 31  # registers of a thread beside its sums
 LARGEST_ALONG = 8_192  # elements of a tile along one axis
+DEEP_ELEMENTS = 8_192  # of a block with reductions inside of others, at most
+EACH = 16  # elements of a thread, by which 8 programs of 256 threads fill a multiprocessor
+ROWS_TILE = 4_096  # elements of a block of rows
 UNCERTAIN = 0.25
 """Log-seconds by which a matmul's cost is off, twice what it is on matmuls of Flux within one kernel; of other forms
 it was never measured."""
@@ -74,7 +78,7 @@ class Form:
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of fields, whatever the kernel
     style: ClassVar[Style] = PLAIN  # of its text
     in_gluon: ClassVar[bool] = False
-    is_delicate: ClassVar[bool] = False  # every program of it needs a stress test
+    needs_stress: ClassVar[bool] = False  # every program of it needs a stress test
 
     # how it is searched
     start_at: ClassVar[Start] = Start.PRIOR
@@ -195,6 +199,8 @@ class Form:
         if elements > self.most_elements or elements // threads > self.most_of_thread:
             return False
         if p.num_stages > 1 and p.num_stages > steps_of(kernel, p) // p.split:
+            return False
+        if depth_of(kernel.reductions) > 1 and elements > DEEP_ELEMENTS:
             return False
         return elements >= threads or p.num_warps == 1
 

@@ -79,7 +79,7 @@ class TileKind:
         these has to run very often before it is believed (docs/tiles.md)."""
         p = TileParameters.from_json(schedule.body)
         form = form_of(p)
-        if p.loads == TMA or p.warp_specialize or form.is_delicate:
+        if p.loads == TMA or p.warp_specialize or form.needs_stress:
             return True
         try:
             return form.is_of_products and form.has_several_products(read_region(region), p)

@@ -99,7 +99,7 @@ class PipelinedMatmul(Form):
         "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "precision": ("ieee",),
     }  # fmt: skip
     in_gluon = True
-    is_delicate = True
+    needs_stress = True
     start_at = Start.COMPARED
     uncertainty = UNCERTAIN
 

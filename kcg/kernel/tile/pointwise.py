@@ -23,7 +23,7 @@ from kcg.kernel.tile.emit import Frame, Lines, Style, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import SPECIAL, bytes_of, either, spans_of, waves_of
 from kcg.kernel.tile.eviction import deaf_copies, read_once, reused, streamed
-from kcg.kernel.tile.form import Axes, Form, settled, steps_of, tiles_up_to
+from kcg.kernel.tile.form import EACH, ROWS_TILE, Axes, Form, settled, steps_of, tiles_up_to
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, TileParameters
 from kcg.kernel.tile.reduction import Part, itemsize_of_rows, reducer, stepped_extent
 from kcg.kernel.tile.split import SPLITS, may_split, store_partials
@@ -47,13 +47,10 @@ from kcg.types import Target
 
 ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copied to shared memory
 LEAST_ELEMENTS = 64  # of a pointwise tile
-DEEP_ELEMENTS = 8_192  # of a block with reductions inside of others, at most
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
 STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps in flight
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
-EACH = 16  # elements of a thread, by which 8 programs of 256 threads fill a multiprocessor
-ROWS_TILE = 4_096  # elements of a block
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 SECTOR = 32  # bytes that memory moves at least
@@ -151,9 +148,8 @@ class Reduction(Form):
         device, steps = device_of(target), steps_of(kernel, p)
         if (p.split > 1 and p.split > steps // 2) or not self.fits_threads(kernel, target, p):
             return False
-        if p.num_stages > 1 and device.blocks(p.num_stages) * copied_bytes(kernel, p) > device.shared_bytes:
-            return False
-        return depth_of(kernel.reductions) < 2 or self.elements(p) <= DEEP_ELEMENTS
+        copied = copied_bytes(kernel, p) if p.num_stages > 1 else 0
+        return device.blocks(p.num_stages) * copied <= device.shared_bytes
 
     def check(self, kernel: TileKernel, p: TileParameters) -> None:
         if kernel.grouped and kernel.contraction is not None:

@@ -14,7 +14,6 @@ from typing import Any
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import affine, extent
 from kcg.kernel.reading.accesses import Stored
-from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Pairs, TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -22,7 +21,7 @@ from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Style, Writer
 from kcg.kernel.tile.epilogue import bind_split, store_joined, store_tile
 from kcg.kernel.tile.estimates import SPECIAL, bytes_of, either, spilled, waves_of
-from kcg.kernel.tile.form import WARPS, Axes, Form, settled, warps_of
+from kcg.kernel.tile.form import EACH, ROWS_TILE, WARPS, Axes, Form, settled, warps_of
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import ROWS, TileParameters
 from kcg.kernel.tile.reduction import itemsize_of_rows, reducer
@@ -40,9 +39,6 @@ from kcg.kernel.tile.tiles import (
 from kcg.types import Target
 
 LEAST_STEP = 256  # elements of a row that is gone through in a loop
-DEEP_ELEMENTS = 8_192  # of a block with reductions inside of others, at most
-ROWS_TILE = 4_096  # elements of a block of several rows
-EACH = 16  # elements of a thread, where rows are gone through in steps
 PERSISTENT_ROW = 32_768  # elements of a row that a program keeps while several kernels' values are made of it
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
 LOOPED_ROW = 16_384  # of a longer one in each step
@@ -96,11 +92,10 @@ class RowReductions(Form):
     def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         if not self.fits_threads(kernel, target, p) or not _fits_registers(kernel, target, p):
             return False
-        if len(p.axes) > 1:
-            own = power_of_two(count_of(kernel, p.axes[1]))
-            if p.tile[1] < min(own, rows_of_threads(kernel, device_of(target).threads(p.num_warps))):
-                return False
-        return depth_of(kernel.reductions) < 2 or self.elements(p) <= DEEP_ELEMENTS
+        if len(p.axes) == 1:
+            return True
+        own = power_of_two(count_of(kernel, p.axes[1]))
+        return p.tile[1] >= min(own, rows_of_threads(kernel, device_of(target).threads(p.num_warps)))
 
     def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         return _write_launch(kernel, p, writer, threads=device_of(target).threads(p.num_warps))

@@ -230,9 +230,10 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
 
 
 def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
-    """Whether there is such a program of an attention."""
+    """Whether there is such a program of an attention: TMA loads all operands. What is made of them is as of any."""
+    writer = Writer(kernel, ptx=True)
     try:
-        _Specialized(kernel, target, parameters, Writer(kernel, ptx=True)).written()
+        _Specialized(kernel, target, parameters, writer).boxes(open_frame(kernel, writer, ()))
     except UnsupportedTile:
         return False
     return True
@@ -273,7 +274,7 @@ class _Specialized(AttentionWriting):
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
         grid = self.programs or self._opened(main, self.tile)[0]
-        boxes = [self._boxes(*one, main) for one in self._operands()]
+        boxes = self.boxes(main)
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
             main.lines.add(f"{name}_in_memory = {self._in_memory(box, dtype, main)}")
         self._allocated(main.lines, boxes)
@@ -287,13 +288,14 @@ class _Specialized(AttentionWriting):
 
     # ---- the launched function
 
-    def _operands(self) -> list[tuple[Operand, tuple[Axis, Axis]]]:
-        """Queries, keys and values, each with the axes of its block."""
+    def boxes(self, main: Frame) -> list[Boxes]:
+        """How blocks of queries, keys and values lie in memory, by what the launched function knows. Raises
+        UnsupportedTile where TMA cannot load them."""
         queries, keys = self.attention.scores.sides
         return [
-            (queries, (self.rows, self.terms)),
-            (keys, (self.terms, self.keys)),
-            (self.attention.values, (self.keys, self.columns)),
+            self._boxes(queries, (self.rows, self.terms), main),
+            self._boxes(keys, (self.terms, self.keys), main),
+            self._boxes(self.attention.values, (self.keys, self.columns), main),
         ]
 
     def _boxes(self, side: Operand, axes: tuple[Axis, Axis], main: Frame) -> Boxes:
