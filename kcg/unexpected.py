@@ -79,7 +79,7 @@ def report(what: str, error: BaseException) -> None:
 
 def place_of(error: BaseException) -> str:
     """Where an exception was raised, the innermost line of kcg, and what it says, in one line:
-    `kcg/kernel/tile/prior.py:540: ValueError: min() arg is an empty sequence`. Of one that came from another process
+    `kcg/kernel/tile/gemm.py:540: ValueError: min() arg is an empty sequence`. Of one that came from another process
     the place is that in the traceback which came with it."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if error.__cause__ is not None:  # how pebble and concurrent.futures hand over a child's traceback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -381,6 +381,30 @@ def asks_for_architectures(source: Source) -> Iterator[str]:
         if named:
             line = getattr(node, "lineno", 0)
             yield f"{source.module}:{line}: {ast.unparse(node)} tells GPUs apart: make it a field of {DEVICES}"
+
+
+FORMS = "kcg.kernel.tile.forms"
+"""The registry of the forms of tile programs."""
+FORM_NAMES = "kcg.kernel.tile.parameters"
+"""What their stored names are, and what a stored field may be."""
+
+
+def asks_for_forms(source: Source, forms: Mapping[str, tuple[str, str]], constants: Container[str]) -> Iterator[str]:
+    """Code outside of the files of `forms` (stored name -> module and class) that asks for one by its name: imports the
+    class or the constant of the name, or compares with it. What depends on a form is the form's to say."""
+    modules, classes = ({of[part] for of in forms.values()} for part in (0, 1))
+    if source.module in (FORM_NAMES, *modules):
+        return
+    for item in source.imports:
+        of_class = item.module in modules and item.name in classes and source.module != FORMS
+        if of_class or (item.module == FORM_NAMES and item.name in constants):
+            yield f"{source.module}:{item.line}: it imports {item.name}: ask what {FORMS}.form_of gives"
+    for node in source.nodes:
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        named = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)} & set(forms)
+        if named and any(isinstance(side, ast.Attribute) and side.attr == "form" for side in sides):
+            line, one = getattr(node, "lineno", 0), min(map(str, named))
+            yield f"{source.module}:{line}: it compares a form with {one}: ask what {FORMS}.form_of gives"
 
 
 READERS = {"kcg.kernel.reading", "kcg.kernel.regions"}

@@ -11,10 +11,13 @@ import pytest
 import kcg
 from kcg import errors
 from kcg.kernel.kinds import KINDS
+from kcg.kernel.tile import parameters
+from kcg.kernel.tile.forms import REGISTRY
 from tests.rules import (
     HEAVY,
     ROOT,
     asks_for_architectures,
+    asks_for_forms,
     circles,
     defined_names,
     drawn_tree,
@@ -55,6 +58,13 @@ def test_only_a_kind_knows_its_schedules() -> None:
 
 def test_devices_of_tile_programs_are_records() -> None:
     assert [line for source in LIBRARY for line in asks_for_architectures(source)] == []
+
+
+def test_only_a_form_of_tile_programs_knows_what_depends_on_it() -> None:
+    forms = {name: (type(form).__module__, type(form).__name__) for name, form in REGISTRY.items()}
+    constants = {name for name, value in vars(parameters).items() if isinstance(value, str) and value in forms}
+    assert {*parameters.FORMS} == {*forms} and len(constants) == len(forms)
+    assert [line for source in LIBRARY for line in asks_for_forms(source, forms, constants)] == []
 
 
 def test_nobody_but_the_registry_imports_a_kind_nor_do_the_readers() -> None:

@@ -10,6 +10,7 @@ from tests.rules import (
     HEAVY,
     Source,
     asks_for_architectures,
+    asks_for_forms,
     circles,
     defined_names,
     drawn_tree,
@@ -266,6 +267,26 @@ def test_what_tells_gpus_apart_is_found_in_tile_programs(text: str, tmp_path: Pa
         assert len(list(asks_for_architectures(source(tmp_path, f"kcg/{module}.py", text)))) == broken
     prose = '"""As of sm_90."""\nLIMIT = 3\n"""Of gfx942."""\n# sm_80'
     assert list(asks_for_architectures(source(tmp_path, "kcg/kernel/tile/cost.py", prose))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from kcg.kernel.tile.parameters import ROWS",
+        "from kcg.kernel.tile.rows import RowReductions",
+        "if p.form == 'rows': pass",
+        "found = p.form not in ('rows', 'other')",
+    ],
+)
+def test_who_asks_for_a_form_is_found(text: str, tmp_path: Path) -> None:
+    forms = {"rows": ("kcg.kernel.tile.rows", "RowReductions")}
+    for module, broken in (("legal", 1), ("rows", 0), ("parameters", 0)):
+        assert (
+            len(list(asks_for_forms(source(tmp_path, f"kcg/kernel/tile/{module}.py", text), forms, {"ROWS"}))) == broken
+        )
+    imports = "from kcg.kernel.tile.parameters import FORMS\nfrom kcg.kernel.tile.rows import row_axes\n"
+    fine = imports + "key = (p.form, 'rows')"
+    assert list(asks_for_forms(source(tmp_path, "kcg/kernel/tile/legal.py", fine), forms, {"ROWS"})) == []
 
 
 def test_imports_of_a_kind_are_found(tmp_path: Path) -> None:

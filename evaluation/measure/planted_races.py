@@ -26,7 +26,8 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile import compile as tile
 from kcg.kernel.tile.parameters import CONTRACTION, PIPELINED, POINTER, SPECIALIZED, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
+from kcg.kernel.tile.pipelined import pipelined_axes
+from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.jobs import StressJob, StressOutcome
 from kcg.types import Region, Schedule, Target

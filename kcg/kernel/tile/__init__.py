@@ -5,6 +5,8 @@
     choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
     program = generate(region, target, parameters)               # generate.py: source and how to launch it
 
+What depends on a program's form is asked of `form_of(parameters)` (forms.py): each form is one file, behind `form.py`.
+
 `read_region` and `generate` raise `UnsupportedTile` where the kernel, or these parameters for it, cannot be expressed;
 its `construct` is a short name that tables count by, its message a sentence. Nothing here imports Triton: generating is
 text only and takes milliseconds.

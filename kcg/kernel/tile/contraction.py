@@ -35,6 +35,8 @@ from kcg.kernel.tile.tiles import (
 
 MIN_TILE = 16  # of tl.dot, along each of its axes
 MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
+FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
+WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which keep 14 bits, are added in float32
 
 
@@ -207,7 +209,7 @@ def write_step(
         one = blocks[0]
         kind = ""
         if one.type == "float32":
-            kind = f', input_precision="{loop.precision}"'
+            kind = root.writer.precision(loop.precision)
         elif one.type in FP8:
             kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
         for total, other in zip(names, blocks[1:], strict=True):

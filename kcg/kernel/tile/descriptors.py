@@ -102,6 +102,7 @@ def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described
     boxes = boxes_of(access, axes, outer)
     if boxes is None:
         return None
+    outer.writer.has_descriptors = True
     shape = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.ordered(boxes.totals)]
     strides = [*(str(step) for _, step in boxes.leading), str(boxes.wide), "1"]
     block = [*("1" for _ in boxes.leading), *map(str, boxes.ordered(boxes.sizes))]

@@ -24,7 +24,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import is_running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.needed import needed_loads
-from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
+from kcg.kernel.tile.parameters import TF32
 
 INT32 = range(-(1 << 31), 1 << 31)
 
@@ -95,6 +95,22 @@ def runs_of(ranges: Sequence[UOp], steps: Mapping[UOp | None, int]) -> list[tupl
     return found
 
 
+@dataclass(frozen=True)
+class Style:
+    """How a form's programs read memory."""
+
+    by_parts: bool = False  # each part of an affine address is added by itself, and what nothing needs is not loaded
+    keeps_rows: bool = False  # a row is held whole and loaded once, as it is stored
+
+    @property
+    def widens(self) -> bool:
+        """Whether loads of rows that begin anywhere are widened to blocks of 16 bytes."""
+        return self.by_parts or self.keeps_rows
+
+
+PLAIN = Style()
+
+
 class Lines:
     """Statements of one body, and what is written in it already: equal expressions are one variable."""
 
@@ -134,12 +150,12 @@ class Writer:
         interpreted: bool = False,
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
-        form: str = "",
+        style: Style = PLAIN,
         ptx: bool = False,
     ) -> None:
         self.kernel = kernel
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
-        if form in (ELEMENTWISE, REDUCTION):
+        if style.by_parts:
             self.accesses |= needed_loads(kernel)
         # of products of one launch each has the first one's
         self.evictions = {
@@ -149,13 +165,21 @@ class Writer:
             if number < len(one.loads)
         }
         self.interpreted = interpreted
-        self.form = form  # of the program, where that is known
+        self.style = style
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.all_stored)
         self.helpers: dict[str, str] = {}
         self.store: Callable[[Frame, Stored, Block], None] | None = None  # how blocks are stored, if not by pointers
+        # what was written that the launch or the judging of a program depends on
+        self.has_descriptors = False  # of TMA
+        self.rounds_to_tf32 = False
         self._count = 0
+
+    def precision(self, name: str) -> str:
+        """How a product of float32 says its precision."""
+        self.rounds_to_tf32 |= name == TF32
+        return f', input_precision="{name}"'
 
     def fresh(self, hint: str) -> str:
         """A name that no other variable has. A `p` and a number is an argument: a buffer's first element."""
@@ -621,7 +645,7 @@ class Frame:
         least first: the machine then adds small constants to one pointer instead of widening a sum of 32 bits for every
         load.
         """
-        steps = affine(access.address) if self.writer.form in (ELEMENTWISE, REDUCTION) else None
+        steps = affine(access.address) if self.writer.style.by_parts else None
         if steps is None:
             place = self.address(access.address)
             return f"{self.buffer(access.buffer.slot)} + {self._hinted(access, place)}", place.axes
@@ -703,7 +727,7 @@ class Frame:
             frame = frame.outer
         axes = {n: flattened[n] for n in sorted(place.axes & flattened.keys())}
         axis = nearest_axis(access, axes)
-        if axis is None and self.writer.form == ROWS and place.axes == frozenset({0, 1, 2}):
+        if axis is None and self.writer.style.keeps_rows and place.axes == frozenset({0, 1, 2}):
             return self._hinted_order(access, place, axes[2])
         if axis is None:
             return place.text

@@ -11,43 +11,54 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.tile.generate import described_operands
-from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, REDUCTION, TileParameters
+from kcg.kernel.tile.parameters import MOST_LOADS, TileParameters
 from kcg.kernel.tile.targets import evicts_copies
 from kcg.kernel.tile.tiles import tiles_of
 from kcg.types import Target
 
 CROWDED = 4  # all buffers together need so large a part of L2, before they displace each other
-FLASH_ATTENTION = 64  # and one that is to go first so large a part; of a contraction also one that is to stay
+LARGE = 64  # and one that is to go first so large a part; of a product also one that is to stay
 FEW = 3  # loads up to which each is a choice of its own
 Loads = tuple[int, ...]
 """Numbers of loads in `TileKernel.loads`."""
 
 
-def streamed(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, ...]:
-    """Which loads may be evicted first: none, all that are read once, and each of these alone."""
-    once = read_once(kernel, target, p)
-    again = p.form == REDUCTION or any(_is_reused(kernel, load, p) for load in kernel.loads)
+def streamed(
+    kernel: TileKernel, target: Target, p: TileParameters, deaf: Collection[UOp] = (), *, always: bool = False
+) -> tuple[Loads, ...]:
+    """Which loads may be evicted first: none, all that are read once, and each of these alone. `deaf` are the loads for
+    which Triton drops a policy; `always`: also where nothing is read again that would stay."""
+    once = read_once(kernel, target, p, deaf)
+    again = always or any(_is_reused(kernel, load, p) for load in kernel.loads)
     return _choices(once) if again else ((),)
 
 
-def read_once(kernel: TileKernel, target: Target, p: TileParameters) -> Loads:
+def read_once(kernel: TileKernel, target: Target, p: TileParameters, deaf: Collection[UOp] = ()) -> Loads:
     """The large loads that hear a policy and are read once."""
-    once, _ = _sorted_loads(kernel, target, p)
-    return tuple(n for n in once if _bytes(kernel.loads[n]) * FLASH_ATTENTION >= target.cache_bytes)
+    once, _ = _sorted_loads(kernel, target, p, deaf)
+    return tuple(n for n in once if _bytes(kernel.loads[n]) * LARGE >= target.cache_bytes)
 
 
-def reused(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, ...]:
-    """Which loads may be evicted last: none, all that are read again and fit into L2, and each of these alone."""
-    _, again = _sorted_loads(kernel, target, p)
-    least = target.cache_bytes // FLASH_ATTENTION if p.form == CONTRACTION else 0
+def reused(
+    kernel: TileKernel, target: Target, p: TileParameters, deaf: Collection[UOp] = (), *, large: bool = False
+) -> tuple[Loads, ...]:
+    """Which loads may be evicted last: none, all that are read again and fit into L2, and each of these alone; `large`:
+    of those that are large."""
+    _, again = _sorted_loads(kernel, target, p, deaf)
+    least = target.cache_bytes // LARGE if large else 0
     return _choices(tuple(n for n in again if least <= _bytes(kernel.loads[n]) <= target.cache_bytes // 2))
+
+
+def deaf_copies(p: TileParameters, loads: Iterable[UOp]) -> frozenset[UOp]:
+    """Of the loads that a loop with several stages copies asynchronously those for which Triton drops a policy."""
+    return frozenset() if p.num_stages <= 1 or evicts_copies() else frozenset(loads)
 
 
 def _choices(loads: Loads) -> tuple[Loads, ...]:
@@ -57,28 +68,13 @@ def _choices(loads: Loads) -> tuple[Loads, ...]:
     return tuple(dict.fromkeys(((), loads, *alone)))
 
 
-def _sorted_loads(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads, Loads]:
+def _sorted_loads(kernel: TileKernel, target: Target, p: TileParameters, deaf: Collection[UOp]) -> tuple[Loads, Loads]:
     """The loads that hear a policy: those whose elements are read once, and those that are read again."""
     if sum(buffer.size * buffer.dtype.itemsize for buffer in kernel.buffers) * CROWDED < target.cache_bytes:
         return (), ()
-    deaf = _deaf(kernel, p)
     heard = [n for n, load in enumerate(kernel.loads) if load.node not in deaf]
     again = tuple(n for n in heard if _is_reused(kernel, kernel.loads[n], p))
     return tuple(n for n in heard if n not in again), again
-
-
-def _deaf(kernel: TileKernel, p: TileParameters) -> frozenset[UOp]:
-    """The loads for which Triton drops a policy."""
-    if p.form == REDUCTION and p.num_stages > 1 and not evicts_copies():
-        return frozenset(n for r in kernel.reductions for n in r.backward_slice)
-    if p.form != CONTRACTION:
-        return frozenset()
-    assert kernel.contraction is not None
-    found = {side.factors[0].node for side in described_operands(kernel, p)}
-    if p.num_stages > 1 and not evicts_copies():
-        inside = {node for one in kernel.together for node in one.reduce.backward_slice}
-        found.update(load.node for load in kernel.loads if load.node in inside)
-    return frozenset(found)
 
 
 def _is_reused(kernel: TileKernel, load: Access, p: TileParameters) -> bool:

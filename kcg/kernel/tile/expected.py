@@ -13,15 +13,12 @@ import numpy as np
 from kcg.kernel.kinds import Cost
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.parameters import CONTRACTIONS, IN_GLUON, PRECISIONS, TMA, TileParameters
+from kcg.kernel.tile.forms import form_of
+from kcg.kernel.tile.parameters import PRECISIONS, TMA, TileParameters
 from kcg.types import Target
 
 Array = np.ndarray[Any, Any]
 
-UNCERTAIN = 0.25
-"""Log-seconds by which a contraction's cost is off, twice what it is on matmuls of Flux within one kernel; of other
-forms it was never measured."""
-UNKNOWN = 0.6
 SUSPICIOUS: dict[tuple[str, Any], float] = {("fast_math", True): 8.0, ("warp_specialize", True): 8.0}
 """How much more than others these parameters are suspected: they are known to make wrong programs."""
 _NAMES = tuple(field.name for field in fields(TileParameters))
@@ -30,8 +27,7 @@ AXES = 2  # of a tile, as embeddings count them
 
 def cost_of(kernel: TileKernel, target: Target, p: TileParameters) -> Cost:
     """The analytic cost of parameters."""
-    uncertainty = UNCERTAIN if p.form in CONTRACTIONS else UNKNOWN
-    return Cost(predicted_seconds(kernel, target, p), uncertainty, embedding(p))
+    return Cost(predicted_seconds(kernel, target, p), form_of(p).uncertainty, embedding(p))
 
 
 @lru_cache(1 << 16)
@@ -56,6 +52,6 @@ def embedding(p: TileParameters) -> Array:
         p.precision != PRECISIONS[0],
         p.fast_math,
         p.read_early,
-        p.form in IN_GLUON,
+        form_of(p).in_gluon,
     )
     return np.array([*(math.log2(x) for x in sizes), p.num_stages, math.log2(p.group) / 2, *flags], np.float32)

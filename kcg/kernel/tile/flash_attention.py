@@ -12,42 +12,334 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from kcg.compat.tiny import UOp
+from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.attention import LEAST, WIDEST, padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import Attention, Shifted, TileKernel
 from kcg.kernel.reading.online import running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import Bound, all_rows, attention_axes, masks_scores, reach_of
-from kcg.kernel.tile.attention_sums import Partials
-from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
+from kcg.kernel.tile.attention import (
+    Bound,
+    all_rows,
+    attention_axes,
+    attention_tiles,
+    masks_scores,
+    reach_of,
+    reached_share,
+    visited_blocks,
+)
+from kcg.kernel.tile.attention_sums import Partials, write_attention_sums
+from kcg.kernel.tile.contraction import WGMMA_ROWS, describe_operand, described_block, interpreted_type, operand_block
 from kcg.kernel.tile.descriptors import Described
+from kcg.kernel.tile.device import Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_tile
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.estimates import BESIDE_SUMS, SPECIAL, bytes_of, either, waves_of
+from kcg.kernel.tile.form import (
+    COMPILER_BYTES,
+    STAGES,
+    Axes,
+    Form,
+    precisions_of,
+    registers_for_sums,
+    tiles_up_to,
+)
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.reduction import accumulator, masked_term
 from kcg.kernel.tile.tiles import (
     Axis,
     bind_axis,
     bind_scalar,
+    count_of,
     flat_place,
     open_frame,
+    power_of_two,
     split_number,
     start_of,
     total_of,
 )
+from kcg.types import Target
 
 KEPT_BYTES = 32 << 20  # of keys and values that L2 keeps while programs go through them (FlashAttention-3's limit)
 OUT = 'float("-inf")'
 """The score of a key that is left out."""
 APART_ROWS = 64  # of a tile: with fewer a loop waits for its loads, and a second one would wait twice
+STEPS = (16, 32, 64, 128)  # keys of a step
+MOST_QUERIES = 128  # of a program
+MOST_WAVES = 4  # of programs that share keys
+BETWEEN_BOUNDS = 64  # keys of a step of four warps, where three loops go through them: of 128 they spilled 468 bytes
+MOST_WARPS = 8
+MOST_UNROLLED = 2_048
+"""Multiplications of a thread in one step without tensor cores, each an instruction. 2,048 take 5 to 12 s to compile;
+4,096 take up to 14 s and spill 33 to 37 KB, 8,192 take 38 s and spill 82 KB (Triton 3.9, sm_90)."""
+KEY_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
+"""Programs that share the keys of an attention."""
+BUSY, NEARLY = 0.8, 0.85  # of the multiprocessors, and of the best wave's efficiency
+FEW_STEPS = 4  # of keys, which are not split
+STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 
 
-def write_attention(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """Writes the program: some queries of each; and how many there are. Raises UnsupportedTile."""
-    return AttentionWriting(kernel, parameters, writer).written()
+class FlashAttention(Form):
+    """Attention in Triton: all warps of a program do the same."""
+
+    name = FLASH_ATTENTION
+    noun = "flash attention"
+    has_stages = True
+    is_of_attention = True
+    fields = frozenset({"loads"})
+    needs_stress = True
+
+    def has(self, kernel: TileKernel, target: Target) -> bool:
+        return kernel.attention is not None
+
+    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
+        return (attention_axes(kernel),)
+
+    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+        return first_of_attention(kernel, target, axes)
+
+    # ---- the values of parameters
+
+    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+        match field:
+            case "split":
+                return KEY_SPLITS
+            case "loads":
+                return (POINTER, TMA) if device_of(target).has_tma else (POINTER,)
+            case "num_stages":
+                return STAGES
+        return super().values(kernel, target, p, field)
+
+    def tiles(self, kernel: TileKernel, p: TileParameters) -> list[tuple[int, ...]]:
+        return tiles_up_to(kernel, p, LEAST)
+
+    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+        return steps_of_keys(kernel, STEPS)
+
+    def may_split(self, kernel: TileKernel) -> bool:
+        return True
+
+    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
+        attention = kernel.attention
+        assert attention is not None
+        return precisions_of(kernel, (attention.scores.sides[0].dtype, attention.values.dtype))
+
+    def register_limits(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:
+        return ()
+
+    # ---- what fits
+
+    def programs(self, kernel: TileKernel, p: TileParameters) -> int:
+        return p.split * attention_tiles(kernel, *p.tile)
+
+    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+        """Also scores, weights and sums have to fit into the registers of its threads."""
+        attention = kernel.attention
+        assert attention is not None
+        device, (height,), step = device_of(target), p.tile, p.reduce_tile
+        threads = device.threads(p.num_warps)
+        width = padded(attention.columns)
+        if not LEAST <= height <= MOST_QUERIES or p.num_warps > MOST_WARPS or height * max(step, width) < threads:
+            return False
+        if not _fits_registers(kernel, target, p):
+            return False
+        _, steps = visited_blocks(reach_of(attention), Axis(attention.rows, height), extent(attention.keys), step)
+        if p.split > 1 and (p.split > steps or self.programs(kernel, p) > MOST_WAVES * target.cores):
+            return False
+        if p.num_stages > -(-steps // p.split) + 1 or attention_bytes(kernel, target, p) > device.shared_bytes:
+            return False
+        return p.loads != TMA or can_load_by_tma(kernel, p)
+
+    # ---- the program
+
+    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+        return AttentionWriting(kernel, p, writer).written()
+
+    def partials_of(self, kernel: TileKernel) -> int:
+        return Partials.of(kernel).count
+
+    def partial_type(self, kernel: TileKernel) -> str:
+        return "float32"
+
+    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+        return write_attention_sums(kernel, p, writer)
+
+    # ---- what it costs
+
+    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
+        return _seconds(kernel, target, p, figures)
+
+
+def steps_of_keys(kernel: TileKernel, steps: Sequence[int]) -> tuple[int, ...]:
+    """Those numbers of keys of a step that are not far more than there are."""
+    assert kernel.attention is not None
+    return tuple(size for size in steps if size <= max(STEPS[0], power_of_two(extent(kernel.attention.keys))))
+
+
+# ---- registers and shared memory
+
+
+def _fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether scores, weights and sums of an attention fit into the registers of its threads; and whether its products
+    without tensor cores are few enough to be compiled."""
+    attention = kernel.attention
+    assert attention is not None
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    plain = sum(
+        height * step * size // threads
+        for size, dtype in ((inner, attention.scores.sides[0].dtype), (width, attention.values.dtype))
+        if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name)
+    )
+    held = height * (step + width) // threads
+    return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED
+
+
+def attention_bytes(kernel: TileKernel, target: Target, parameters: TileParameters, *, tiles: int = 1) -> int:
+    """About how much shared memory an attention's program takes: the queries of so many tiles, and the ring of keys and
+    values."""
+    attention = kernel.attention
+    assert attention is not None
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    scores, values = int(attention.scores.sides[0].dtype.itemsize), int(attention.values.dtype.itemsize)
+    ring = device_of(target).blocks(parameters.num_stages) * parameters.reduce_tile * (inner * scores + width * values)
+    return tiles * parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
+
+
+# ---- the prior
+
+
+def first_of_attention(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """Of Inductor's attention on an H100: 128 queries by 128 keys and 4 warps for heads of 64, by 64 keys and 8 warps
+    for heads of 128, 64 by 32 for heads of 256; fewer queries where there are few programs."""
+    attention = kernel.attention
+    assert attention is not None
+    widest = max(padded(attention.scores.reduce.src[1:]), padded(attention.columns))
+    sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3), WIDEST: (64, 32, 8, 2)}
+    height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
+    if attention.values.dtype.itemsize == 4:
+        height, step, warps, stages = 64, 32, 4, 2
+    reach = reach_of(attention)
+    if reach.lower is not None and warps == 4:
+        step = min(step, BETWEEN_BOUNDS)
+    height = max(LEAST, min(height, power_of_two(count_of(kernel, axes[0]))))
+    while height > 64 and attention_tiles(kernel, height) < target.cores:
+        height //= 2
+    step = max(LEAST, min(step, power_of_two(extent(attention.keys))))
+    device, threads = device_of(target), 32 * warps if height >= WGMMA_ROWS else 128
+    sizes_held = (height, step, max(device.figures.group_warps, device.warps(threads)), stages)
+    height, step, warps, stages = _held_attention(kernel, target, axes, sizes_held)
+    _, steps = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
+    split = _split_of_keys(attention_tiles(kernel, height), steps, target.cores)
+    return TileParameters(
+        FLASH_ATTENTION, axes, (height,), reduce_tile=step, split=split, num_warps=warps,
+        num_stages=min(stages, -(-steps // split) + 1),
+    )  # fmt: skip
+
+
+def _held_attention(
+    kernel: TileKernel, target: Target, axes: Axes, sizes: tuple[int, int, int, int]
+) -> tuple[int, int, int, int]:
+    """Queries, keys of a step, warps and stages that the target's registers and shared memory hold: fewer stages than
+    the sizes that are wished for, then more warps for the registers, then a smaller step, then fewer queries. Raises
+    UnsupportedTile where there are none."""
+    height, step, warps, stages = sizes
+
+    def made() -> TileParameters:
+        return TileParameters(FLASH_ATTENTION, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+
+    most = device_of(target).shared_bytes
+    while not _fits_registers(kernel, target, made()) or attention_bytes(kernel, target, made()) > most:
+        crowded = not _fits_registers(kernel, target, made())
+        if crowded and warps < MOST_WARPS:
+            warps *= 2
+        elif not crowded and stages > 1:
+            stages -= 1
+        elif step > LEAST:
+            step //= 2
+        elif height > LEAST:
+            height //= 2
+        else:
+            raise UnsupportedTile(
+                "tile", "no block of this attention fits into the target's registers and shared memory"
+            )
+    return height, step, warps, stages
+
+
+def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
+    """The fewest parts of so many steps by which nearly as many multiprocessors are busy as by any (the rule of
+    FlashAttention-3); 1 where tiles do that by themselves."""
+    if tiles >= BUSY * cores or steps <= FEW_STEPS:
+        return 1
+
+    def efficiency(split: int) -> float:
+        waves = tiles * split / cores
+        return waves / math.ceil(waves)
+
+    # of parts that leave as many steps to the longest one fewer do as well
+    found = {-(-steps // split): split for split in reversed(KEY_SPLITS) if split <= min(steps, cores)}
+    enough = NEARLY * max(map(efficiency, found.values()))
+    return min(split for split in found.values() if efficiency(split) >= enough)
+
+
+# ---- what it costs
+
+
+def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Two products in each step and the exponentials between them, which wait for each other unless other warps have
+    something to do meanwhile. Where a mask bounds the keys, tiles with few of them are last and fill the last wave."""
+    attention = kernel.attention
+    assert attention is not None
+    reach = reach_of(attention)
+    device, (height,), step = device_of(target), p.tile, p.reduce_tile
+    threads = device.threads(p.num_warps)
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    programs = attention_tiles(kernel, height) * p.split
+    mean, most = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
+    longest = -(-most // p.split)
+    steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
+    itemsize = attention.values.dtype.itemsize
+    groups = max(1, p.num_warps // f.group_warps)
+    whole = height >= f.group_rows * groups and p.num_warps >= f.group_warps
+    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
+    products_s = 2 * height * step * (inner + width) / tensor
+    between = reach.within(attention.weight).toposort(gate=lambda n: n is not attention.scores.reduce)
+    special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
+    weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
+    load_s = step * (inner + width) * itemsize / f.l2_bytes
+    registers = min(device.registers_of_one, height * (step + width) // threads + BESIDE_SUMS)
+    shared = attention_bytes(kernel, target, p)
+    together = device.resident(threads=threads, registers=registers, shared_bytes=shared)
+    together = max(1, min(together, -(-programs // max(1, target.cores))))
+    groups *= together
+    waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
+    alone_s = products_s + weights_s + waiting_s * 0.5
+    step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STEP_S
+    slots = target.cores * together
+    turns = programs / slots
+    waves = waves_of(turns) if reach.is_even else max(turns, longest / steps / together)
+    busy_s = waves * together * steps * step_s
+    return with_bytes(kernel, p, busy_s, f)
+
+
+def with_bytes(kernel: TileKernel, p: TileParameters, busy_s: float, f: Figures) -> float:
+    """What an attention takes whose programs are busy for so long: its bytes may take longer."""
+    attention = kernel.attention
+    assert attention is not None
+    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    reach = reach_of(attention)
+    nbytes = sum(
+        bytes_of(x) * (reached_share(reach, attention.keys) if attention.keys in x.address.ranges else 1.0)
+        for x in (*kernel.loads, kernel.store)
+    )
+    return either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
+
+
+# ---- the program
 
 
 class AttentionWriting:
@@ -81,7 +373,7 @@ class AttentionWriting:
         self.part = "0"  # which of the parts of the keys a program has
 
     def written(self) -> tuple[Lines, int]:
-        described = self._described()
+        described = self.described()
         grid, start = self._opened(self.top, self.rows)
         sums = self._begun()
         end = self._end(self.top, start, self.rows)
@@ -161,8 +453,9 @@ class AttentionWriting:
         lines.add(f"{self.product} = tl.full([{self.height}, {self.width}], 0.0, tl.float32{of_values})")
         return sums
 
-    def _described(self) -> tuple[Described | None, ...]:
-        """The descriptors of queries, keys and values; None of what pointers load."""
+    def described(self) -> tuple[Described | None, ...]:
+        """The descriptors of queries, keys and values; None of what pointers load. Raises UnsupportedTile where TMA is
+        to load, and can load neither keys nor values."""
         if self.parameters.loads != TMA:
             return None, None, None
         queries, keys = self.attention.scores.sides
@@ -417,7 +710,7 @@ class AttentionWriting:
         return frame
 
     def _precision(self, block: Block) -> str:
-        return f', input_precision="{self.parameters.precision}"' if block.type == "float32" else ""
+        return self.writer.precision(self.parameters.precision) if block.type == "float32" else ""
 
 
 def _store_partial(frame: Frame, first: str, place: Block, text: str, ranges: Sequence[UOp]) -> None:
@@ -453,9 +746,9 @@ def _weight(attention: Attention, node: UOp, scores: Frame, *, masked: bool) -> 
 
 
 def can_load_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether TMA can load an operand of an attention."""
+    """Whether TMA can load keys or values of an attention. Nothing else of a program depends on how it loads."""
     try:
-        write_attention(kernel, replace(parameters, loads=TMA), Writer(kernel))
+        AttentionWriting(kernel, replace(parameters, loads=TMA), Writer(kernel)).described()
     except UnsupportedTile:
         return False
     return True

@@ -104,18 +104,6 @@ def allocated(name: str, slots: int, sizes: Sequence[int], dtype: DType) -> str:
     )
 
 
-def add_barriers(lines: Lines, name: str, slots: int, arrivals: int) -> None:
-    """Barriers, each of which so many arrivals open."""
-    lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{slots}, 1], mbarrier.MBarrierLayout())")
-    for slot in range(slots):
-        lines.add(f"mbarrier.init({name}.index({slot}), count={arrivals})")
-
-
-def fetched(memory: str, corner: Sequence[str], barrier: str, block: str) -> str:
-    """A statement: a block is on its way, and the barrier is told when it is there."""
-    return f"fetch({memory}, [{', '.join(corner)}], {barrier}, {block})"
-
-
 def operand(boxes: Boxes, *, of_all: bool = False) -> Callable[[str, str], str]:
     """From a buffer's name and slot to a block with its axes in order; `of_all`: as `descriptor_of_all` has it."""
     turned = ".permute((1, 0))" if boxes.transposed else ""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.regions import Candidate, Form
-from kcg.kernel.tile.cost import idle_share
 from kcg.kernel.tile.device import figures_of
+from kcg.kernel.tile.gemm import idle_share
 from kcg.types import Region, Target
 
 BETWEEN_S = 1.5e-6

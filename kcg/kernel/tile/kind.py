@@ -13,9 +13,10 @@ from kcg.kernel.kinds import Tools, Traits, Unsupported
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile, kept_tile
-from kcg.kernel.tile.generate import generate, has_several_products
+from kcg.kernel.tile.forms import form_of
+from kcg.kernel.tile.generate import workspace_of
 from kcg.kernel.tile.joining import expected_saving_s
-from kcg.kernel.tile.parameters import ATTENTION, CONTRACTIONS, IN_GLUON, TF32, TMA, TileParameters
+from kcg.kernel.tile.parameters import TF32, TMA, TileParameters
 from kcg.kernel.tile.targets import missing, supported, triton_version
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
@@ -77,16 +78,17 @@ class TileKind:
         """Whether it is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen of
         these has to run very often before it is believed (docs/tiles.md)."""
         p = TileParameters.from_json(schedule.body)
-        if p.loads == TMA or p.warp_specialize or p.form in (*ATTENTION, *IN_GLUON):
+        form = form_of(p)
+        if p.loads == TMA or p.warp_specialize or form.needs_stress:
             return True
         try:
-            return p.form in CONTRACTIONS and has_several_products(read_region(region), p)
+            return form.is_of_products and form.has_several_products(read_region(region), p)
         except UnsupportedTile:  # no program is made of it
             return False
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         """Partial sums, and what its launches hand on."""
-        return generate(region, target, TileParameters.from_json(schedule.body)).workspace_bytes
+        return workspace_of(read_region(region), target, TileParameters.from_json(schedule.body))
 
     def saving_s(self, candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
         """See `kcg.kernel.tile.joining`."""
@@ -126,7 +128,7 @@ def _traits(body: str) -> Traits:
         p = TileParameters.from_json(body)
     except ScheduleError:  # no program is made of it
         return Traits(as_program=True, own_assembler=True)
-    return Traits(as_program=True, own_assembler=True, tf32=p.precision == TF32, second_choice=p.form in IN_GLUON)
+    return Traits(as_program=True, own_assembler=True, tf32=p.precision == TF32, second_choice=form_of(p).in_gluon)
 
 
 KIND = TileKind()

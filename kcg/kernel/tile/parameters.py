@@ -12,13 +12,10 @@ from kcg.types import canonical_json
 FORMAT = 1
 ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, FLASH_ATTENTION = "elementwise", "reduction", "contraction", "rows", "stream"
 SPECIALIZED = "specialized"
-ATTENTION = (FLASH_ATTENTION, SPECIALIZED)
-"""Forms of attention: by warps that all do the same, and by warps that load and warps that compute."""
 PIPELINED = "pipelined"
-CONTRACTIONS = (CONTRACTION, PIPELINED)
-"""Forms of contractions: in Triton, and in Gluon by warps that load and warps that compute."""
-IN_GLUON = (SPECIALIZED, PIPELINED)
-FORMS = (ELEMENTWISE, REDUCTION, *CONTRACTIONS, ROWS, *ATTENTION)
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED)
+"""The forms, by their stored names: what each decides is in the file that writes its programs."""
+NARROWEST = 16  # columns of a product's sub-tile
 POINTER, TMA = "pointer", "tma"
 TF32 = "tf32"
 PRECISIONS = ("ieee", "tf32x3", TF32)
@@ -77,6 +74,18 @@ class TileParameters:
         made = object.__new__(TileParameters)
         made.__dict__.update(self.__dict__, **fields)
         return made
+
+    @property
+    def powers(self) -> tuple[int, ...]:
+        """The sizes that must be powers of two: of columns whose size is the sum of two, these two; three groups of
+        warps have three times as many rows."""
+        if self.form not in (CONTRACTION, PIPELINED) or len(self.tile) != 2:
+            return self.tile
+        rows, columns = self.tile
+        low = columns & -columns
+        if self.form == PIPELINED and rows % 3 == 0:
+            rows //= 3
+        return (rows, columns) if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
 
     def to_json(self) -> str:
         """Canonical JSON: what a `tile` schedule stores."""

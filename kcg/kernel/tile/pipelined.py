@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType, Ops, UOp
 from kcg.kernel.ast import extent, is_symbolic
@@ -39,28 +40,34 @@ from kcg.kernel.tile.contraction import (
     turned,
 )
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
+from kcg.kernel.tile.device import Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_branch, store_tile
+from kcg.kernel.tile.estimates import either
+from kcg.kernel.tile.form import COMPILER_BYTES, UNCERTAIN, Axes, Form, Start, keeps_small, steps_of
+from kcg.kernel.tile.gemm import GROUPS, check_axes, epilogue_s, ring_bytes, swizzle_matters, traffic_of
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     LOAD,
     REGISTERS,
-    add_barriers,
     add_function,
     allocated,
     arguments_of,
     descriptor,
-    fetched,
     operand,
     specialized,
     sums_layout,
 )
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.parameters import PIPELINED, TMA, TileParameters
+from kcg.kernel.tile.ring import HERE, Ring
+from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
+    count_of,
     is_power_of_two,
+    launched_tiles,
     launched_with,
     open_frame,
     rest_of,
@@ -72,15 +79,144 @@ TILES = ((128, 256), (192, 192), (128, 192), (192, 128), (128, 128))
 STEP = 64  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks
 STORED_BYTES = 128  # of a row of a block that is stored at once
 LEAVING = 2  # blocks of a group that are on their way to memory
-FULL, EMPTY = "full", "empty"
+LEAST_SIZE = 128  # rows and columns of a product
+TURN = 2_048  # elements of a tile that take as long as what each takes beside them
+SUSTAINED = 0.82  # of the tensor core, as sustained over a whole launch: of five matmuls on one H100
+PAIRS = 3  # times their epilogue: Flux's query, key and value took 440 µs, by the plain form 392 (one H100)
 
 
-def write_pipelined(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Lines, int]:
-    """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
-    the one that is launched, and how many programs there are. Raises UnsupportedTile."""
-    return _Pipelined(kernel, target, parameters, writer).written()
+class PipelinedMatmul(Form):
+    """Products by warps that load and warps that compute."""
+
+    name = PIPELINED
+    noun = "producer/consumer matmul"
+    has_stages = True
+    is_of_products = True
+    fields = frozenset(("loads", "persistent", "epilogue_parts"))
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tile": TILES, "reduce_tile": (STEP,), "num_warps": (4,), "split": (1,), "loads": (TMA,), "persistent": (1,),
+        "tail": (1,), "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "read_early": (False,),
+        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "precision": ("ieee",),
+    }  # fmt: skip
+    in_gluon = True
+    needs_stress = True
+    start_at = Start.COMPARED
+    uncertainty = UNCERTAIN
+
+    def has(self, kernel: TileKernel, target: Target) -> bool:
+        return kernel.attention is None and kernel.rows is None and _may_pipeline(kernel, target)
+
+    def preference(self, kernel: TileKernel, target: Target) -> int:
+        return -1  # a search compares it
+
+    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
+        return pipelined_axes(kernel)
+
+    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+        return replace(_first(kernel, target, axes), fast_math=not keeps_small(kernel, target))
+
+    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+        match field:
+            case "group":
+                return GROUPS
+            case "epilogue_parts":
+                return (parts_of(p.tile),)
+        return super().values(kernel, target, p, field)
+
+    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+        return (STEP,)
+
+    def least_parts(self, tile: tuple[int, ...]) -> int:
+        return parts_of(tile)
+
+    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+        shared = self.shared_bytes(kernel, target, p) <= device_of(target).shared_bytes
+        in_time = p.num_stages <= steps_of(kernel, p) + 1
+        return shared and in_time and swizzle_matters(kernel, p) and can_pipeline(kernel, target, p)
+
+    def shared_bytes(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
+        return _shared_bytes(kernel, target, p)
+
+    def check(self, kernel: TileKernel, p: TileParameters) -> None:
+        check_axes(p)
+
+    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+        """Writes that of the groups and that of the loads among the helpers."""
+        return _Pipelined(kernel, target, p, writer).written()
+
+    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
+        return _seconds(kernel, target, p, figures)
+
+
+# ---- the prior
+
+
+def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """The tile whose turns take least, with as many stages as shared memory holds."""
+    found = [made for tile in TILES if can_pipeline(kernel, target, made := _first_of(kernel, target, axes, tile))]
+
+    def cost(p: TileParameters) -> float:
+        return -(-math.prod(launched_tiles(kernel, p)) // target.cores) * (math.prod(p.tile) + TURN)
+
+    return min(found, key=cost)
+
+
+def _first_of(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int]) -> TileParameters:
+    made = TileParameters(
+        PIPELINED, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, epilogue_parts=parts_of(tile), num_warps=4,
+        group=8 if count_of(kernel, axes[0]) > 8 * tile[0] else 1, num_stages=4,
+    )  # fmt: skip
+    return (
+        made if _shared_bytes(kernel, target, made) <= device_of(target).shared_bytes else replace(made, num_stages=3)
+    )
+
+
+def pipelined_axes(kernel: TileKernel) -> tuple[Axes, ...]:
+    """Rows and columns of contractions by specialised warps, whose results lie side by side along the columns."""
+    assert kernel.contraction is not None
+    one, other = (side.ranges for side in kernel.contraction.sides)
+    last = len(kernel.outputs) - 1
+    return ((one, other),) if last in other or kernel.epilogue_uses else ((other, one),)
+
+
+def _may_pipeline(kernel: TileKernel, target: Target) -> bool:
+    """Whether a contraction may be by specialised warps: a large product of 16 bits, on Hopper, by compilers that make
+    such programs right."""
+    contraction = kernel.contraction
+    if contraction is None or not device_of(target).has_wgmma or not most_specialized_stages():
+        return False
+    if contraction.batch or kernel.variables or kernel.reduce_extent < 2 * STEP:
+        return False
+    axes = pipelined_axes(kernel)[0]
+    if any(count_of(kernel, numbers) < LEAST_SIZE for numbers in axes):
+        return False
+    return any(can_pipeline(kernel, target, _first_of(kernel, target, axes, tile)) for tile in TILES)
+
+
+def _shared_bytes(kernel: TileKernel, target: Target, p: TileParameters) -> int:
+    """About how much shared memory a program takes, in bytes: the ring, and blocks that leave it."""
+    if kernel.grouped:
+        return max(_shared_bytes(one, target, own) for one, own in launched_with(kernel, p))
+    return ring_bytes(kernel, device_of(target), p) + leaving_bytes(kernel, p) + COMPILER_BYTES
+
+
+# ---- what it costs
+
+
+def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Turns of a tile each, one after the other: loads are never waited for but at the start."""
+    counts = launched_tiles(kernel, p)
+    turns = -(-math.prod(counts) // target.cores)
+    steps = max(1, -(-kernel.terms // p.reduce_tile))
+    step_s = 2 * math.prod(p.tile) * p.reduce_tile / (SUSTAINED * f.tensor_ops)
+    nbytes, _ = traffic_of(kernel, p, counts, target.cores, target.cache_bytes)
+    opening_s = f.opening_s + f.fill_s + f.descriptors_s
+    finish_s = epilogue_s(kernel, p, f) * (PAIRS if any(b.pairs for b in kernel.epilogue) else 1)
+    busy_s = opening_s + turns * (steps * step_s + finish_s)
+    return either(busy_s, nbytes / f.memory_bytes, sharp=3)
+
+
+# ---- the program
 
 
 def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
@@ -88,7 +224,7 @@ def can_pipeline(kernel: TileKernel, target: Target, parameters: TileParameters)
     key = parameters.axes, parameters.tile, parameters.reduce_tile, parameters.epilogue_parts
     if key not in kernel.pipelined:  # a search asks some thousand times for each
         try:
-            write_pipelined(kernel, target, parameters, Writer(kernel, ptx=True))
+            _Pipelined(kernel, target, parameters, Writer(kernel, ptx=True)).written()
             kernel.pipelined[key] = fits_epilogue(kernel, parameters)
         except UnsupportedTile:
             kernel.pipelined[key] = False
@@ -139,6 +275,7 @@ class _Pipelined:
         self.kernel, self.writer, self.stages = kernel, writer, parameters.num_stages
         rows, columns = parameters.tile
         self.groups = rows // GROUP_ROWS
+        self.ring = Ring("full", "empty", self.stages, self.groups)
         if writer.interpreted:
             raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
         if parameters.loads != TMA or parameters.num_warps != 4 or rows % GROUP_ROWS or self.groups not in REGISTERS:
@@ -174,10 +311,10 @@ class _Pipelined:
             lines.add(allocated(name, self.stages * (1 if number else self.groups), sizes, self.dtype))
         for text, name in self.leaving.items():
             lines.add(text.format(name))
-        add_barriers(lines, FULL, self.stages, 1)
-        add_barriers(lines, EMPTY, self.stages, self.groups)
+        self.ring.add_full(lines)
+        self.ring.add_empty(lines)
         lines.add("fence_async_shared()")
-        given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, FULL, EMPTY)
+        given = (*arguments_of(self.kernel), *self.in_memory.values(), *buffers, self.ring.full, self.ring.empty)
         add_function(self.writer, COMPUTE, (*given, *self.leaving.values()), computing, group=True)
         add_function(self.writer, LOAD, given, loading)
         lines.add(specialized(self.groups, (*given, *self.leaving.values()), given))
@@ -225,6 +362,7 @@ class _Pipelined:
         raise UnsupportedTile("form", "specialised warps take operands of 16 bits that TMA loads")
 
     def _descriptor(self, boxes: Boxes, dtype: DType) -> str:
+        self.writer.has_descriptors = True
         text = descriptor(boxes, boxes.buffer, dtype)
         return self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
 
@@ -243,17 +381,9 @@ class _Pipelined:
         header = f"for {tile} in range({first}, {one.turns.tiles}, {self.programs}):"
         return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
 
-    def _advance(self, lines: Lines) -> None:
-        """To the next slot of the ring; in each round its barriers have the other phase."""
-        lines.add("slot += 1")
-        lines.add(f"around = slot == {self.stages}")
-        lines.add("slot = gl.where(around, 0, slot)")
-        lines.add("phase = gl.where(around, phase ^ 1, phase)")
-
     def _loading(self) -> Lines:
         lines = Lines(self.writer)
-        lines.add("slot = 0")
-        lines.add("phase = 1")
+        self.ring.begin(lines, fills=True)
         for one in self.tiled:
             frame, (row, column), header = self._opened(lines, one)
             for product in one.products:
@@ -263,33 +393,35 @@ class _Pipelined:
                 self._fetch_rows(body, *product.rows, row, term)
                 for number, ((at, _), (boxes, memory)) in enumerate(zip(self.sub_tiles, product.columns, strict=True)):
                     corner = boxes.ordered((term, f"{column} + {at}"))
-                    body.add(fetched(memory, corner, f"{FULL}.index(slot)", f"columns{number}.index(slot)"))
-                self._advance(body)
+                    body.add(self.ring.fetch(memory, corner, HERE.index, f"columns{number}.index({HERE.index})"))
+                self.ring.advance(body)
                 frame.lines.extend(f"for {counter} in range({product.steps}):", body)
             for place in range(one.parameters.tile[1] // self.step):
                 for _, boxes, memory in one.beside:
                     self._expected(frame.lines, one.parameters.tile[0])
                     self._fetch_rows(frame.lines, boxes, memory, row, f"{column} + {place * self.step}")
-                    self._advance(frame.lines)
+                    self.ring.advance(frame.lines)
             lines.extend(header, frame.lines)
         return lines
 
     def _expected(self, lines: Lines, vectors: int) -> None:
         """Waits for a slot, and says how much it will have: so many rows and columns of a step."""
-        lines.add(f"mbarrier.wait({EMPTY}.index(slot), phase)")
-        lines.add(f"mbarrier.expect({FULL}.index(slot), {2 * self.step * vectors})")
+        lines.add(self.ring.await_empty(HERE))
+        lines.add(self.ring.expect(HERE.index, 2 * self.step * vectors))
+
+    def _rows_of(self, group: str) -> str:
+        """The block of a group's rows in a slot."""
+        return f"{HERE.index} * {self.groups} + {group}"
 
     def _fetch_rows(self, lines: Lines, boxes: Boxes, memory: str, row: str, column: str) -> None:
         """Each group's rows, from a column on, where blocks of the first operand lie."""
         for group in range(self.groups):
             corner = boxes.ordered((f"{row} + {group * GROUP_ROWS}", column))
-            block = f"rows.index(slot * {self.groups} + {group})"
-            lines.add(fetched(memory, corner, f"{FULL}.index(slot)", block))
+            lines.add(self.ring.fetch(memory, corner, HERE.index, f"rows.index({self._rows_of(str(group))})"))
 
     def _computing(self) -> Lines:
         lines = Lines(self.writer)
-        lines.add("slot = 0")
-        lines.add("phase = 0")
+        self.ring.begin(lines, fills=False)
         for one in self.tiled:
             frame, starts, header = self._opened(lines, one)
             totals = self._summed(frame.lines, one)
@@ -304,23 +436,21 @@ class _Pipelined:
         for total, (_, width) in zip(totals, self.sub_tiles, strict=True):
             layout = sums_layout(self.writer, width)
             lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
-        # an expression: of a variable that is set to another one's value Triton 3.6 to 3.9 lose the loop's new value
-        before = f"gl.where(slot == 0, {self.stages - 1}, slot - 1)"
+        before = self.ring.last()
         for place, product in enumerate(one.products):
             body, counter = Lines(self.writer, lines), self.writer.fresh("k")
-            body.add(f"mbarrier.wait({FULL}.index(slot), phase)")
-            block = operand(product.rows[0])("rows", f"slot * {self.groups} + group")
+            body.add(self.ring.await_full(HERE))
+            block = operand(product.rows[0])("rows", self._rows_of("group"))
             for number, (total, (boxes, _)) in enumerate(zip(totals, product.columns, strict=True)):
-                other = operand(boxes)(f"columns{number}", "slot")
+                other = operand(boxes)(f"columns{number}", HERE.index)
                 body.add(f"{total} = warpgroup_mma({block}, {other}, {total}, is_async=True)")
             names = ", ".join(totals)
             body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
-            only = "" if place else f", pred={counter} > 0"
-            body.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1{only})")
-            self._advance(body)
+            body.add(self.ring.give_back(before, only="" if place else f"{counter} > 0"))
+            self.ring.advance(body)
             lines.extend(f"for {counter} in range({product.steps}):", body)
         lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
-        lines.add(f"mbarrier.arrive({EMPTY}.index({before}), count=1)")
+        lines.add(self.ring.give_back(before))
         return totals
 
     def _finished(self, frame: Frame, one: _Tiled, starts: tuple[str, str], totals: tuple[str, ...]) -> None:
@@ -378,12 +508,12 @@ class _Pipelined:
         parts: dict[UOp, list[str]] = {node: [] for node, _, _ in one.beside}
         for _ in range(columns // self.step):
             for node, _, _ in one.beside:
-                lines.add(f"mbarrier.wait({FULL}.index(slot), phase)")
+                lines.add(self.ring.await_full(HERE))
                 layout, held = sums_layout(self.writer, self.step), self.writer.fresh("read")
-                lines.add(f"{held} = rows.index(slot * {self.groups} + group).load({layout})")
+                lines.add(f"{held} = rows.index({self._rows_of('group')}).load({layout})")
                 lines.add("fence_async_shared()")  # it is read before TMA writes there again
-                lines.add(f"mbarrier.arrive({EMPTY}.index(slot), count=1)")
-                self._advance(lines)
+                lines.add(self.ring.give_back(HERE.index))
+                self.ring.advance(lines)
                 parts[node].append(held)
         for node, texts in parts.items():
             while len(texts) > 1:

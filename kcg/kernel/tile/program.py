@@ -43,8 +43,4 @@ class TileSource:
     source: str
     launches: tuple[TileLaunch, ...]
     workspace_bytes: int = 0
-
-    @property
-    def rounds_to_tf32(self) -> bool:
-        """Whether its products round float32 operands to tf32."""
-        return 'input_precision="tf32"' in self.source
+    rounds_to_tf32: bool = False  # whether its products round float32 operands

@@ -13,7 +13,6 @@ from kcg.kernel.reading.kernel import Shifted, TileKernel
 from kcg.kernel.reading.online import running, shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type, runs_of
-from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, ROWS
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
 PRODUCT = """
@@ -50,6 +49,12 @@ def stepped_extent(kernel: TileKernel) -> int:
     those around them go element by element."""
     inside = [count for _, count, depth in loops_of(kernel.reductions) if depth]
     return max(inside, default=kernel.reduce_extent)
+
+
+def itemsize_of_rows(kernel: TileKernel) -> int:
+    """Bytes of an element of the largest buffer that a kernel reads."""
+    largest = max((load.buffer for load in kernel.loads), key=lambda buffer: buffer.size, default=kernel.store.buffer)
+    return int(largest.dtype.itemsize)
 
 
 def reducer(
@@ -207,7 +212,7 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int)
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
         # a row that is held is loaded once, as it is stored
-        _bind(inside, axis, number, "0", None if frame.writer.form == ROWS else _widened(group, frame, axis))
+        _bind(inside, axis, number, "0", None if frame.writer.style.keeps_rows else _widened(group, frame, axis))
         terms = [masked_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
@@ -314,7 +319,7 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
     """
     if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]):
         return None
-    if frame.writer.form not in (ELEMENTWISE, REDUCTION, ROWS):
+    if not frame.writer.style.widens:
         return None
     (step,) = axis.ranges
     nodes = UOp.sink(*(node.src[0] for node in group)).toposort()

@@ -24,10 +24,12 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.expected import cost_of, suspects
+from kcg.kernel.tile.form import Axes, Start
+from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
-from kcg.kernel.tile.parameters import CONTRACTION, CONTRACTIONS, IN_GLUON, PIPELINED, TMA, TileParameters
-from kcg.kernel.tile.prior import Axes, default_parameters, shared_taken
+from kcg.kernel.tile.legal import FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
+from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 from kcg.unexpected import report
@@ -60,7 +62,7 @@ class TileSpace:
     @property
     def seeks_start(self) -> bool:
         """Whether finding the start takes a second, which another process may spend: `begin_at`."""
-        return self._first.form == CONTRACTION and not self._is_settled
+        return not self._is_settled and form_of(self._first).start_at is Start.WALKED
 
     def begin_at(self, found: Callable[[], Schedule]) -> None:
         """Take the start of an equal space, which `found` gives, or waits for, when it is asked for. Where that fails
@@ -188,12 +190,13 @@ class TileSpace:
     def groups(self, schedule: Schedule) -> tuple[int, ...]:
         """Traits, 1 or 0 each, that a cost model may misjudge alike."""
         p = self.parameters(schedule)
+        form = form_of(p)
         wide, long = (p.tile and max(p.tile) >= 256), p.reduce_tile >= 128
         flags = (
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
             p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
-            long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
-            p.form in IN_GLUON,
+            long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, form.start_at is Start.WALKED,
+            p.fast_math, form.in_gluon,
             p.precision != "ieee", p.read_early, bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
@@ -265,16 +268,20 @@ class TileSpace:
     def _cheapest(self, p: TileParameters) -> TileParameters:
         """Downhill by cost, one parameter at a time, among the values that the cost was fitted on, from the prior's
         choice and from the tiles that are cheapest with all else as it follows."""
-        if p.form not in CONTRACTIONS or self.kernel.contraction is None:
+        if form_of(p).start_at is Start.PRIOR:
             return p
         costs = functools.cache(lambda made: predicted_seconds(self.kernel, self.target, made))
-        found = [base for base in self._bases.values() if base.form == CONTRACTION]
+        found = self._starting(Start.WALKED)
         for number in (FIELDS.index("persistent"), FIELDS.index("tile")):
             found += [self._followed(one, number, value) for one in found for value in self._values(one, number)]
-        familiar = [one for one in dict.fromkeys(found) if _is_familiar(one, p) and self._legal(one)]
+        familiar = [one for one in dict.fromkeys(found) if form_of(one).is_familiar(one, p) and self._legal(one)]
         begin = {(one.axes, one.tile): one for one in sorted(familiar, key=costs, reverse=True)}
         ends = [self._downhill(one, costs) for one in [p, *sorted(begin.values(), key=costs)[:BEGINNINGS]]]
-        return min([*ends, *(base for base in self._bases.values() if base.form == PIPELINED)], key=costs)
+        return min([*ends, *self._starting(Start.COMPARED)], key=costs)
+
+    def _starting(self, at: Start) -> list[TileParameters]:
+        """Where the forms begin whose searches start so."""
+        return [base for base in self._bases.values() if form_of(base).start_at is at]
 
     def _downhill(self, p: TileParameters, costs: Callable[[TileParameters], float]) -> TileParameters:
         seen = {p: None}  # in order: of equal costs the first is taken, in every process the same
@@ -282,7 +289,7 @@ class TileSpace:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
                     made = (p.changed(**{field: value}), self._followed(p, number, value))
-                    seen |= dict.fromkeys(m for m in made if _is_familiar(m, self._start) and self._legal(m))
+                    seen |= dict.fromkeys(m for m in made if form_of(m).is_familiar(m, self._start) and self._legal(m))
             best = min(seen, key=costs)
             if best == p:
                 return p
@@ -385,9 +392,9 @@ class TileSpace:
                 yield schedule_of(one)
 
     def _refusal(self, p: TileParameters) -> float:
-        if p.form != CONTRACTION:
+        if (form := form_of(p)).start_at is not Start.WALKED:
             return 0.0
-        share = shared_taken(self.kernel, self.target, p) / device_of(self.target).shared_bytes
+        share = form.shared_bytes(self.kernel, self.target, p) / device_of(self.target).shared_bytes
         return 1 / (1 + math.exp(-(share - 1) / CROWDED)) if share > 1 - 4 * CROWDED else 0.0
 
     def _kept(self, what: str, key: Any, make: Callable[[], V]) -> V:
@@ -398,20 +405,6 @@ class TileSpace:
             known[key] = make()
         found: V = known[key]
         return found
-
-
-def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
-    """Whether all values are among those that the cost was fitted on, or the prior's own."""
-    known = {
-        "reduce_tile": (32, 64, 128), "num_warps": (4, 8), "split": (1, 2), "tail": (1, 2, 3, 6),
-        "persistent": (0, 1, 2), "num_stages": (2, 3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 4, 8, 12),
-        "read_early": (False, True),
-        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (), "precision": ("ieee",),
-    }  # fmt: skip
-    sizes = {64, 128, 256, *BETWEEN, *prior.tile}
-    if p.loads != TMA and p.persistent and p.num_warps == 4:
-        return False  # took up to 1.7 times as long as expected
-    return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())
 
 
 def _prefix(p: TileParameters, number: int) -> tuple[Any, ...]:

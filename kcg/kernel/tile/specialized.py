@@ -18,37 +18,49 @@ first blocks come. (As in FlashAttention-3.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import attention_tiles, reach_of
+from kcg.kernel.tile.attention import attention_axes, attention_tiles, blocks_of_tiles, reach_of, visited_blocks
 from kcg.kernel.tile.descriptors import Boxes, boxes_of
+from kcg.kernel.tile.device import Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
-from kcg.kernel.tile.flash_attention import AttentionWriting
+from kcg.kernel.tile.flash_attention import (
+    AttentionWriting,
+    FlashAttention,
+    attention_bytes,
+    first_of_attention,
+    steps_of_keys,
+    with_bytes,
+)
+from kcg.kernel.tile.form import Axes
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
     GROUP_THREADS,
     LOAD,
     REGISTERS,
-    add_barriers,
     add_function,
     allocated,
     arguments_of,
     descriptor,
     descriptor_of_all,
-    fetched,
     mma,
     operand,
     sizes_of_all,
     specialized,
 )
-from kcg.kernel.tile.parameters import TMA, TileParameters
-from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame
+from kcg.kernel.tile.parameters import SPECIALIZED, TMA, TileParameters
+from kcg.kernel.tile.ring import Place, Ring
+from kcg.kernel.tile.targets import most_specialized_stages
+from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame, power_of_two
 from kcg.types import Target
 
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
@@ -57,17 +69,151 @@ MOST_SLOTS = 4  # of a ring
 QUERY_SLOTS = 2  # of a persistent program: tiles of which it has the queries
 BESIDE = 32  # registers of a thread beside scores, weights and sums: none spilled with so many
 WIDEST = 128  # elements of a query, and of a value: more take more registers than there are
-BARRIERS = ("queries_full", "keys_full", "keys_empty", "values_full", "values_empty")
-QUERIES_EMPTY = "queries_empty"  # barriers of persistent programs alone
 BUFFERS = ("queries", "keys", "values")
+BETWEEN_STEPS = 300  # clocks of a step of specialised warps in which neither is made: a guess
+NARROW_HEAD = 64  # elements of a query and of a value
+OPENING, HIDDEN = 3, 0.85
+"""Blocks of keys that take as long as what a tile of attention takes beside its own, by specialised warps; of this what
+is hidden behind the tile before, where a program takes tiles in turn. By five attentions on one H100: in turn they took
+.94, .92, 1.05, 1.04 and .91 of what a program a tile takes, by these figures .95, .92, 1.10, 1.01 and .99."""
 
 
-def write_specialized(
-    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Lines, int]:
-    """Writes the program's functions: that of the groups and that of the loads among the helpers; returns the body of
-    the one that is launched, and how many programs there are. Raises UnsupportedTile."""
-    return _Specialized(kernel, target, parameters, writer).written()
+class SpecializedAttention(FlashAttention):
+    """Attention by warps that load and warps that compute."""
+
+    name = SPECIALIZED
+    noun = "warp-specialised attention"
+    fields = frozenset(("loads", "persistent"))
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tile": tuple((rows,) for rows in PROGRAM_ROWS), "num_warps": (4,), "split": (1,), "loads": (TMA,),
+        "persistent": (0, 1), "num_stages": tuple(range(2, MOST_SLOTS + 1)),
+    }  # fmt: skip
+    in_gluon = True
+
+    def has(self, kernel: TileKernel, target: Target) -> bool:
+        return kernel.attention is not None and _may_specialize(kernel, target)
+
+    def preference(self, kernel: TileKernel, target: Target) -> int:
+        """Its programs share no keys."""
+        return int(first_of_attention(kernel, target, attention_axes(kernel)).split == 1)
+
+    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+        return _first(kernel, target, axes)
+
+    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+        return steps_of_keys(kernel, STEPS)
+
+    def may_split(self, kernel: TileKernel) -> bool:
+        return False
+
+    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
+        return ("ieee",)
+
+    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+        if p.persistent and self.programs(kernel, p) <= target.cores:
+            return False
+        fits = _shared_bytes(kernel, target, p) <= device_of(target).shared_bytes
+        return fits and can_specialize(kernel, target, p)
+
+    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+        """Writes that of the groups and that of the loads among the helpers."""
+        return _Specialized(kernel, target, p, writer).written()
+
+    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
+        """Judged by clocks, as sustained."""
+        clock = figures.tensor_ops / (2 * figures.products_a_clock)
+        return with_bytes(kernel, p, _clocks(kernel, target, p) / clock, figures)
+
+
+# ---- the prior
+
+
+def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """The tile and the step that take least by products, exponentials and waves (`_clocks_of_steps`). Blocks of narrow
+    heads are small and soon gone through: they come two ahead. Without a mask that bounds the keys tiles are taken in
+    turn, where multiprocessors have several and shared memory the queries of two: Flux's attention took 393 µs instead
+    of 418, causal heads mostly 4 to 5 % longer (one H100)."""
+    attention = kernel.attention
+    assert attention is not None
+    width = padded(attention.columns)
+    if not (sizes := _sizes(kernel)):
+        raise UnsupportedTile("form", "specialised warps have too few registers for rows of so many elements")
+    rows, step = min(sizes, key=lambda size: _clocks_of_steps(kernel, target, *size))
+    narrow = max(padded(attention.scores.reduce.src[1:]), width) <= NARROW_HEAD
+    made = TileParameters(
+        SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
+    )
+    in_turn = replace(made, persistent=1)
+    several = attention_tiles(kernel, rows) > target.cores > 0 and not reach_of(attention).is_bounded
+    return in_turn if several and _shared_bytes(kernel, target, in_turn) <= device_of(target).shared_bytes else made
+
+
+def _sizes(kernel: TileKernel) -> list[tuple[int, int]]:
+    """Queries of a program and keys of a step for which groups of specialised warps have registers."""
+    assert kernel.attention is not None
+    most = max(power_of_two(extent(kernel.attention.keys)), STEPS[0])
+    steps = [step for step in STEPS if step <= most]
+    return [(rows, step) for rows in PROGRAM_ROWS for step in steps if fits_registers(kernel, rows, step)]
+
+
+def _clocks_of_steps(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+    """About how many clocks specialised warps take in all their steps."""
+    attention, clocks = kernel.attention, _clocks_of_step(kernel, target, rows, step)
+    assert attention is not None
+    reach, turns = reach_of(attention), attention_tiles(kernel, rows) / max(1, target.cores)
+    mean, steps = visited_blocks(reach, Axis(attention.rows, rows), extent(attention.keys), step)
+    if reach.is_even:
+        return math.ceil(turns) * steps * clocks
+    return max(steps, turns * mean) * clocks  # with short tiles last
+
+
+def _clocks_of_step(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+    """About how many clocks a step of specialised warps takes: the tensor core's time or that of the exponentials,
+    whichever is more, and of the other what no other group hides."""
+    attention, f = kernel.attention, device_of(target).figures
+    assert attention is not None
+    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    both = rows * step * (inner + width) / f.products_a_clock, rows * step / f.special_a_clock
+    # sums are scaled in each step
+    return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / f.plain_a_clock + BETWEEN_STEPS
+
+
+def _may_specialize(kernel: TileKernel, target: Target) -> bool:
+    """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
+    assert kernel.attention is not None
+    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.attention.keys) < STEPS[0]:
+        return False
+    if math.prod(map(extent, kernel.attention.rows)) <= GROUP_ROWS:  # of which the second group has none
+        return False
+    if not _sizes(kernel):
+        return False
+    return can_specialize(kernel, target, _first(kernel, target, attention_axes(kernel)))
+
+
+def _shared_bytes(kernel: TileKernel, target: Target, p: TileParameters) -> int:
+    """About how much shared memory a program takes; a persistent one has the next tile's queries too."""
+    return attention_bytes(kernel, target, p, tiles=QUERY_SLOTS if p.persistent else 1)
+
+
+# ---- what it costs
+
+
+def _clocks(kernel: TileKernel, target: Target, p: TileParameters) -> float:
+    """About how many clocks specialised warps take. Programs that take tiles in turn have as many each, which the first
+    one has most keys of; else whoever is done has the next tile."""
+    attention, (rows,), cores = kernel.attention, p.tile, max(1, target.cores)
+    assert attention is not None
+    tiles, clocks = attention_tiles(kernel, rows), _clocks_of_step(kernel, target, rows, p.reduce_tile)
+    others = math.ceil(tiles / cores) - 1  # tiles behind the first one
+    if not p.persistent:
+        return _clocks_of_steps(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks
+    counts = blocks_of_tiles(reach_of(attention), Axis(attention.rows, rows), extent(attention.keys), p.reduce_tile)
+    heads, longest_first = tiles // len(counts), sorted(counts, reverse=True)
+    steps = sum(longest_first[number // heads] for number in range(0, tiles, cores))
+    return (steps + OPENING * (1 + others * (1 - HIDDEN))) * clocks
+
+
+# ---- the program
 
 
 def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
@@ -84,9 +230,10 @@ def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
 
 
 def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
-    """Whether there is such a program of an attention."""
+    """Whether there is such a program of an attention: TMA loads all operands. What is made of them is as of any."""
+    writer = Writer(kernel, ptx=True)
     try:
-        write_specialized(kernel, target, parameters, Writer(kernel, ptx=True))
+        _Specialized(kernel, target, parameters, writer).boxes(open_frame(kernel, writer, ()))
     except UnsupportedTile:
         return False
     return True
@@ -117,13 +264,17 @@ class _Specialized(AttentionWriting):
         self.height = GROUP_ROWS
         self.rows = Axis(self.rows.ranges, GROUP_ROWS)
         self.stages = parameters.num_stages
+        self.keys_ring, self.values_ring = (
+            Ring(f"{name}_full", f"{name}_empty", self.stages, self.groups) for name in ("keys", "values")
+        )
         self.tiles = attention_tiles(kernel, self.tile.size)
         self.programs = min(self.tiles, max(1, target.cores)) if parameters.persistent else 0  # 0: one a tile
+        self.queries_ring = Ring("queries_full", "queries_empty", QUERY_SLOTS if self.programs else 1, self.groups)
 
     def written(self) -> tuple[Lines, int]:
         main = open_frame(self.kernel, self.writer, ())
         grid = self.programs or self._opened(main, self.tile)[0]
-        boxes = [self._boxes(*one, main) for one in self._operands()]
+        boxes = self.boxes(main)
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
             main.lines.add(f"{name}_in_memory = {self._in_memory(box, dtype, main)}")
         self._allocated(main.lines, boxes)
@@ -137,13 +288,14 @@ class _Specialized(AttentionWriting):
 
     # ---- the launched function
 
-    def _operands(self) -> list[tuple[Operand, tuple[Axis, Axis]]]:
-        """Queries, keys and values, each with the axes of its block."""
+    def boxes(self, main: Frame) -> list[Boxes]:
+        """How blocks of queries, keys and values lie in memory, by what the launched function knows. Raises
+        UnsupportedTile where TMA cannot load them."""
         queries, keys = self.attention.scores.sides
         return [
-            (queries, (self.rows, self.terms)),
-            (keys, (self.terms, self.keys)),
-            (self.attention.values, (self.keys, self.columns)),
+            self._boxes(queries, (self.rows, self.terms), main),
+            self._boxes(keys, (self.terms, self.keys), main),
+            self._boxes(self.attention.values, (self.keys, self.columns), main),
         ]
 
     def _boxes(self, side: Operand, axes: tuple[Axis, Axis], main: Frame) -> Boxes:
@@ -157,6 +309,7 @@ class _Specialized(AttentionWriting):
 
     def _in_memory(self, box: Boxes, dtype: DType, main: Frame) -> str:
         """The descriptor of an operand's blocks: of those of a program's head, or of all heads."""
+        self.writer.has_descriptors = True
         if self.programs:
             return descriptor_of_all(box, dtype)
         start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
@@ -164,18 +317,22 @@ class _Specialized(AttentionWriting):
 
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
-        query_slots = QUERY_SLOTS if self.programs else 1
         for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = query_slots * self.groups if name == "queries" else self.stages
+            slots = self.queries_ring.slots * self.groups if name == "queries" else self.stages
             lines.add(allocated(name, slots, sizes_of_all(box) if self.programs else box.ordered(box.sizes), dtype))
-        for name in self._barriers:
-            slots = query_slots if name.startswith("queries") else self.stages
-            add_barriers(lines, name, slots, self.groups if name.endswith("empty") else 1)
+        self.queries_ring.add_full(lines)
+        for ring in (self.keys_ring, self.values_ring):
+            ring.add_full(lines)
+            ring.add_empty(lines)
+        if self.programs:  # the next tile's queries come while this one's are read
+            self.queries_ring.add_empty(lines)
         lines.add("fence_async_shared()")
 
     @property
     def _barriers(self) -> tuple[str, ...]:
-        return (*BARRIERS, QUERIES_EMPTY) if self.programs else BARRIERS
+        rings = self.keys_ring, self.values_ring
+        found = (self.queries_ring.full, *(name for ring in rings for name in (ring.full, ring.empty)))
+        return (*found, self.queries_ring.empty) if self.programs else found
 
     # ---- tiles in turn, alike in both functions
 
@@ -202,19 +359,14 @@ class _Specialized(AttentionWriting):
             return number
         return "done" if number == "0" else f"(done + {number})"
 
-    def _slot(self, number: str) -> str:
-        """The slot of a block of keys or values."""
-        place = self._place(number)
-        return place if place == "0" else f"{place} % {self.stages}"
+    def _place_of(self, number: str) -> Place:
+        """The place of a block of keys or values in its ring."""
+        return self.keys_ring.place_of(self._place(number))
 
-    def _turn_of(self, number: str) -> str:
-        """How often its slot was taken before, as the phase of a barrier."""
-        place = self._place(number)
-        return place if place == "0" else f"({place} // {self.stages}) & 1"
-
-    def _queries_slot(self) -> tuple[str, str]:
-        """The slot of a tile's queries, and its phase."""
-        return (f"taken % {QUERY_SLOTS}", f"(taken // {QUERY_SLOTS}) & 1") if self.programs else ("0", "0")
+    @property
+    def _queries_place(self) -> Place:
+        """The place of a tile's queries."""
+        return self.queries_ring.place_of("taken" if self.programs else "0")
 
     def _queries_of(self, slot: str, group: str) -> str:
         """The block of a group's queries in a slot."""
@@ -228,25 +380,26 @@ class _Specialized(AttentionWriting):
         _, start = self._opened(frame, self.tile, tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
         queries, keys, values = boxes
-        slot, turn = self._queries_slot()
+        place = self._queries_place
         if self.programs:
-            lines.add(f"mbarrier.wait({QUERIES_EMPTY}.index({slot}), ({turn}) ^ 1)")
-        lines.add(f"mbarrier.expect(queries_full.index({slot}), {2 * self.groups * math.prod(queries.sizes)})")
+            lines.add(self.queries_ring.await_empty(place.before))
+        lines.add(self.queries_ring.expect(place.index, 2 * self.groups * math.prod(queries.sizes)))
         for group in range(self.groups):
             corner = self._corner(queries, frame, (f"{start} + {group * GROUP_ROWS}", "0"))
-            block = f"queries.index({self._queries_of(slot, str(group))})"
-            lines.add(fetched("queries_in_memory", corner, f"queries_full.index({slot})", block))
+            block = f"queries.index({self._queries_of(place.index, str(group))})"
+            lines.add(self.queries_ring.fetch("queries_in_memory", corner, place.index, block))
         begin, blocks = self._visited(frame, start)
-        body.add(f"slot = {self._slot('number')}")
-        body.add(f"turn = {self._turn_of('number')}")
+        found, place = self._place_of("number"), Place("slot", "turn")
+        body.add(f"{place.index} = {found.index}")
+        body.add(f"{place.phase} = {found.phase}")
         corners = {
             "keys": self._corner(keys, frame, ("0", "key")), "values": self._corner(values, frame, ("key", "0"))
         }  # fmt: skip
         body.add(f"key = {self._key_of('number', begin, blocks)}")
-        for name, box in (("keys", keys), ("values", values)):
-            body.add(f"mbarrier.wait({name}_empty.index(slot), turn ^ 1)")
-            body.add(f"mbarrier.expect({name}_full.index(slot), {2 * math.prod(box.sizes)})")
-            body.add(fetched(f"{name}_in_memory", corners[name], f"{name}_full.index(slot)", f"{name}.index(slot)"))
+        for name, ring, box in (("keys", self.keys_ring, keys), ("values", self.values_ring, values)):
+            body.add(ring.await_empty(place.before))
+            body.add(ring.expect(place.index, 2 * math.prod(box.sizes)))
+            body.add(ring.fetch(f"{name}_in_memory", corners[name], place.index, f"{name}.index({place.index})"))
         lines.extend(f"for number in range({blocks}):", body)
         return self._next_tile(function, frame, tile, blocks)
 
@@ -325,9 +478,10 @@ class _Specialized(AttentionWriting):
         own = self._count_of(self.top, self._end(self.top, start, self.rows))
         behind = f"{blocks} - {own}" if begin == "0" else f"tl.minimum({begin} + {blocks} - {own}, {blocks} - 1)"
         skipped, body = lines.name(behind, "skipped"), Lines(self.writer, lines)
-        for name in ("keys", "values"):
-            body.add(f"mbarrier.wait({name}_full.index({self._slot('number')}), {self._turn_of('number')})")
-            body.add(f"mbarrier.arrive({name}_empty.index({self._slot('number')}), count=1)")
+        place = self._place_of("number")
+        for ring in (self.keys_ring, self.values_ring):
+            body.add(ring.await_full(place))
+            body.add(ring.give_back(place.index))
         lines.extend(f"for number in range({skipped}):", body)
         return skipped
 
@@ -347,19 +501,19 @@ class _Specialized(AttentionWriting):
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
         query, key, value = (operand(box, of_all=bool(self.programs)) for box in boxes)
-        queries_slot, queries_turn = self._queries_slot()
-        queries = query("queries", self._queries_of(queries_slot, "group"))
+        place_of_queries = self._queries_place
+        queries = query("queries", self._queries_of(place_of_queries.index, "group"))
         sent = f"warpgroup_mma({queries}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
         weighed = f"warpgroup_mma(weights, {value('values', '{slot}')}, {self.product}, is_async=True)"
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
-        lines.add(f"mbarrier.wait(queries_full.index({queries_slot}), {queries_turn})")
+        lines.add(self.queries_ring.await_full(place_of_queries))
         skipped = self._skipped(lines, begin, blocks, start) if self._may_skip else "0"
-        first = self._slot(skipped)
-        lines.add(f"mbarrier.wait(keys_full.index({first}), {self._turn_of(skipped)})")
-        lines.add(f"sent = {sent.format(slot=first)}")
+        place = self._place_of(skipped)
+        lines.add(self.keys_ring.await_full(place))
+        lines.add(f"sent = {sent.format(slot=place.index)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
-        lines.add(f"mbarrier.arrive(keys_empty.index({first}), count=1)")
+        lines.add(self.keys_ring.give_back(place.index))
         is_first = not self._has_masks and begin == "0"
         first_key = "0" if is_first else lines.name(self._key_of(skipped, begin, blocks), "key")
         self.whole = not self._has_masks
@@ -370,34 +524,35 @@ class _Specialized(AttentionWriting):
             masked = self._masked_numbers(lines, begin, blocks, start)
 
         body = Lines(self.writer, lines)
-        previous = "(number - 1)"
-        body.add(f"slot = {self._slot('number')}")
-        body.add(f"before = {self._slot(previous)}")
-        body.add(f"mbarrier.wait(keys_full.index(slot), {self._turn_of('number')})")
+        now, previous = self._place_of("number"), self._place_of("(number - 1)")
+        body.add(f"slot = {now.index}")
+        body.add(f"before = {previous.index}")
+        body.add(self.keys_ring.await_full(Place("slot", now.phase)))
         body.add(f"sent = {sent.format(slot='slot')}")
-        body.add(f"mbarrier.wait(values_full.index(before), {self._turn_of(previous)})")
+        body.add(self.values_ring.await_full(Place("before", previous.phase)))
         body.add(f"weighed = {weighed.format(slot='before')}")
         body.add("score = warpgroup_mma_wait(1, deps=[sent])")
-        body.add("mbarrier.arrive(keys_empty.index(slot), count=1)")
+        body.add(self.keys_ring.give_back("slot"))
         key_at = body.name(self._key_of("number", begin, blocks), "key")
         if masked:
             body.extend(f"if {masked}:", self._branch("score", key_at, start, body))
         factor = self._turn(body, "score", key_at, start, sums, weights="next_weights")
         body.add(done)
-        body.add("mbarrier.arrive(values_empty.index(before), count=1)")
+        body.add(self.values_ring.give_back("before"))
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
         second = "1" if skipped == "0" else f"{skipped} + 1"
         lines.extend(f"for number in range({second}, {blocks}):", body)
 
         if self.programs:
-            lines.add(f"mbarrier.arrive({QUERIES_EMPTY}.index({queries_slot}), count=1)")
+            lines.add(self.queries_ring.give_back(place_of_queries.index))
         lines.add(f"last = {blocks} - 1")
-        lines.add(f"mbarrier.wait(values_full.index({self._slot('last')}), {self._turn_of('last')})")
-        lines.add(f"weighed = {weighed.format(slot=self._slot('last'))}")
+        place = self._place_of("last")
+        lines.add(self.values_ring.await_full(place))
+        lines.add(f"weighed = {weighed.format(slot=place.index)}")
         lines.add(done)
         if self.programs:
-            lines.add(f"mbarrier.arrive(values_empty.index({self._slot('last')}), count=1)")
+            lines.add(self.values_ring.give_back(place.index))
         of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
         self._stored(start, of_rows, "of_values")
         return self._next_tile(function, self.top, tile, blocks)

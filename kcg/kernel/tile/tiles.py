@@ -12,9 +12,9 @@ from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.parameters import CONTRACTIONS, PIPELINED, TileParameters
+from kcg.kernel.tile.parameters import TileParameters
 
-NARROWEST = 16  # columns of a piece
+MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
     used = list(itertools.chain(*parameters.axes))
     if len(set(used)) != len(used) or not all(0 <= n < len(kernel.outputs) for n in used):
         raise UnsupportedTile("axes", "each output range belongs to at most one axis")
-    if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, _sizes(parameters))):
+    if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, parameters.powers)):
         raise UnsupportedTile(
             "tile", "each axis has a size that is a power of two, or the columns the sum of two from 16 on"
         )
-    if math.prod(parameters.tile) > 1 << 20:
-        raise UnsupportedTile("tile", "a block has at most 1,048,576 elements")
+    if math.prod(parameters.tile) > MAX_BLOCK:
+        raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
 
@@ -75,20 +75,36 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
     return found
 
 
-def _sizes(parameters: TileParameters) -> tuple[int, ...]:
-    """The sizes that must be powers of two: of columns whose size is the sum of two, these two; three groups of warps
-    have three times as many rows."""
-    if parameters.form not in CONTRACTIONS or len(parameters.tile) != 2:
-        return parameters.tile
-    rows, columns = parameters.tile
-    low = columns & -columns
-    if parameters.form == PIPELINED and rows % 3 == 0:
-        rows //= 3
-    return (rows, columns) if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
-
-
 def is_power_of_two(size: int) -> bool:
     return size > 0 and size & (size - 1) == 0
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def count_of(kernel: TileKernel, numbers: Sequence[int]) -> int:
+    """Elements of some output ranges, by their numbers, at most."""
+    return math.prod(kernel.extents[n] for n in numbers)
+
+
+def launched_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    """Tiles along each axis; of several contractions those of all their columns, or of all their rows, of products of
+    one vector those of all their rows."""
+    found = list(tiles_of(kernel, parameters))
+    for launched in launched_with(kernel, parameters)[1:]:
+        place = axis_of_others(kernel, parameters)
+        found[place] += tiles_of(*launched)[place]
+    return tuple(found)
+
+
+def axis_of_others(kernel: TileKernel, parameters: TileParameters) -> int:
+    """Along which axis of a tile the kernels of one launch lie beside each other."""
+    if kernel.contraction is None:
+        return 0
+    in_order = parameters.axes[1] == kernel.contraction.sides[1].ranges
+    return 0 if in_order == kernel.grouped_rows else 1
 
 
 def rest_of(kernel: TileKernel, axes: Sequence[Axis]) -> tuple[UOp, ...]:

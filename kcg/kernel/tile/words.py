@@ -6,42 +6,19 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.legal import FIELDS
-from kcg.kernel.tile.parameters import (
-    ATTENTION,
-    CONTRACTION,
-    CONTRACTIONS,
-    ELEMENTWISE,
-    FLASH_ATTENTION,
-    LISTS,
-    PIPELINED,
-    REDUCTION,
-    ROWS,
-    SPECIALIZED,
-    TMA,
-    TileParameters,
-)
-
-NAMES = {
-    ELEMENTWISE: "elementwise",
-    REDUCTION: "reduction",
-    CONTRACTION: "matmul",
-    PIPELINED: "producer/consumer matmul",
-    ROWS: "row reduction",
-    FLASH_ATTENTION: "flash attention",
-    SPECIALIZED: "warp-specialised attention",
-}
-"""What the forms are called, by their stored names; a convolution is a matmul too, as implicit GEMM."""
+from kcg.kernel.tile.parameters import LISTS, TMA, TileParameters
 
 DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
 
 
 def described(p: TileParameters) -> str:
     """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`; whatever is not the usual is said."""
-    sizes = [*p.tile, *([p.reduce_tile] if p.reduce_tile else [])]
+    form, sizes = form_of(p), [*p.tile, *([p.reduce_tile] if p.reduce_tile else [])]
     parts = [
         f"tile {'x'.join(map(str, sizes)) or '1'}",
-        NAMES[p.form] if p.form != CONTRACTION else "",
+        "" if form.is_usual else form.noun,
         axes_text(p.axes),
     ]
     parts += [TMA if p.loads == TMA else ""]
@@ -51,7 +28,7 @@ def described(p: TileParameters) -> str:
     parts += [f"split-K {p.split}" if p.split > 1 else "", f"swizzle {p.group}" if p.group > 1 else ""]
     parts += [
         _count(p.num_warps, "warp"),
-        _count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else "",
+        _count(p.num_stages, "stage") if form.has_stages or p.num_stages > 1 else "",
     ]
     parts += ["epilogue prefetched" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
@@ -88,9 +65,9 @@ def labels(p: TileParameters) -> tuple[str, ...]:
 
 def legend(p: TileParameters, extents: Sequence[int]) -> str:
     """What a program does: `matmul; tiles of 128 × 256 of 4096 × 9216 outputs, 64 terms a step, …`."""
-    tile = " × ".join(map(str, p.tile)) or "1"
+    form, tile = form_of(p), " × ".join(map(str, p.tile)) or "1"
     whole = " × ".join(map(str, extents)) or "1"
-    parts = [f"{NAMES[p.form]}; tiles of {tile} of {whole} outputs"]
+    parts = [f"{form.noun}; tiles of {tile} of {whole} outputs"]
     parts += [f"{p.reduce_tile} terms a step" if p.reduce_tile else ""]
     parts += [f"the reduction shared by {p.split} programs (split-K)" if p.split > 1 else ""]
     parts += [f"each tile of the last wave shared by {p.tail} programs (stream-K)" if p.tail > 1 else ""]
@@ -101,7 +78,7 @@ def legend(p: TileParameters, extents: Sequence[int]) -> str:
     parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
     parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
     parts += [f"swizzled by {p.group} rows of tiles" if p.group > 1 else "", _count(p.num_warps, "warp")]
-    parts += [_count(p.num_stages, "stage") if p.form in (*CONTRACTIONS, *ATTENTION) or p.num_stages > 1 else ""]
+    parts += [_count(p.num_stages, "stage") if form.has_stages or p.num_stages > 1 else ""]
     return ", ".join(part for part in parts if part)
 
 

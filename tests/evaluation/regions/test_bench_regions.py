@@ -137,9 +137,9 @@ def test_every_attention_begins_with_a_program() -> None:
     """Those of one token with keys that are split, the others by specialised warps."""
     lines = list(planned([*cases("attention", H100), *cases("decode", H100)], H100))
     assert len(lines) == 22 and not any("refused" in line for line in lines)
-    decode = [line for line in lines if "stream" in line]
+    decode = [line for line in lines if "flash attention" in line]
     assert len(decode) == 4 and all("split" in line for line in decode)
-    assert sum("specialized" in line for line in lines) == 7
+    assert sum("warp-specialised attention" in line for line in lines) == 7
 
 
 def test_products_of_one_vector_are_compared_with_a_sum_of_as_many_bytes() -> None:
@@ -187,7 +187,7 @@ def test_a_plan_says_what_becomes_of_each_cut(parts_of_flux: list[Case]) -> None
     joined = next(case for case in parts_of_flux if case.against.name == "joined_projections")
     lines = list(planned([joined, small("softmax")], H100))
     assert len(lines) == 2 + sum(map(len, joined.cuts)) + 1
-    assert lines[1].startswith("  [0, 1, 2, 3, 4, 5]: ") and "rows" in lines[-1]
+    assert lines[1].startswith("  [0, 1, 2, 3, 4, 5]: ") and "row reduction" in lines[-1]
 
 
 def test_contenders_are_timed_in_turns() -> None:

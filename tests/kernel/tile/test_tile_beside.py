@@ -15,12 +15,14 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.regions import Candidate, Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.cost import idle_share, predicted_seconds
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.gemm import idle_share, shared_taken
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.tiles import launched_tiles
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
 from kcg.types import Region
 from tests.captured import captured

@@ -20,7 +20,7 @@ from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
-from kcg.kernel.tile.row_reduction import axes_apart, row_axes
+from kcg.kernel.tile.rows import axes_apart, row_axes
 from kcg.measure.inputs import SPIKY_RECIPE, make_inputs_of_kernels
 from kcg.types import Region
 from tests.chains import region_of

@@ -26,10 +26,11 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target

@@ -18,11 +18,13 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.tiles import launched_tiles
 from kcg.types import Region
 from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of

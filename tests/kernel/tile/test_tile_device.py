@@ -12,10 +12,11 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import DEVICES, Product, device_of, figures_of, unsupported
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import TF32, TMA
-from kcg.kernel.tile.prior import default_parameters, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from tests.chains import region_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS

@@ -17,10 +17,13 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.device import device_of
+from kcg.kernel.tile.form import registers_for_sums
+from kcg.kernel.tile.forms import form_of
+from kcg.kernel.tile.gemm import sums_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, starts
-from kcg.kernel.tile.parameters import FLASH_ATTENTION, IN_GLUON, ROWS
-from kcg.kernel.tile.prior import default_parameters, registers_for_sums, sums_of
+from kcg.kernel.tile.parameters import FLASH_ATTENTION, ROWS
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of, sequence_of
@@ -120,7 +123,7 @@ def test_equal_sizes_have_the_same_programs_and_right_ones(least: int, tmp_path:
             assert equal.keys() >= programs_of(build(*sizes)).keys(), name
         for place, (region, kernel) in equal.items():
             chosen = default_parameters(kernel, TARGET)
-            if chosen.form not in IN_GLUON:  # which the interpreter has not
+            if not form_of(chosen).in_gluon:  # which the interpreter has not
                 program = generate_kernel(kernel, TARGET, replace(chosen, fast_math=False), interpreted=True)
                 cases[f"{name} {place} default"] = Case(region, program)
             cases[f"{name} {place} drawn"] = Case(region, random_program(kernel, TARGET, Random(1), _plain(kernel)))
@@ -129,8 +132,8 @@ def test_equal_sizes_have_the_same_programs_and_right_ones(least: int, tmp_path:
 
 def _plain(kernel: TileKernel) -> Callable[..., object]:
     """Of programs in Gluon the prior's plain one."""
-    plain = next((p for p in starts(kernel, TARGET) if p.form not in IN_GLUON), None)
-    return lambda p: p if p.form not in IN_GLUON or plain is None else plain
+    plain = next((p for p in starts(kernel, TARGET) if not form_of(p).in_gluon), None)
+    return lambda p: p if not form_of(p).in_gluon or plain is None else plain
 
 
 @pytest.mark.parametrize("queries, keys, size", [(128, 128, 128), (256, 128, 128), (64, 64, 64), (256, 256, 256)])

@@ -15,11 +15,13 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.generate import can_halve, generate_kernel, may_stream_k
+from kcg.kernel.tile.gemm import can_halve, may_stream_k, shared_taken
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, launched_tiles, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.tiles import launched_tiles
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernel.tile.test_tile_cuts import along_columns, both_ways, copied, of_flux, stacked, streams

@@ -33,6 +33,8 @@ from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.expected import embedding
+from kcg.kernel.tile.forms import REGISTRY
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
 from kcg.kernel.tile.parameters import (
@@ -46,9 +48,9 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
-from kcg.kernel.tile.prior import default_parameters, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.words import NAMES, legend
+from kcg.kernel.tile.words import legend
 from kcg.measure.child import start_job
 from kcg.predictor.cost import KnownCost, guiding
 from kcg.search.problem import Ledger, Observation, Problem
@@ -180,7 +182,7 @@ def test_forms_and_parameters_are_named_as_the_field_does_whatever_their_stored_
         "each tile of the last wave shared by 3 programs (stream-K), operands of the epilogue prefetched, "
         "swizzled by 4 rows of tiles, 4 warps, 2 stages"
     )
-    assert {*NAMES} == {*FORMS} and len({*NAMES.values()}) == len(FORMS)
+    assert {*REGISTRY} == {*FORMS} and len({form.noun for form in REGISTRY.values()}) == len(FORMS)
     assert "flash attention" in describe(schedule_of(p.changed(form=FLASH_ATTENTION, axes=((0,),), tile=(64,))))
 
 

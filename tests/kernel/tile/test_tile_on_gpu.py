@@ -32,7 +32,8 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
-from kcg.kernel.tile.prior import default_parameters, parameters_of, pipelined_axes
+from kcg.kernel.tile.pipelined import pipelined_axes
+from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
 from kcg.measure.device_info import detect

@@ -15,8 +15,8 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import PIPELINED
-from kcg.kernel.tile.pipelined import TILES, parts_of
-from kcg.kernel.tile.prior import parameters_of, pipelined_axes
+from kcg.kernel.tile.pipelined import TILES, parts_of, pipelined_axes
+from kcg.kernel.tile.prior import parameters_of
 from kcg.kernel.tile.tiles import is_power_of_two
 from kcg.types import Region
 from tests.chains import region_of

@@ -14,11 +14,11 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
-from kcg.kernel.tile.prior import shared_taken
-from kcg.kernel.tile.row_reduction import row_axes
+from kcg.kernel.tile.rows import row_axes
 from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of

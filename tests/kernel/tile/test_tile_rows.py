@@ -14,8 +14,7 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import ROWS, TileParameters
-from kcg.kernel.tile.prior import rows_of_threads
-from kcg.kernel.tile.row_reduction import axes_apart, row_axes
+from kcg.kernel.tile.rows import axes_apart, row_axes, rows_of_threads
 from kcg.kernel.tile.space import TileSpace
 from kcg.types import Region
 from tests.chains import region_of

@@ -20,10 +20,11 @@ from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.gemm import shared_taken
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, shared_taken
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import schedule_of
 from kcg.optimize.exact_plan import best_plans

@@ -18,11 +18,12 @@ from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.kernel.regions import Form, Limits, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.generate import generate_kernel, may_split
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import REDUCTION, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.kernel.tile.split import may_split
 from kcg.kernel.tile.vectors import alike
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose

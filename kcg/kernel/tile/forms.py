@@ -1,0 +1,40 @@
+"""The registry of forms: name -> what decides for its programs. A new form is one file, and one line here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.tile.flash_attention import FlashAttention
+from kcg.kernel.tile.form import Form
+from kcg.kernel.tile.gemm import Matmul
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.pipelined import PipelinedMatmul
+from kcg.kernel.tile.pointwise import Pointwise, Reduction
+from kcg.kernel.tile.rows import RowReductions
+from kcg.kernel.tile.specialized import SpecializedAttention
+from kcg.types import Target
+
+REGISTRY: Final[dict[str, Form]] = {
+    form.name: form
+    for form in (
+        Pointwise(),
+        PipelinedMatmul(),
+        Matmul(),
+        Reduction(),
+        RowReductions(),
+        FlashAttention(),
+        SpecializedAttention(),
+    )
+}
+"""In the order in which a kernel's forms are told."""
+
+
+def form_of(p: TileParameters) -> Form:
+    """The form of a program."""
+    return REGISTRY[p.form]
+
+
+def forms_of(kernel: TileKernel, target: Target) -> tuple[Form, ...]:
+    """The forms that a kernel's program may have."""
+    return tuple(form for form in REGISTRY.values() if form.has(kernel, target))
