@@ -108,6 +108,13 @@ def pytest_runtest_setup() -> None:
         prepare(CPU)
 
 
+@pytest.fixture(autouse=True)
+def commands_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed to be typed is `kcg …` and `python …`, whatever environment the tests run in."""
+    monkeypatch.setattr("kcg.shell.script_here", lambda: "kcg")
+    monkeypatch.setattr("kcg.shell.interpreter_here", lambda: "python")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: looking for cycles among it finds none. The environment of now is that of

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg import shell
+from kcg.commands import typed
 from kcg.pictures import PAGE_STYLE, Axis, Sheet, drawable, one_width, picture
 from kcg.report.formats import cut, format_date, format_seconds, format_share, format_speedup, short_seconds
 from kcg.report.phases import WORDS
@@ -68,7 +69,7 @@ def render(found: Found, folder: Path) -> str:
         "ui.html.jinja",
         found=found,
         folder=str(folder),
-        example=shell.command("kcg optimize flux --report", folder / "flux"),
+        example=shell.command(typed("optimize"), "flux", "--report", folder / "flux"),
         running=[one for one in found.watched if one.state == "running"],
         killed=[one for one in found.watched if one.state == "killed"],
         lists=[
