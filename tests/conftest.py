@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,13 @@ def pytest_runtest_setup() -> None:
         prepare(CPU)
 
 
-@pytest.fixture(autouse=True)
-def commands_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def commands_on_the_path() -> Iterator[None]:
     """What is printed to be typed is `kcg …` and `python …`, whatever environment the tests run in."""
-    monkeypatch.setattr("kcg.shell.script_here", lambda: "kcg")
-    monkeypatch.setattr("kcg.shell.interpreter_here", lambda: "python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kcg.shell.script_here", lambda: "kcg")
+        patch.setattr("kcg.shell.interpreter_here", lambda: "python")
+        yield
 
 
 @pytest.hookimpl(trylast=True)
