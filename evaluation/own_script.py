@@ -137,8 +137,11 @@ def part_of_readme(entry: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def measure(folder: Path, *, budget: str = BUDGET, out: Path = OUT, readme: Path = README, device: str = "") -> Path:
-    """Run the script, write what is said of it, and return where its result lies."""
+def measure(
+    folder: Path, *, budget: str = BUDGET, out: Path = OUT, readme: Path = README, device: str = "", least: int = 1
+) -> Path:
+    """Run the script, write what is said of it, and return where its result lies. Raises KcgError where fewer kernels
+    improved than at `least`, as on a machine that is busy: then nothing is written."""
     printed, code = printed_by(SCRIPT, folder, budget=budget, device=device)
     found = folder / "kcg-out" / SCRIPT.stem / "RESULT.json"
     if not found.is_file():
@@ -153,6 +156,8 @@ def measure(folder: Path, *, budget: str = BUDGET, out: Path = OUT, readme: Path
         "load": os.getloadavg()[0],
         **figures_of(read_result(found)),
     }
+    if entry["improved"] < least:
+        raise KcgError(f"{entry['improved']} of {entry['kernels']} kernels improved: {OUT.name} and README stay")
     names = ("before_s", "after_s", "speedup", "improved", "kernels", "seconds")
     record_results(out, "block", entry, {name: entry[name] for name in names})
     write_into(readme, {MARK: part_of_readme(entry)})

@@ -65,10 +65,10 @@ def shots_of(folder: Folder) -> tuple[Shot, ...]:
     )
 
 
-def make_runs(folder: Path) -> None:
+def make_runs(folder: Path, budget: str = own_script.BUDGET) -> None:
     """A run of README's script with a short budget, and the one that README quotes, below a folder."""
     own_script.printed_by(own_script.SCRIPT, folder, budget=SHORT, report=f"{RUNS}/block-{SHORT}")
-    own_script.measure(folder)
+    own_script.measure(folder, budget=budget)
 
 
 def take(browser: Browser, shot: Shot, address: str, path: Path) -> None:
@@ -128,12 +128,13 @@ def inside(folder: Path) -> Iterator[None]:
 
 def main(
     runs: Annotated[Path | None, typer.Option(help=f"a folder with {RUNS} in it, in place of new runs")] = None,
+    budget: Annotated[str, typer.Option(help="of the run that README quotes")] = own_script.BUDGET,
     out: Annotated[Path, typer.Option(help="the folder of the pictures")] = OUT,
 ) -> None:
     """Make the runs and take their pictures."""
     with tempfile.TemporaryDirectory(prefix="kcg-pictures-", ignore_cleanup_errors=True) as name:
         if runs is None:
-            make_runs(Path(name))
+            make_runs(Path(name), budget)
         for path in take_all((runs or Path(name)).absolute(), out.absolute()):
             typer.echo(f"{path.name}: {path.stat().st_size:,} bytes")
 

@@ -88,7 +88,7 @@ def test_a_run_writes_what_it_printed_and_readme_has_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(own_script, "SCRIPT", script)
     readme, out = tmp_path / "README.md", tmp_path / "own_script.json"
     readme.write_text(f"before\n<!-- generated: {MARK} -->\nold\n<!-- end -->\nafter\n")
-    found = measure(tmp_path / "runs", budget="15s", out=out, readme=readme, device="CPU:X86")
+    found = measure(tmp_path / "runs", budget="15s", out=out, readme=readme, device="CPU:X86", least=0)
     assert read_result(found).workload == "script:tiny" and found.with_name("report.html").is_file()
     report = json.loads(out.read_text())
     run = report["runs"]["block"]
@@ -98,6 +98,10 @@ def test_a_run_writes_what_it_printed_and_readme_has_it(tmp_path: Path, monkeypa
     assert report["headline"].keys() == {"before_s", "after_s", "speedup", "improved", "kernels", "seconds"}
     text = readme.read_text()
     assert "\n".join(part_of_readme(run)) in text and "old" not in text and text.endswith("after\n")
+    monkeypatch.setattr(own_script, "printed_by", lambda *args, **more: ([], 3))  # the same result again
+    with pytest.raises(KcgError, match=r"kernels improved: own_script\.json and README stay"):
+        measure(tmp_path / "runs", out=out, readme=readme, least=1000)
+    assert readme.read_text() == text and json.loads(out.read_text()) == report
 
 
 def test_the_script_that_readme_shows_is_short_and_whole() -> None:
