@@ -151,6 +151,9 @@ def table_of(report: dict[str, Any]) -> list[str]:
     if not times:
         return []
     lines = [
+        "What budgets of so many cold starts of a script bring of what the longest brings, on a CPU (`python -m "
+        f"evaluation.cold_starts`, `{OUT.name}`); a cold start is a process of plain tinygrad with empty caches:",
+        "",
         f"| script | cold start | {' | '.join(f'{one:g} times' for one in times)} | faster by then |",
         f"|---|--:|{'--:|' * len(times)}--:|",
     ]

@@ -39,11 +39,15 @@ SCRIPT = ROOT / "evaluation" / "scripts" / "block.py"
 BUDGET = "60s"
 MARK = "own script"  # of README
 CORES = {2: "two", 4: "four", 8: "eight"}
-COLUMNS = "110"  # of the terminal that it prints for
+COLUMNS = "160"  # of the terminal that it prints for
 PROGRESS = re.compile(r"^(searching|re-timing)\b.*: \d+:\d\d, ")
+OWN_CLANG = re.compile(r"\S*/caches-\w+/bin/clang")  # where `environment` puts one
+ROW = re.compile(r"\S.*\S  +\S.*\d×  ")
+ROWS = 3  # of the table of kernels, and
+LEFT = 1  # line of those that did not improve or were not searched, that README shows
 SHOWN = (
-    r"(layer|kernel) .*speed-up", r".*\S  +\S.*\d×  ", r"\.\.\. and ", r"not (improved|searched): ", r"script:\S+: ",
-    r"one step ", r"plan: ", r"whole \w+: ", r"next:", r"  \S",
+    r"(layer|kernel) .*speed-up", r"\.\.\. and ", r"script:\S+: ", r"one step ", r"plan: ", r"whole \w+: ",
+    r"next:", r"  \S",
 )  # fmt: skip
 """Beginnings of the lines that README shows, beside the last of progress: not what was done, and where it lies."""
 
@@ -59,7 +63,7 @@ def printed_by(
         [kcg_here(), "optimize", script.name, "--budget", budget, *more], cwd=folder, env=environment(folder),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    return [line.rstrip() for line in done.stdout.splitlines()], done.returncode
+    return [OWN_CLANG.sub("clang", line.rstrip()) for line in done.stdout.splitlines()], done.returncode
 
 
 def kcg_here() -> str:
@@ -103,7 +107,10 @@ def environment(folder: Path) -> dict[str, str]:
 def shown_lines(printed: list[str]) -> list[str]:
     """What README shows of what was printed: the last lines of progress of the search and of judging, and the end."""
     progress = {found[1]: line for line in printed if (found := PROGRESS.match(line))}
-    return [*progress.values(), *(line for line in printed if any(re.match(one, line) for one in SHOWN))]
+    rows = [line for line in printed if ROW.match(line)][:ROWS]
+    left = [line for line in printed if line.startswith(("not improved: ", "not searched: "))][:LEFT]
+    shown = (line for line in printed if line in (*rows, *left) or any(re.match(one, line) for one in SHOWN))
+    return [*progress.values(), *shown]
 
 
 def figures_of(result: Result) -> dict[str, Any]:
@@ -130,6 +137,7 @@ def part_of_readme(entry: dict[str, Any] | None) -> list[str]:
     if entry is None:
         return [*script, "```bash", f"kcg optimize {SCRIPT.name} --budget {BUDGET}", "```"]
     where = f"{CORES.get(entry['cores'], entry['cores'])} cores of an {entry['device']}"
+    where += ", busy with other work," if entry["load"] > 2 * entry["cores"] else ""
     return [
         *script,
         f"`{entry['typed']}` prints on {where} (lines are left out; `evaluation/results/{OUT.name}`):",
