@@ -43,7 +43,7 @@ COLUMNS = "160"  # of the terminal that it prints for
 PROGRESS = re.compile(r"^(searching|re-timing)\b.*: \d+:\d\d, ")
 OWN_CLANG = re.compile(r"\S*/caches-\w+/bin/clang")  # where `environment` puts one
 ROW = re.compile(r"\S.*\S  +\S.*\d×  ")
-ROWS = 3  # of the table of kernels, and
+ROWS = 2  # of the table of kernels, and
 LEFT = 1  # line of those that did not improve or were not searched, that README shows
 SHOWN = (
     r"(layer|kernel) .*speed-up", r"\.\.\. and ", r"script:\S+: ", r"one step ", r"plan: ", r"whole \w+: ",
