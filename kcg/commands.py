@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kcg import shell
+
 SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
 """Settings of every command, for typer's `context_settings`."""
 
@@ -55,3 +57,22 @@ def command_name(name: str) -> str:
 def program_name() -> str:
     """What stands before a subcommand."""
     return " ".join(_started) or "python -m kcg"
+
+
+# ---- what is printed to be typed next
+
+
+def typed(name: str) -> str:
+    """A command as it works where this process was started, whatever that was started as: `kcg apply` where the shell
+    finds the `kcg` of this environment, else with the path of that, or by the interpreter that runs."""
+    script = shell.script_here()
+    return f"{script} {name}" if script else f"{shell.interpreter_here()} -m {COMMANDS[name].by_module}"
+
+
+def as_typed(line: str) -> str:
+    """A line that begins with a command of kcg as some process was started, as it works here."""
+    first, _, rest = line.partition(" ")
+    name = rest.partition(" ")[0]
+    if first == "kcg" and name in COMMANDS:
+        return typed(name) + rest.removeprefix(name)
+    return f"{shell.interpreter_here()} {rest}" if first == "python" and rest.startswith("-m kcg") else line

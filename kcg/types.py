@@ -595,7 +595,8 @@ class RegionResult:
 
 @dataclass(frozen=True)
 class ProgressPoint:
-    """The search so far: after `elapsed_s` and `measurements`, the estimated total of the workload."""
+    """The search so far: after `elapsed_s` and `measurements`, the estimated total of the workload by the best plan of
+    what was measured, regions of several kernels included; in results before schema 20 of kernels alone."""
 
     elapsed_s: float
     measurements: int
@@ -607,7 +608,7 @@ class Expectation:
     """One measurement of the search, and what the predictor expected of it when it was proposed."""
 
     elapsed_s: float  # when it was measured
-    region: int  # its place in `Result.with_inside`
+    region: int  # its place in `Result.with_inside`, and after the end of that in `Planning.searched`
     schedule: Schedule
     predicted_s: float  # by the predictor alone
     corrected_s: float | None  # corrected by what was measured of the kernel before; None where it does not learn
@@ -710,6 +711,15 @@ class TriedPlan:
 
 
 @dataclass(frozen=True)
+class SearchedRegion:
+    """A region of several kernels that was searched, and that the chosen plan does not have."""
+
+    region: str  # its id
+    kernels: tuple[str, ...]  # their names, in order
+    variables: Variables = ()  # as in `WorkloadCall`
+
+
+@dataclass(frozen=True)
 class Planning:
     """The plan that was chosen among those with regions of several kernels, and what was not."""
 
@@ -721,6 +731,7 @@ class Planning:
     # names of kernels that regions compute again, and of how many of their calls nobody reads what they store any more,
     # so that they are left out
     unread: tuple[tuple[str, int], ...] = ()
+    searched: tuple[SearchedRegion, ...] = ()  # regions that it does not have
 
 
 @dataclass(frozen=True)
@@ -774,6 +785,11 @@ class Result:
     def with_inside(self) -> tuple[RegionResult, ...]:
         """All regions, and after them the kernels that regions of several run everywhere."""
         return (*self.regions, *(self.planning.inside if self.planning is not None else ()))
+
+    @property
+    def searched(self) -> tuple[SearchedRegion, ...]:
+        """The regions of several kernels that were searched, and that the plan does not have."""
+        return self.planning.searched if self.planning is not None else ()
 
     @property
     def provisional(self) -> tuple[RegionResult, ...]:

@@ -160,9 +160,9 @@ class Browser:
             code = KEYS[name]
             self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, text=text)
 
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        height = self.js("document.documentElement.scrollHeight")
+    def picture(self, path: Path, *, most: int | None = None) -> None:
+        """The whole page as PNG, or so many pixels from its top."""
+        height = min(self.js("document.documentElement.scrollHeight"), most or 1 << 20)
         width = self.js("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         answer = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

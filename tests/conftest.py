@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def pytest_runtest_setup() -> None:
     """What a command run by another test chose is not this one's device, nor that of a fixture that it shares."""
     if os.environ.get("DEV") != CPU:
         prepare(CPU)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_on_the_path() -> Iterator[None]:
+    """What is printed to be typed is `kcg …` and `python …`, whatever environment the tests run in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kcg.shell.script_here", lambda: "kcg")
+        patch.setattr("kcg.shell.interpreter_here", lambda: "python")
+        yield
 
 
 @pytest.hookimpl(trylast=True)

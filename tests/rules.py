@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 # -- the packages, lowest first; those of one level are siblings and do not import each other
 
 LEVELS = (
-    {"errors", "types"},
-    {"commands", "files", "nouns", "provenance", "shell", "unexpected"},
+    {"errors", "shell", "types"},
+    {"commands", "files", "nouns", "provenance", "unexpected"},
     {"clang", "cli", "hub", "kernels", "pictures"},
     {"compat"},
     {"kernel"},

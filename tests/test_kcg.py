@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,14 +15,15 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from kcg import __version__, commands
+from kcg import __version__, commands, shell
 from kcg.__main__ import COMPLETE, app, main
 from kcg.cli import command_text, pip_install
-from kcg.commands import COMMANDS, command_name, start_as
+from kcg.commands import COMMANDS, command_name, start_as, typed
 from kcg.errors import ExitCode
 from kcg.optimize import __main__ as optimize
-from kcg.report.next_steps import resumed
+from kcg.report.next_steps import next_steps, resumed
 from kcg.report.result import write_result
+from kcg.shell import interpreter_here, script_here
 from kcg.workloads.flux import build
 from kcg.workloads.registry import WORKLOADS, named_preset, spec_of
 from tests.commands import Ended, ended, python
@@ -128,6 +130,84 @@ def test_usage_and_messages_name_the_command_as_it_was_typed(
     assert f"write: {apply} RESULT.json" in ended(optimize.main, "apply").stderr
     monkeypatch.setattr(sys, "argv", ["kcg", "generate", "--out", "a b"])
     assert command_text("optimize") == f"{shown} generate --out 'a b'"
+
+
+SAYING = "from kcg.commands import *; start_as(*sys.argv[1:]); print(typed('apply')); print(as_typed(sys.stdin.read()))"
+"""What a process prints to be typed, in an environment without the tests' own settings."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """The commands of an environment of its own, `python` and `kcg`, where no shell looks for them."""
+    folder = tmp_path / "my environment" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder.parent)], check=True)
+    places = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
+    site = next(folder.parent.glob("lib*/python*/site-packages"))
+    (site / "kcg.pth").write_text("\n".join(places), encoding="utf-8")
+    (folder / "kcg").write_text(f"#!/bin/sh\nexec '{folder}/python' -c '{SCRIPT}' \"$0\" \"$@\"\n", encoding="utf-8")
+    (folder / "kcg").chmod(0o755)
+    return folder
+
+
+SCRIPT = "import sys; del sys.argv[0]; from kcg.__main__ import main; main()"
+"""What the `kcg` of an environment does."""
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+@pytest.mark.parametrize("started", ["kcg", "python -m kcg", "python -m kcg.optimize"])
+def test_what_is_printed_to_be_typed_works_where_it_is_printed(started: str, on_path: bool, environment: Path) -> None:
+    """Whether or not the shell finds the environment's commands, or those of another one."""
+    others = environment.parent / "others"
+    others.mkdir()
+    for name in ("kcg", "python"):
+        (others / name).write_text("#!/bin/sh\necho 'of another environment' >&2; exit 9\n", encoding="utf-8")
+        (others / name).chmod(0o755)
+    path = os.pathsep.join([*([str(environment)] if on_path else []), str(others), os.environ["PATH"]])
+    settings = {**os.environ, "PATH": path}
+    command, *rest = started.split()
+    saying = f"import sys; sys.argv[0] = {str(environment / 'kcg')!r}; {SAYING}" if command == "kcg" else SAYING
+    script = [*(["kcg"] if command == "kcg" else started.split() if rest[-1] == "kcg" else [])]
+    done = subprocess.run(
+        [environment / "python", "-c", f"import sys; {saying}", *script],
+        input=f"{started}{'' if rest[-1:] == ['kcg.optimize'] else ' optimize'} flux", cwd=environment.parent,
+        env=settings, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    apply, go_on = done.stdout.splitlines()
+    if on_path:
+        assert apply == "kcg apply" and go_on.startswith(started)
+    else:
+        assert apply == ("bin/kcg apply" if command == "kcg" else "bin/python -m kcg.apply")
+    for line in (apply, go_on):
+        assert line.startswith("kcg ") or "python" in line or "/kcg" in line
+        used = subprocess.run(
+            ["/bin/sh", "-c", f"{line} --help"], cwd=environment.parent, env=settings, capture_output=True, text=True
+        )
+        assert used.returncode == 0 and used.stdout.startswith("Usage: "), used.stderr
+
+
+def test_a_program_elsewhere_is_named_whole(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(environment / "python"))
+    monkeypatch.setattr(sys, "argv", [str(environment / "kcg")])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert shlex.split(script_here()) == [str(environment / "kcg")]
+    assert shlex.split(interpreter_here()) == [str(environment / "python")]
+    monkeypatch.chdir(environment)
+    assert (script_here(), interpreter_here()) == ("./kcg", "./python")
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    assert script_here() == ""
+    monkeypatch.setenv("PATH", str(environment))
+    assert (script_here(), interpreter_here()) == ("kcg", "python")
+
+
+def test_the_commands_of_a_result_are_those_that_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "script_here", lambda: "")
+    monkeypatch.setattr(shell, "interpreter_here", lambda: ".venv/bin/python")
+    lines = [step.command for step in next_steps(sample_result(), Path("RESULT.json"))]
+    assert lines and all(".venv/bin/python " in line for line in lines) and not any(" kcg " in line for line in lines)
+    assert typed("check") == ".venv/bin/python -m kcg.check"
+    assert resumed("python -m kcg.optimize flux") == ".venv/bin/python -m kcg.optimize flux --resume"
+    assert resumed("kcg optimize flux") == ".venv/bin/python -m kcg.optimize flux --resume"
+    assert resumed("python train.py") == "python train.py --resume"
 
 
 def test_apply_is_reached_in_both_ways() -> None:

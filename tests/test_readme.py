@@ -20,7 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from evaluation import cold_starts, own_script
+from evaluation.pictures import MOST_BYTES
 from kcg import commands as commands_module
+from kcg.report.formats import format_seconds
 from tests.commands import Ended, ended, python
 
 ROOT = Path(__file__).parent.parent
@@ -376,6 +379,52 @@ def test_the_steps_of_the_readme_are_those_of_the_results() -> None:
     ):
         rows = [of_torch[f"{preset}_cuda"]["rows"][f"step {mode}"] for preset in ("1024", "768")]
         assert shown(name) == [f"{row['cold_s'] * 1e3:.1f} ms" for row in rows]
+
+
+def generated(document: str, name: str) -> list[str]:
+    """The lines of a document between the marks of one part, without those that are empty at both ends."""
+    _, mark, after = read(document).partition(f"<!-- generated: {name} -->\n")
+    part, end, _ = after.partition("<!-- end -->")
+    assert mark and end, f"{document} has no place for {name}"
+    return part.strip("\n").splitlines()
+
+
+def test_the_script_of_the_readme_and_what_it_printed_are_those_of_the_results() -> None:
+    """The script verbatim from its file; of what was printed some lines in their order, each as it was."""
+    known, shown = own_script.OUT.is_file(), generated("README.md", own_script.MARK)
+    run = json.loads(own_script.OUT.read_text(encoding="utf-8"))["runs"]["block"] if known else None
+    assert shown == own_script.part_of_readme(run)
+    script, printed = (block.text for block in blocks("\n".join(shown)))
+    assert script == own_script.SCRIPT.read_text(encoding="utf-8")
+    if run is None:
+        return
+    assert script == run["script"]
+    left = iter(run["printed"])
+    assert all(line in left for line in printed.splitlines()), "other lines, or in another order"
+    assert run["typed"] in "\n".join(shown) and run["improved"] > 0 and run["passed"] is not False
+    assert f"{format_seconds(run['before_s'])} → {format_seconds(run['after_s'])}" in printed
+
+
+def test_what_budgets_bring_is_that_of_the_results() -> None:
+    """Before they were measured nothing is said."""
+    known = cold_starts.OUT.is_file()
+    report = json.loads(cold_starts.OUT.read_text(encoding="utf-8")) if known else {"headline": {}, "runs": {}}
+    assert generated("README.md", cold_starts.MARK) == cold_starts.lines_of(report)
+    assert generated("docs/optimize.md", cold_starts.MARK) == cold_starts.table_of(report)
+
+
+def test_readme_fits_a_few_screens() -> None:
+    assert len(read("README.md").splitlines()) <= 160
+
+
+def test_the_pictures_of_the_documents_are_small() -> None:
+    shown = {
+        name
+        for document in DOCUMENTS
+        for name in re.findall(r"!\[[^\]]*\]\([^)]*pictures/([\w-]+\.png)", read(document))
+    }
+    there = {path.name: path.stat().st_size for path in (ROOT / "docs" / "pictures").glob("*.png")}
+    assert shown == there.keys() and all(0 < size <= MOST_BYTES for size in there.values())
 
 
 def test_every_experiment_is_in_the_index_with_its_question_and_answer() -> None:

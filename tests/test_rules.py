@@ -189,9 +189,9 @@ PUBLIC = {
         "Action", "CacheState", "Dropped", "Expectation", "Finalist", "Job", "JobKind", "JobOutcome", "Kernel",
         "LeftOut", "Measurement", "ModelCheck", "Outlook", "Plan", "PlannedRegion", "Planning", "Prediction",
         "ProgressPoint", "RegionInPlan", "SeenAs", "TriedPlan", "Recompute", "Region", "RegionResult", "Result",
-        "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer", "SequenceCall", "SlotBinding", "Status", "Target",
-        "TimedAt", "Toolchain", "Variables", "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
-        "malformed",
+        "Schedule", "ScheduleKind", "SearchedRegion", "Sequence", "SequenceBuffer", "SequenceCall", "SlotBinding",
+        "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification", "Workload", "WorkloadCall",
+        "canonical_json", "content_id", "malformed",
     ],
     "kcg.kernels": [
         "BufferView", "DEVICES", "F", "HandwrittenKernel", "ID_DIGITS", "KernelView", "Launch", "Matches", "collecting",

@@ -133,7 +133,7 @@ def test_what_apply_says(run: Callable[[str], Words], own_cache: bool, tmp_path:
     settings = [f"CC={clang}", *([] if own_cache else [f"CACHEDB={cache}"]), "DEV=CPU", "BEAM=2"]
     assert run(lines["use"].strip()) == [*settings, "python", "your_program.py"]
     where = [] if own_cache else ["--cachedb", str(cache)]
-    assert run(lines["undo"]) == [*command_name("apply").split(), "--undo", *where]
+    assert run(lines["undo"]) == ["kcg", "apply", "--undo", *where]
     assert run(replace(applied, cache_db=Path(DASHED), own_cache=False).undo_command)[-1] == f"./{DASHED}"
 
 

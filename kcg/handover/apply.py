@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kcg import shell
 from kcg.cli import counted
-from kcg.commands import command_name
+from kcg.commands import typed
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.handover.checks import check_model_result, check_target, check_tinygrad
 from kcg.handover.choices import Choice, by_hand_line, choices, what_to_know
@@ -52,13 +52,13 @@ class Applied:
     def undo_command(self) -> str:
         """The command that takes it back."""
         where = () if self.own_cache else ("--cachedb", self.cache_db)
-        return shell.command(command_name("apply"), "--undo", *where)
+        return shell.command(typed("apply"), "--undo", *where)
 
     @property
     def use_command(self) -> str:
         """How the user's program is started: where plain tinygrad cannot open the CPU, by kcg."""
         if self.clang == "":
-            return shell.command(command_name("run"), "--result", self.result, YOUR_PROGRAM)
+            return shell.command(typed("run"), "--result", self.result, YOUR_PROGRAM)
         where = "" if self.own_cache else f"{shell.setting('CACHEDB', self.cache_db.absolute())} "
         return where + beam_command(self.dev, self.clang or "", width=self.widths[0])
 

@@ -7,7 +7,7 @@ Each kernel and region was verified alone, and yet a model, a script or a functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from kcg.cli import counted
@@ -24,8 +24,10 @@ from kcg.types import (
     Region,
     RegionResult,
     Result,
+    SearchedRegion,
     Status,
     TriedPlan,
+    Variables,
     Workload,
 )
 
@@ -76,8 +78,14 @@ def keeping(result: Result, right: Collection[str], *, alone: Result, workload: 
         rows = rows_of(workload, alone.regions, by_id, kept)
     own = tuple(_own(row) if _is_dropped(row, right) else row for row in rows)
     planning = None if result.planning is None else _planning(result.planning, own, kept, alone, workload, right)
+    if planning is not None and result.planning is not None:
+        names = {one.region: one.kernels for one in result.planning.regions}
+        seen = {row.region.id for row in own}
+        lost = [row for row in result.regions if row.region.id in names and row.region.id not in seen]
+        more = (SearchedRegion(row.region.id, names[row.region.id], row.variables) for row in lost)
+        planning = replace(planning, searched=(*planning.searched, *more))
     kept_rows = replace(result, regions=own, planning=planning, expectations=())
-    return replace(kept_rows, expectations=_expectations(result, kept_rows.with_inside))
+    return replace(kept_rows, expectations=_expectations(result, kept_rows))
 
 
 def dropped(parts: Parts, *results: Result) -> tuple[Dropped, ...]:
@@ -170,9 +178,14 @@ def _planning(
     )
 
 
-def _expectations(result: Result, rows: Sequence[RegionResult]) -> tuple[Expectation, ...]:
-    """What was expected, by the places of regions that are still there."""
-    places: Mapping[tuple[str, object], int] = {(row.region.id, row.variables): at for at, row in enumerate(rows)}
-    found = ((one, result.with_inside[one.region]) for one in result.expectations)
-    pairs = ((one, places.get((row.region.id, row.variables))) for one, row in found)
+def _expectations(before: Result, after: Result) -> tuple[Expectation, ...]:
+    """What was expected, by the places in the result without what is left out."""
+    keys, places = _keys(before), {key: place for place, key in enumerate(_keys(after))}
+    pairs = ((one, places.get(keys[one.region])) for one in before.expectations)
     return tuple(replace(one, region=place) for one, place in pairs if place is not None)
+
+
+def _keys(result: Result) -> list[tuple[str, Variables]]:
+    """What was searched, by `Expectation.region`."""
+    rows = [(row.region.id, row.variables) for row in result.with_inside]
+    return rows + [(one.region, one.variables) for one in result.searched]

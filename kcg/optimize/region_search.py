@@ -63,6 +63,7 @@ from kcg.types import (
     RegionInPlan,
     RegionResult,
     Schedule,
+    SearchedRegion,
     Status,
     Target,
     TriedPlan,
@@ -320,14 +321,12 @@ def _sum_s(work: RegionWork, alone_s: Mapping[str, float]) -> float:
 
 
 def weights_of(proposed: Proposed, target: Target) -> Weights:
-    """See `by_plan`."""
+    """See `ByPlan`."""
     kernels = [work for work in proposed.estimates.works if not work.proposed]
-    return by_plan(proposed.proposals, kernels, proposed.timed, target)
+    return ByPlan(proposed.proposals, kernels, proposed.timed, target)
 
 
-def by_plan(
-    proposals: Proposals, kernels: Sequence[RegionWork], works: Sequence[RegionWork], target: Target
-) -> Weights:
+class ByPlan(Weights):
     """What a second that each region saves is worth to the best plan: all of it where the plan has the region wherever
     it occurs, nothing where others that are better have its calls. One that a kernel saves is worth little where its
     calls are those of regions of the plan: it counts where one of these is refused.
@@ -335,26 +334,44 @@ def by_plan(
     Of what nothing is measured the plan counts `expected_saving_s`, and what the plan has of these comes first. A
     program that is slower than its parts counts as if it were level with them, so that its search may go on.
     """
-    candidates = proposals.candidates
-    by_id = {candidate.region.id: key for key, candidate in candidates.items()}
-    by_key = {by_id[work.call.region.id]: work for work in works if work.others}
-    first_s = expected_savings_s({key: candidates[key] for key in by_key}, best_alone_s(kernels), target)
 
-    def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
-        alone_s = best_alone_s(kernels)
-        measured = {key: saved_now_s(work, alone_s) for key, work in by_key.items() if work.searched}
+    def __init__(
+        self, proposals: Proposals, kernels: Sequence[RegionWork], works: Sequence[RegionWork], target: Target
+    ) -> None:
+        candidates = proposals.candidates
+        by_id = {candidate.region.id: key for key, candidate in candidates.items()}
+        self._proposals, self._kernels = proposals, kernels
+        self._works = {by_id[work.call.region.id]: work for work in works if work.others}
+        self._first_s = expected_savings_s({key: candidates[key] for key in self._works}, best_alone_s(kernels), target)
+
+    def __call__(self, expected_s: Mapping[str, float]) -> Mapping[str, float]:
+        alone_s, proposals, works = best_alone_s(self._kernels), self._proposals, self._works
+        measured = self._measured_s(alone_s)
         hoped = {
-            key: first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
-            for key, work in by_key.items()
+            key: self._first_s[key] if math.isinf(next_s) else measured.get(key, 0.0) + next_s / work.call.calls
+            for key, work in works.items()
             if (next_s := expected_s.get(work.id)) is not None
         }
         marginal_s = marginal_savings(proposals, alone_s, measured, hoped)
-        found = {by_key[key].id: _share(saved_s, expected_s[by_key[key].id]) for key, saved_s in marginal_s.items()}
-        if any(kernel.id in expected_s for kernel in kernels):
-            found |= of_kernels(kernels, plan_by(proposals, alone_s, {**hoped, **measured}))
+        found = {works[key].id: _share(saved_s, expected_s[works[key].id]) for key, saved_s in marginal_s.items()}
+        if any(kernel.id in expected_s for kernel in self._kernels):
+            found |= of_kernels(self._kernels, plan_by(proposals, alone_s, {**hoped, **measured}))
         return found
 
-    return weights
+    def saved_s(self) -> float:
+        """By the best plan of what is measured alone."""
+        alone_s = best_alone_s(self._kernels)
+        measured = self._measured_s(alone_s)
+        in_place = {
+            key: saving_in_place_s(self._proposals.candidates[key], saved_s, alone_s)
+            for key, saved_s in measured.items()
+            if saved_s > 0
+        }
+        return max(plan_by(self._proposals, alone_s, in_place).saved_s, 0.0)
+
+    def _measured_s(self, alone_s: Mapping[str, float]) -> dict[Key, float]:
+        """What one call of each region saves that the search tried."""
+        return {key: saved_now_s(work, alone_s) for key, work in self._works.items() if work.searched}
 
 
 def of_kernels(kernels: Sequence[RegionWork], plan: WorkloadPlan) -> dict[str, float]:
@@ -497,6 +514,7 @@ def variants(
             passed_over=passed_over(list(regions.values()), proposed, plan, in_context),
             inside=inside_of(rows, found),
             unread=unread(plan.regions, rows, workload),
+            searched=searched_beside(proposed, found, rows),
         )
         made.append(replace(results, rows=found, planning=planning))
     return made
@@ -622,6 +640,21 @@ def unread(
     calls that is so."""
     names, taken = {row.region.id: name_of(row) for row in kernels}, claimed(workload, regions).left_out
     return tuple((names.get(kernel, kernel[:12]), seen.total()) for kernel, seen in taken.items())
+
+
+def searched_beside(
+    proposed: Proposed, found: Sequence[RegionResult], kernels: Sequence[RegionResult]
+) -> tuple[SearchedRegion, ...]:
+    """The regions that were searched and that are not `found` in the results by a plan: what was expected of them is
+    kept all the same."""
+    names, own = {row.region.id: name_of(row) for row in kernels}, {row.region.id for row in found}
+    return tuple(
+        SearchedRegion(
+            region.id, tuple(names.get(kernel.id, kernel.id[:12]) for kernel in region.kernels), work.call.variables
+        )
+        for work in proposed.timed
+        if (region := work.call.region).id not in own and len(region.kernels) > 1
+    )
 
 
 OUT = {

@@ -559,10 +559,12 @@ def check_steps(
 def expectations_of(
     seen: Sequence[tuple[WorkloadCall, Expectation]], results: RegionResults
 ) -> tuple[Expectation, ...]:
-    """What was expected, by the place of each region's result: a plan has some regions, which may run kernels
-    everywhere; of what it has not there is no result."""
-    rows = (*results.rows, *(results.planning.inside if results.planning is not None else ()))
-    places = {(row.region.id, row.variables): place for place, row in enumerate(rows)}
+    """What was expected, by the place of each region: of its result, or of a region that the plan does not have."""
+    planning = results.planning
+    rows = (*results.rows, *(planning.inside if planning is not None else ()))
+    keys = [(row.region.id, row.variables) for row in rows]
+    keys += [(one.region, one.variables) for one in (planning.searched if planning is not None else ())]
+    places = {key: place for place, key in enumerate(keys)}
     found = [(one, places.get((call.region.id, call.variables))) for call, one in list(seen)]
     return tuple(replace(one, region=place) for one, place in found if place is not None)
 

@@ -8,7 +8,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -34,9 +34,17 @@ if TYPE_CHECKING:
     from kcg.predictor.interface import Predictor
     from kcg.search.workers import SearchWorkers
 
-Weights = Callable[[Mapping[str, float]], Mapping[str, float]]
-"""What a second that each region saves is worth, by the seconds that each is expected to save next (infinite where
-nothing was measured), both by `RegionWork.id`; 1 where nothing is said."""
+
+class Weights:
+    """What a second that each region saves is worth, by the seconds that each is expected to save next (infinite where
+    nothing was measured), both by `RegionWork.id`; 1 where nothing is said, as here."""
+
+    def __call__(self, expected_s: Mapping[str, float]) -> Mapping[str, float]:
+        return {}
+
+    def saved_s(self) -> float:
+        """What regions of several kernels save of one execution by what the search measured, beside their kernels."""
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -161,14 +169,14 @@ def search(
     device: Device,
     log: RunLog,
     works: Sequence[RegionWork] = (),
-    weights: Weights = lambda expected_s: {},
+    weights: Weights | None = None,
     ahead: Ahead | None = None,
     joins: Joins | None = None,
 ) -> Candidates:
     """Spend the rest of the budget where it is expected to save the most, on these regions or else on all, and on what
     `joins` them; meanwhile `ahead` judges what was found. A run in which nothing was searched says why: at once where
     it is known before."""
-    return _Search(estimates, guide, device, log, works, weights, ahead, joins).run()
+    return _Search(estimates, guide, device, log, works, weights or Weights(), ahead, joins).run()
 
 
 def watched(strategy: Strategy) -> Strategy:
@@ -195,7 +203,7 @@ class _Search:
     device: Device
     log: RunLog
     works: Sequence[RegionWork] = ()
-    weights: Weights = lambda expected_s: {}
+    weights: Weights = field(default_factory=Weights)
     ahead: Ahead | None = None
     joins: Joins | None = None
     settled: bool = False
@@ -210,6 +218,7 @@ class _Search:
         self.tail = self.estimates.measured.tail if self.works is self.estimates.works else None
         self._entered: list[RegionWork] = []
         self._weigh_at = 0.0  # when the entries are weighed again, by `time.monotonic`
+        self._planned_s = math.inf  # what the workload took by the best plan when they were last weighed
 
     def run(self) -> Candidates:
         settings, budget, log, begun = self.settings, self.budget, self.log, time.monotonic()
@@ -479,18 +488,25 @@ class _Search:
         weights = self.weights({entry.name: entry.expected_s for entry in open_})
         for entry in open_:
             entry.weight = weights.get(entry.name, 1.0)
+        if (alone_s := self._alone_s()) is not None:
+            self._planned_s = alone_s - self.weights.saved_s()
         now = time.monotonic()
         self._weigh_at = now + (now - begun) / WEIGHING
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
+        alone_s = self._alone_s()
         self.log.show(
-            total_s(self.estimates.measured.timed if self.tail is None or self.tail.is_over else self.works),
+            None if alone_s is None else min(alone_s, self._planned_s),
             measurements=self.ledger.measurements,
             budget_s=self.estimates.expected_s(),
             kernels=kernels,
             note=note,
             keep=self.settings.measurements != 0,
         )
+
+    def _alone_s(self) -> float | None:
+        """What the workload takes with every kernel alone, by the best that is known of each."""
+        return total_s(self.estimates.measured.timed if self.tail is None or self.tail.is_over else self.works)
 
     def _tiny_beam(self, width: int) -> None:
         """tinygrad's own BEAM, region by region, the largest first."""

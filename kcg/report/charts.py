@@ -439,9 +439,10 @@ def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
         return None
     shown = timed[:: math.ceil(len(timed) / MOST_POINTS)]
     rows = [*rows, *inside_of(result)]
-    names = {row.number: row for row in rows}
+    names = {row.number: row.words for row in rows}
+    names |= {len(rows) + n: f"{' + '.join(one.kernels)}, not in the plan" for n, one in enumerate(result.searched)}
     sorts = [sort for sort in LOOKS if any(sort_of(e, result) == sort for e in shown)]
-    order = {row.number: place for place, row in enumerate(rows)}
+    order = {number: place for place, number in enumerate(names)}
     # arrow keys go through a kernel before the next
     shown.sort(key=lambda e: (order[e.region], sort_of(e, result), e.elapsed_s))
     tips = [_tip(e, names[e.region]) for e in shown]
@@ -464,8 +465,8 @@ def _name_sorts(sheet: Sheet, sorts: Sequence[str]) -> None:
         sheet.paper.text(sheet.width - 36, y, sort, "soft small e")
 
 
-def _tip(seen: Expectation, row: Row) -> str:
-    lines = [row.words, format_schedule(seen.schedule)]
+def _tip(seen: Expectation, words: str) -> str:
+    lines = [words, format_schedule(seen.schedule)]
     if seen.corrected_s is not None:
         lines.append(f"predicted {format_seconds(seen.predicted_s)}, corrected {format_seconds(seen.corrected_s)}")
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcg import shell
 from kcg.cli import parse_budget
+from kcg.commands import as_typed, typed
 from kcg.errors import UsageError
 from kcg.kernel.kinds import fits_beam_cache, traits_of
 from kcg.report.endings import may_find_more, whole_is_checked
@@ -51,10 +52,10 @@ def _using(result: Result, path: Path, found: Sequence[RegionResult]) -> Iterato
     program, clang = program_in(result), missing_clang(result.target)
     files = [word for file in option_values(result.command, "--kernels") for word in ("--kernels", file)]
     by_hand = files if any(traits_of(row.chosen.schedule).by_hand for row in found) else []
-    run = shell.command("kcg run", "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
+    run = shell.command(typed("run"), "--result", path, *by_hand, *(program.command if program else [YOUR_PROGRAM]))
     name = re.sub(r"\W+", "_", program.name if program else result.workload).strip("_")
-    export = shell.command("kcg export", path, "--python", f"tuned_{name}.py", *by_hand)
-    apply = shell.command("kcg apply", path, "--beam", str(WIDTH))
+    export = shell.command(typed("export"), path, "--python", f"tuned_{name}.py", *by_hand)
+    apply = shell.command(typed("apply"), path, "--beam", str(WIDTH))
     only_opts = all(fits_beam_cache(row.chosen.schedule) for row in found)
     opts = any(fits_beam_cache(one.schedule) for row in found for one in (row.chosen, row.opts) if one is not None)
     if not only_opts or clang == "":  # without any clang plain tinygrad does not open a CPU
@@ -77,7 +78,7 @@ def _checking(result: Result, path: Path) -> Iterator[NextStep]:
     if not whole_is_checked(result) and checked_as(result) != "function":
         what.append("compares the whole")
     if what:
-        yield NextStep(shell.command("kcg check", path), f"{' and '.join(what)}, no search")
+        yield NextStep(shell.command(typed("check"), path), f"{' and '.join(what)}, no search")
 
 
 def _looking_further(result: Result) -> Iterator[NextStep]:
@@ -99,14 +100,15 @@ def _looking_further(result: Result) -> Iterator[NextStep]:
         more = with_option(resumed(command), MEASUREMENTS, str(2 * int(counts[-1])))
         yield NextStep(more, "goes on, measures more")
     elif "thorough" not in option_values(command, EFFORT):
-        yield NextStep(with_option(command, EFFORT, "thorough"), "searches for longer")
+        yield NextStep(with_option(as_typed(command), EFFORT, "thorough"), "searches for longer")
 
 
 # ---- the command that made a result ----
 
 
 def resumed(command: str) -> str:
-    """The command that continues a run which ended early."""
+    """The command that continues a run which ended early, as it works here."""
+    command = as_typed(command)
     return command if RESUME in _own_words(command) else with_option(command, RESUME)
 
 
@@ -168,7 +170,7 @@ def program_in(result: Result) -> Program | None:
 def beam_command(dev: str, clang: str, *, width: int, program: Sequence[str] = ("your_program.py",)) -> str:
     """How a program is started so that it uses what was applied; with a `clang` that tinygrad does not find itself."""
     compiler = f"{shell.setting('CC', clang)} " if clang else ""
-    return f"{compiler}DEV={dev} BEAM={width} {shell.command('python', *program)}"
+    return f"{compiler}DEV={dev} BEAM={width} {shell.command(shell.interpreter_here(), *program)}"
 
 
 def missing_clang(target: Target) -> str | None:

@@ -103,7 +103,8 @@ def quality_of(result: Result) -> Quality | None:
 
 def sort_of(seen: Expectation, result: Result) -> str:
     """What sort of schedule it is whose time was expected."""
-    if len(row_of(seen, result).region.kernels) > 1:
+    row = row_of(seen, result)
+    if row is None or len(row.region.kernels) > 1:
         return REGIONS
     sorts: dict[str, str] = {ScheduleKind.OPTS: OPTS, ScheduleKind.TILE: TILES}
     return sorts.get(seen.schedule.kind, OTHERS)
@@ -134,9 +135,10 @@ def _one(what: str, expected: str, came: str, found: Sequence[tuple[float, float
     return Beside(what, expected, came, len(ratios), within, statistics.geometric_mean(ratios))
 
 
-def row_of(seen: Expectation, result: Result) -> RegionResult:
-    """What it was expected of."""
-    return result.with_inside[seen.region]
+def row_of(seen: Expectation, result: Result) -> RegionResult | None:
+    """The result of what it was expected of; None of a region that the plan does not have."""
+    rows = result.with_inside
+    return rows[seen.region] if seen.region < len(rows) else None
 
 
 def expected_s(seen: Expectation) -> float:

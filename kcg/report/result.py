@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 19
+SCHEMA = 20
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -60,6 +60,7 @@ ADDED = {
     17: {("Result", "outlook"), ("Finalist", "launches"), ("Finalist", "launches_due")},
     18: {("Result", "verified_progress")},
     19: set(),
+    20: {("Planning", "searched")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults. With
 19 came no field: what was expected may be of kernels that regions run, and of schedules of any kind."""
@@ -219,7 +220,8 @@ def _read(document: Any) -> Result:
     if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
         raise Malformed("left_out", "a count is negative")
     for i, seen in enumerate(result.expectations):
-        if not 0 <= seen.region < len(result.with_inside if schema >= 19 else result.regions):
+        known = len(result.with_inside) + len(result.searched) if schema >= 19 else len(result.regions)
+        if not 0 <= seen.region < known:
             raise Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
             raise Malformed(f"expectations[{i}]", "a time is negative")
@@ -306,6 +308,9 @@ def _check_planning(planning: Planning, result: Result, where: str) -> None:
     for name, counts in (("passed_over", planning.passed_over), ("unread", planning.unread)):
         if any(count < 0 for _, count in counts):
             raise Malformed(f"{where}.{name}", "a count is negative")
+    for i, searched in enumerate(planning.searched):
+        if len(searched.kernels) < 2 or searched.region in rows:
+            raise Malformed(f"{where}.searched[{i}]", "it is no region of several kernels, or one of the plan")
     shown = {(row.region.id, row.variables) for row in result.regions}
     for i, row in enumerate(planning.inside):
         _check_region(row, f"{where}.inside[{i}]")

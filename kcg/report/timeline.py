@@ -206,7 +206,7 @@ class _Drawn:
     timeline: Timeline
     result: Result
     verified: Sequence[ProgressPoint]  # what all took by what was verified
-    searched: Sequence[ProgressPoint]  # by what the search measured of kernels
+    searched: Sequence[ProgressPoint]  # by what the search measured
     regions: Sequence[tuple[float, RegionInPlan]]  # of the plan, and when each was verified
 
     CURVE = 210.0  # pixels high
@@ -322,7 +322,7 @@ class _Drawn:
             return
         sheet.paper.text(0, 14, f"verified {fast}" if sheet.narrow else f"what was verified: {fast} in the end", "soft")
         if len(self.searched) > 1:
-            grey = "grey: search" if sheet.narrow else "grey: kernels alone, as the search measured them"
+            grey = "grey: search" if sheet.narrow else "grey: best plan by what the search measured"
             sheet.paper.text(right, 14, grey, "soft small e")
 
     def _incumbent_s(self, at: float) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kcg.cli import counted
 from kcg.report.counts import how_many
 from kcg.report.formats import format_moved, format_seconds, format_speedup
-from kcg.report.times import totals_of
+from kcg.report.times import is_timed, totals_of
 from kcg.types import ModelCheck, Planning, Recompute, RegionInPlan, RegionResult, Result, Variables
 
 
@@ -181,7 +181,7 @@ def step_lines(result: Result) -> list[str]:
     else:
         line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
         lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
-    if result.once:
+    if any(is_timed(row) for row in result.once):
         before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
         verb = "runs" if len(result.once) == 1 else "run"
         count = f"{how_many(row.region for row in result.once)} {verb}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg import shell
+from kcg.commands import typed
 from kcg.pictures import PAGE_STYLE, Axis, Sheet, drawable, one_width, picture
 from kcg.report.formats import cut, format_date, format_seconds, format_share, format_speedup, short_seconds
 from kcg.report.phases import WORDS
@@ -68,7 +70,7 @@ def render(found: Found, folder: Path) -> str:
         "ui.html.jinja",
         found=found,
         folder=str(folder),
-        example=shell.command("kcg optimize flux --report", folder / "flux"),
+        example=shell.command(typed("optimize"), "flux", "--report", folder / "flux"),
         running=[one for one in found.watched if one.state == "running"],
         killed=[one for one in found.watched if one.state == "killed"],
         lists=[
@@ -93,6 +95,8 @@ def render_run(opened: Opened, folder: Path, query: Query) -> str:
     live = watched.live if watched is not None else None
     searched = live.points if live is not None else details.progress if details is not None else ()
     verified = details.verified if details is not None else ()
+    before_s = opened.run.before_s if opened.run is not None else math.nan
+    begun = [ProgressPoint(0.0, 0, before_s)] if verified and drawable(before_s) else []
     elapsed_s = watched.elapsed_s if watched is not None else opened.run.search_s if opened.run is not None else 0.0
     return _rendered(
         "run.html.jinja",
@@ -107,7 +111,9 @@ def render_run(opened: Opened, folder: Path, query: Query) -> str:
         words=WORDS,
         elapsed_s=elapsed_s,
         verified=verified,
-        chart=_curves(searched, verified, elapsed_s, goes_on=watched is not None and watched.state == RUNNING),
+        chart=_curves(
+            searched, [*begun, *verified], elapsed_s, goes_on=watched is not None and watched.state == RUNNING
+        ),
     )
 
 

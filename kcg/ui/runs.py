@@ -447,17 +447,19 @@ def _read_details(path: Path) -> Details:
     result = read_result(path)
     rows = [*result.regions, *(result.planning.inside if result.planning is not None else ())]
     places = [(row.region.id, row.variables) for row in rows]
+    places += [(one.region, one.variables) for one in result.searched]
     return Details(
         created=result.created,
         progress=result.progress,
         verified=result.verified_progress,
-        names={row.region.id: (name_of(row), origin_of(row)) for row in rows},
+        names={row.region.id: (name_of(row), origin_of(row)) for row in rows}
+        | {one.region: (f"{len(one.kernels)} kernels: {'; '.join(one.kernels)}", "") for one in result.searched},
         expected_s={
             (places[one.region], one.schedule): seconds
             for one in result.expectations
             if one.region < len(places) and math.isfinite(seconds := expected_s(one)) and seconds > 0
         },
-        chosen={place: row.chosen.schedule for place, row in zip(places, rows, strict=True)},
+        chosen={(row.region.id, row.variables): row.chosen.schedule for row in rows},
     )
 
 

@@ -239,8 +239,8 @@ def test_the_summary_says_how_to_use_and_how_to_undo(stored: Path, cache: Path, 
     applied = apply(stored, widths=(4,), cache_db=cache, facts=facts)
     compiler = f"CC={applied.clang} " if applied.clang else ""  # where only that of a wheel is there
     assert f"use:  CACHEDB={cache} {compiler}DEV=CPU:X86 BEAM=4 python your_program.py" in str(applied)
-    assert str(applied).endswith(f"undo: python -m kcg.apply --undo --cachedb {cache}")
-    assert replace(applied, own_cache=True).undo_command == "python -m kcg.apply --undo"
+    assert str(applied).endswith(f"undo: kcg apply --undo --cachedb {cache}")
+    assert replace(applied, own_cache=True).undo_command == "kcg apply --undo"
 
 
 def test_without_clang_nothing_is_printed_that_plain_tinygrad_could_not_start(
@@ -249,7 +249,7 @@ def test_without_clang_nothing_is_printed_that_plain_tinygrad_could_not_start(
     """Its BEAM cache could be used, and its CPU does not open: kcg opens it."""
     monkeypatch.setattr("kcg.handover.apply.missing_clang", lambda target: "")
     applied = apply(stored, widths=(4,), cache_db=cache, facts=facts)
-    assert f"use:  python -m kcg.run --result {stored} your_program.py" in str(applied)
+    assert f"use:  kcg run --result {stored} your_program.py" in str(applied)
     assert "python your_program.py" not in str(applied)
 
 

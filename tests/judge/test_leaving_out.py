@@ -123,6 +123,9 @@ def left_out(result: Result, right: Collection[str], *, alone: Result, workload:
 def test_without_a_region_its_kernels_run_alone_again_each_with_its_best() -> None:
     workload, region = norm_workload()
     whole, alone = planned_result(workload, region), planned_result(workload)
+    place = next(place for place, row in enumerate(whole.regions) if row.region == region)
+    expected = replace(sample_result().expectations[0], region=place)
+    whole = replace(whole, expectations=(expected,))
     changed = changed_in(whole, alone, [row.region.id for row in whole.regions])
     assert {*changed} == {region.id, *(row.region.id for row in alone.regions)}
     kept = left_out(whole, set(changed) - {region.id}, alone=alone, workload=workload)
@@ -131,6 +134,8 @@ def test_without_a_region_its_kernels_run_alone_again_each_with_its_best() -> No
     assert [row.calls for row in kept.regions] == [row.calls for row in alone.regions]
     assert kept.planning is not None and not kept.planning.regions and not kept.planning.inside
     assert ("the whole was wrong with it", 1) in kept.planning.passed_over
+    assert [one.region for one in kept.searched] == [region.id], "what was expected of it is known all the same"
+    assert [one.region for one in kept.expectations] == [len(kept.with_inside)]
     (inside, *_) = region.kernels
     both = left_out(whole, set(changed) - {region.id, inside.id}, alone=alone, workload=workload)
     (row,) = [row for row in both.regions if row.region.id == inside.id]

@@ -51,7 +51,10 @@ from kcg.optimize.region_plans import (
     plans_to_time,
     propose,
     rows_of,
+    saving_in_place_s,
 )
+from kcg.optimize.run import expectations_of
+from kcg.optimize.search import Weights
 from kcg.optimize.settings import EFFORTS, Effort, Settings
 from kcg.optimize.work import RegionResults
 from kcg.report.result import from_dict, read_result, to_dict
@@ -73,7 +76,7 @@ from tests.captured import captured
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun, whole_run
 from tests.plans import run
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 from tests.waiting import wait_until, waited
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
@@ -309,7 +312,7 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
 
     kernels = kernels_of(proposals, alone_s)
     works = [work(large), work(small), work(small, id="parts", others={})]
-    weights = region_search.by_plan(proposals, kernels, works, H200)
+    weights = region_search.ByPlan(proposals, kernels, works, H200)
     unmeasured = {one.id: math.inf for one in works}
     assert weights(unmeasured) == {large[0]: 1.0, small[0]: 0.0}, "only tile programs make another plan"
     works[0].searched.append({Schedule("tile", "{}"): None})  # measured, and slower than its parts
@@ -318,6 +321,9 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     works[0].saving_s, works[0].found = works[0].call.calls * expected[large], ["a program"]
     assert weights({**unmeasured, large[0]: 1e-3}) == pytest.approx({large[0]: 1.0, small[0]: 0.0})
     assert weights({large[0]: 0.0}) == {large[0]: 0.0}
+    in_place = saving_in_place_s(proposals.candidates[large], expected[large], alone_s)
+    best, *_ = plans_of(proposals, alone_s, {large: in_place})
+    assert weights.saved_s() == pytest.approx(best.saved_s) and best.saved_s > 0, "what was measured, and no more"
     # where kernels are searched beside them, those whose calls the plan has count where a region is refused
     found = weights({**unmeasured, large[0]: 1e-3} | {kernel.id: 1e-3 for kernel in kernels})
     inside = {kernel.id: count for kernel, count in Counter(proposals.candidates[large].region.own).items()}
@@ -327,6 +333,8 @@ def test_effort_goes_to_what_the_best_plan_would_gain_from(
     assert {name: found[name] for name in calls} == pytest.approx(
         {name: 1.0 - (1.0 - REFUSED) * shares.get(name, 0.0) for name in calls}
     )
+    works[0].saving_s = 0.0
+    assert weights.saved_s() == 0.0
 
 
 @pytest.mark.slow
@@ -719,14 +727,71 @@ def test_what_is_worth_nothing_is_not_searched(tmp_path: Path) -> None:
         estimates, asked = run.estimates(run.measured(meanwhile=run.guide.read)), list[Mapping[str, float]]()
         first, *others = sorted(run.works, key=lambda work: -work.before_s)
 
-        def weights(expected_s: Mapping[str, float]) -> Mapping[str, float]:
-            asked.append(expected_s)
-            return {work.id: 0.0 for work in others}
+        class OfOne(Weights):
+            def __call__(self, expected_s: Mapping[str, float]) -> Mapping[str, float]:
+                asked.append(expected_s)
+                return {work.id: 0.0 for work in others}
 
-        region_search.search(estimates, run.guide, device=run.device, log=run.log, weights=weights)
+        region_search.search(estimates, run.guide, device=run.device, log=run.log, weights=OfOne())
         assert first.tried and not any(work.tried for work in others)
         assert asked[0].keys() == {work.id for work in run.works}
         assert all(saved_s > 0 for saved_s in asked[0].values()), "each would save something of its own"
+
+
+def test_the_best_total_of_a_search_has_what_regions_save_by_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the plan it is the last one's, or what kernels alone take by then where that is less."""
+
+    class Saving(Weights):
+        def saved_s(self) -> float:
+            return 0.4
+
+    shown = list[Any]()
+    kernel = SimpleNamespace(proposed=False, best_s=1.0, after_s=1.0)
+    monkeypatch.setattr(search, "Allocator", object)
+    one = search._Search.__new__(search._Search)
+    facts = {
+        "works": [kernel, SimpleNamespace(proposed=True, best_s=0.0, after_s=9.0)],
+        "estimates": SimpleNamespace(expected_s=lambda: None, measured=SimpleNamespace(timed=[kernel])),
+        "ledger": SimpleNamespace(measurements=3),
+        "settings": SimpleNamespace(measurements=None),
+        "log": SimpleNamespace(show=lambda total_s, **more: shown.append(total_s)),
+        "allocator": SimpleNamespace(entries=[], limits=None),
+        "weights": Weights(),
+    }
+    for name, value in {**facts, "tail": None, "_planned_s": math.inf, "_limits": lambda: None}.items():
+        setattr(one, name, value)
+    one._show()
+    one._weigh()
+    one._show()
+    one.weights = Saving()
+    one._weigh()
+    one._show()
+    kernel.after_s = 0.7
+    one._show()
+    kernel.after_s = 0.5
+    one._show()
+    assert shown == [1.0, 1.0, 0.6, 0.6, 0.5]
+
+
+def test_what_was_expected_of_regions_that_no_plan_has_is_kept() -> None:
+    plan, seen = sample_plan(), sample_result().expectations[0]
+    assert plan.planning is not None
+    (several, *_) = [row for row in plan.regions if row.region.args]
+    other = replace(several.region, outputs=(1,))
+    calls = [SimpleNamespace(region=region, variables=()) for region in (several.region, other)]
+    timed = [SimpleNamespace(call=call) for call in calls]
+    beside = region_search.searched_beside(cast(Any, SimpleNamespace(timed=timed)), plan.regions, plan.deployed)
+    assert [(one.region, len(one.kernels)) for one in beside] == [(other.id, len(other.kernels))]
+    assert beside[0].kernels == tuple(
+        next(row.baseline.name for row in plan.deployed if row.region.id == kernel.id) for kernel in other.kernels
+    )
+    planning = replace(plan.planning, searched=beside)
+    rows = RegionResults(plan.regions, planning=planning)
+    unknown = SimpleNamespace(region=replace(several.region, outputs=(0, 1)), variables=())
+    found = expectations_of([(cast(Any, call), seen) for call in (*calls, unknown)], rows)
+    result = replace(plan, planning=planning, expectations=found)
+    assert [one.region for one in found] == [plan.regions.index(several), len(plan.with_inside)]
+    assert from_dict(to_dict(result)) == result
 
 
 def test_kernels_that_the_first_search_did_not_come_to_are_begun_before_regions_are_searched() -> None:
@@ -933,7 +998,7 @@ def test_a_plan_counts_nothing_of_a_region_whose_first_program_does_not_compile(
             proposals, kernels, list(works.values()), device=device, until=0.0
         )
         assert found == [works[small]] and not more and large not in left.candidates
-        weights = region_search.by_plan(left, kernels, found, H200)
+        weights = region_search.ByPlan(left, kernels, found, H200)
         assert weights({small[0]: math.inf}) == {small[0]: 1.0}
         best, *_ = plans_of(left, alone_s, {key: expected[key] for key in left.candidates})
         assert all(candidate.region.id != large[0] for candidate, _ in best.programs)

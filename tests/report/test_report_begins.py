@@ -160,3 +160,28 @@ def test_what_made_it_is_counted_by_sort_of_program() -> None:
     order = ["verified as a whole model", "What made it", "How the run went", "Became one program", "Roof", "Rules"]
     places = [text.find(words) for words in order[:4]]
     assert places == sorted(places) and -1 not in places, "the story is told in this order"
+
+
+def test_a_step_of_a_script_has_its_times_in_large() -> None:
+    sample = sample_result()
+    rows = tuple(replace(row, replayed=row.calls if n else 0) for n, row in enumerate(sample.regions))
+    result = replace(sample, steps=4, model_check=None, expectations=(), regions=rows)
+    large = re.sub(r"\s+", " ", render_report(result))
+    assert (
+        '<b><span class="from">13.4 ms</span> <span class="to">→ 7.56 ms</span></b> <span class="soft small">one step '
+        "of 4, 1.77× as fast (sum of its kernels)</span>"
+    ) in large
+    assert (
+        '<span class="to">→ 6.51 ms in all</span></b> <span class="soft small">outside of the steps 1 kernel' in large
+    )
+    idle = tuple(replace(row, chosen=row.baseline, outcome="kept") for row in rows)
+    assert "<b>13.4 ms</b>" in re.sub(r"\s+", " ", render_report(replace(result, regions=idle)))
+
+
+def test_of_what_runs_outside_of_the_steps_and_was_not_timed_nothing_is_said() -> None:
+    sample = sample_result()
+    untimed = [replace(row.baseline, cold_s=0.0, warm_s=0.0, interval_s=(0.0, 0.0)) for row in sample.regions[:1]]
+    first = replace(sample.regions[0], baseline=untimed[0], chosen=untimed[0], outcome="not searched", replayed=0)
+    rows = (first, *(replace(row, replayed=row.calls) for row in sample.regions[1:]))
+    result = replace(sample, steps=4, model_check=None, expectations=(), regions=rows)
+    assert "outside of the steps" not in text_of(result) and "one step of 4" in text_of(result)

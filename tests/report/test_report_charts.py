@@ -22,7 +22,7 @@ from kcg.report.prediction_quality import LEAST_PAIRS, OPTS, REGIONS, TILES, exp
 from kcg.report.rows import rows_of
 from kcg.report.sources import difference, sources_of
 from kcg.report.timeline import steps_of
-from kcg.types import Kernel, Region
+from kcg.types import Kernel, Region, SearchedRegion
 from tests.html_page import Page
 from tests.sample_result import sample_plan, sample_result
 
@@ -238,6 +238,17 @@ def test_predictions_of_every_sort_stand_beside_what_came() -> None:
     marks = [a for tag, a in figure(page, "expected") if tag == "circle" and "data-i" in a]
     assert sorted(a["class"] or "" for a in marks) == ["seen", "seen", "seen k1", "seen k3"]
     assert len(json.loads(page.scripts["tips"])["expected"]) == 4
+    assert result.planning is not None
+    beside = SearchedRegion("of-no-plan", ("r_8", "E_4"))  # a region that was searched, and is in no plan
+    searched = replace(result.planning, searched=(beside,))
+    seen.append(replace(one, schedule=tile, region=len(result.with_inside), measured_s=4e-3))
+    more = replace(result, planning=searched, expectations=tuple(seen))
+    quality = quality_of(more)
+    assert quality is not None
+    assert [(b.count, round(b.longer, 3)) for b in quality.beside if b.what == f"time of {REGIONS}"] == [(2, 2.0)]
+    page = Page(render_report(more))
+    tips = json.loads(page.scripts["tips"])["expected"]
+    assert sum("r_8 + E_4, not in the plan" in tip for tip in tips) == 1 and len(tips) == 5
     without = Page(render_report(replace(plan, expectations=())))
     assert "the whole step" in " ".join(without.text) and "expected" not in json.loads(without.scripts["tips"])
 

@@ -28,6 +28,7 @@ from kcg.types import (
     Result,
     Schedule,
     ScheduleKind,
+    SearchedRegion,
     Verification,
 )
 from tests.sample_result import sample_plan, sample_result
@@ -504,12 +505,30 @@ def test_files_of_the_eighteenth_version_expect_nothing_of_kernels_that_regions_
     assert from_dict(to_dict(inside)) == inside and inside.planning is not None
     assert inside.with_inside[len(plan.regions)] == inside.planning.inside[0]
     old = replace(inside, expectations=(one,))
-    assert from_dict({**to_dict(old), "schema": 18}) == old
+    assert from_dict(without({**to_dict(old), "schema": 18}, added_after(18))) == old
     with pytest.raises(ResultError, match="names a region that the result lacks"):
-        from_dict({**to_dict(inside), "schema": 18})
+        from_dict(without({**to_dict(inside), "schema": 18}, added_after(18)))
     beyond = replace(one, region=len(inside.with_inside))
     with pytest.raises(ResultError, match="names a region that the result lacks"):
         from_dict(to_dict(replace(plan, expectations=(beyond,))))
+
+
+def test_files_of_the_nineteenth_version_have_no_regions_beside_the_plan() -> None:
+    plan, one = sample_plan(), sample_result().expectations[0]
+    assert plan.planning is not None
+    beside = SearchedRegion("a region", ("r_8", "E_4"))
+    result = replace(
+        plan,
+        planning=replace(plan.planning, searched=(beside,)),
+        expectations=(replace(one, region=len(plan.with_inside)),),
+    )
+    assert from_dict(to_dict(result)) == result and result.searched == (beside,)
+    assert from_dict(without({**to_dict(plan), "schema": 19}, added_after(19))) == plan
+    with pytest.raises(ResultError, match="names a region that the result lacks"):
+        from_dict(without({**to_dict(result), "schema": 19}, added_after(19)))
+    for wrong in (replace(beside, kernels=("r_8",)), replace(beside, region=plan.planning.regions[0].region)):
+        with pytest.raises(ResultError, match="no region of several kernels, or one of the plan"):
+            from_dict(to_dict(replace(plan, planning=replace(plan.planning, searched=(wrong,)))))
 
 
 def test_files_of_the_seventeenth_version_do_not_say_when_what_was_verified() -> None:
