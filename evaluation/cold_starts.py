@@ -133,7 +133,7 @@ def lines_of(report: dict[str, Any]) -> list[str]:
         return []
     starts = [run["cold_start_s"] for run in runs if "cold_start_s" in run]
     one = next(run for run in runs if "device" in run)
-    brought = ", ".join(f"{times:g} times {100 * share:.0f} %" for times, share in list(shares.items())[:-1])
+    brought = ", ".join(f"{times:g} times {100 * share:.0f} %" for times, share in sorted(shares.items())[:-1])
     where = f"{CORES.get(one['cores'], one['cores'])} cores of an {one['device']}"
     most = max(shares)
     return [

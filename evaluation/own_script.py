@@ -27,7 +27,7 @@ import typer
 
 from evaluation.documents import write_into
 from kcg.cli import command_text, record_results, run_script
-from kcg.compat.device import clang_of_others, clang_path
+from kcg.compat.device import clang_path
 from kcg.errors import KcgError
 from kcg.report.result import read_result
 from kcg.types import Result
@@ -89,7 +89,7 @@ def environment(folder: Path) -> dict[str, str]:
     """The variables of a process that finds this environment's commands and a clang, and whose caches are empty."""
     caches = Path(tempfile.mkdtemp(prefix="caches-", dir=folder))
     places = [str(Path(sys.executable).parent)]
-    if clang_of_others() is None and (clang := clang_path()) is not None:
+    if shutil.which("clang") is None and (clang := clang_path()) is not None:
         (caches / "bin").mkdir()
         (caches / "bin" / "clang").symlink_to(clang)
         places.append(str(caches / "bin"))
