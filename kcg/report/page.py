@@ -52,8 +52,8 @@ from kcg.report.words import (
     plan_rows,
     provisional_line,
     repeated,
-    step_lines,
     step_rows,
+    step_times,
 )
 from kcg.types import Finalist, Result, Verification
 
@@ -346,7 +346,7 @@ def render_report(result: Result, path: Path = Path(RESULT_NAME), *, timeline: T
             resources=timeline is not None,
             made=made_of(rows),
             warnings=_warnings(result),
-            step_lines=step_lines(result),
+            step_times=step_times(result),
             totals=totals_of(result),
             is_timed=is_timed,
             before_of=before_text,

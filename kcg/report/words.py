@@ -166,7 +166,26 @@ def passed_over_lines(planning: Planning) -> list[str]:
     ]
 
 
+class StepTimes(NamedTuple):
+    """What one step takes, or what runs once outside of the steps, in words."""
+
+    what: str
+    before: str
+    after: str  # empty where nothing improved
+    rest: str
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        return f"{self.what}: {' → '.join(filter(None, [self.before, self.after]))}{self.rest}"
+
+
 def step_lines(result: Result) -> list[str]:
+    """See `step_times`, a line each."""
+    return [times.line for times in step_times(result)]
+
+
+def step_times(result: Result) -> list[StepTimes]:
     """What one step of the steady state takes, as a whole where that was timed, and apart from it what runs once;
     nothing where there are no steps, or nothing was timed. Where nothing improved there is one time."""
     totals = totals_of(result)
@@ -176,18 +195,21 @@ def step_lines(result: Result) -> list[str]:
     if check is not None and check.before_s is not None and check.after_s is not None:
         how = f"whole steps: {check.clock}; the sum of its kernels {format_seconds(before)} → {format_seconds(after)}"
         before, after = check.before_s, check.after_s
+    what = f"one step of {result.steps}"
     if totals.after_s is None:
-        lines = [f"one step of {result.steps}: {format_seconds(before)} ({how})"]
+        found = [StepTimes(what, format_seconds(before), "", f" ({how})")]
     else:
-        line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
-        lines = [f"{line}, {format_speedup(before, after)} as fast ({how})"]
+        faster = f", {format_speedup(before, after)} as fast ({how})"
+        found = [StepTimes(what, format_seconds(before), format_seconds(after), faster)]
     if any(is_timed(row) for row in result.once):
         before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
         verb = "runs" if len(result.once) == 1 else "run"
-        count = f"{how_many(row.region for row in result.once)} {verb}"
-        later = f" → {format_seconds(after)}" if any(row.outcome == "improved" for row in result.once) else ""
-        lines.append(f"outside of the steps {count}: {format_seconds(before)}{later} in all")
-    return lines
+        what = f"outside of the steps {how_many(row.region for row in result.once)} {verb}"
+        times = [before, after] if any(row.outcome == "improved" for row in result.once) else [before]
+        *first, last = map(format_seconds, times)
+        in_all = f"{last} in all"
+        found.append(StepTimes(what, first[0], in_all, "") if first else StepTimes(what, in_all, "", ""))
+    return found
 
 
 def done_with(found: Recompute) -> str:
