@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.documents import write_into
-from evaluation.own_script import CORES, ROOT, environment, figures_of
+from evaluation.own_script import ROOT, environment, figures_of, machine_of
 from kcg.cli import command_text, record_results, run_script
 from kcg.compat.device import choose_cpu
 from kcg.errors import KcgError
@@ -134,12 +134,11 @@ def lines_of(report: dict[str, Any]) -> list[str]:
     starts = [run["cold_start_s"] for run in runs if "cold_start_s" in run]
     one = next(run for run in runs if "device" in run)
     brought = ", ".join(f"{times:g} times {100 * share:.0f} %" for times, share in sorted(shares.items())[:-1])
-    where = f"{CORES.get(one['cores'], one['cores'])} cores of an {one['device']}"
     most = max(shares)
     return [
         f"A budget of so many times the script's cold start brings, in the median of {headline['scripts']} scripts, of "
         f"what {most:g} times brings: {brought} (cold starts of {min(starts):.0f} to {max(starts):.0f} s in plain "
-        f"tinygrad, caches empty, on {where}; one run each; `evaluation/results/{OUT.name}`)."
+        f"tinygrad, caches empty, on {machine_of(one)}; one run each; `evaluation/results/{OUT.name}`)."
     ]
 
 
@@ -185,8 +184,8 @@ class Runs:
     def keep(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
         """Add a run, with what follows of all; returns it."""
         entry = {"command": command_text("evaluation.cold_starts"), "load": os.getloadavg()[0], **entry}
-        runs = record_results(self.out, name, entry, {})["runs"]
-        self.report = record_results(self.out, name, entry, headline_of(runs), ending="")
+        headline = headline_of({**self.report["runs"], name: entry})
+        self.report = record_results(self.out, name, entry, headline, ending="")
         return entry
 
 

@@ -131,12 +131,17 @@ def figures_of(result: Result) -> dict[str, Any]:
     }
 
 
+def machine_of(figures: dict[str, Any]) -> str:
+    """What a run was made on, in words."""
+    return f"{CORES.get(figures['cores'], figures['cores'])} cores of an {figures['device']}"
+
+
 def part_of_readme(entry: dict[str, Any] | None) -> list[str]:
     """What README has of a run, between its marks; before there is one the script and the command."""
     script = ["```python", *SCRIPT.read_text(encoding="utf-8").splitlines(), "```", ""]
     if entry is None:
         return [*script, "```bash", f"kcg optimize {SCRIPT.name} --budget {BUDGET}", "```"]
-    where = f"{CORES.get(entry['cores'], entry['cores'])} cores of an {entry['device']}"
+    where = machine_of(entry)
     where += ", busy with other work," if entry["load"] > 2 * entry["cores"] else ""
     return [
         *script,
