@@ -608,7 +608,7 @@ class Expectation:
     """One measurement of the search, and what the predictor expected of it when it was proposed."""
 
     elapsed_s: float  # when it was measured
-    region: int  # its place in `Result.with_inside`, and after the end of that in `Planning.searched`
+    region: int  # its place in `Result.places`
     schedule: Schedule
     predicted_s: float  # by the predictor alone
     corrected_s: float | None  # corrected by what was measured of the kernel before; None where it does not learn
@@ -733,6 +733,13 @@ class Planning:
     unread: tuple[tuple[str, int], ...] = ()
     searched: tuple[SearchedRegion, ...] = ()  # regions that it does not have
 
+    @property
+    def places(self) -> list[tuple[str, Variables]]:
+        """Region and variables of what was searched and is not among the regions of its result, see `Result.places`."""
+        return [(row.region.id, row.variables) for row in self.inside] + [
+            (one.region, one.variables) for one in self.searched
+        ]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -790,6 +797,13 @@ class Result:
     def searched(self) -> tuple[SearchedRegion, ...]:
         """The regions of several kernels that were searched, and that the plan does not have."""
         return self.planning.searched if self.planning is not None else ()
+
+    @property
+    def places(self) -> list[tuple[str, Variables]]:
+        """What was searched, by its region's id and its variables, as `Expectation.region` counts: the regions, after
+        them what they run everywhere, last what the plan does not have."""
+        own = [(row.region.id, row.variables) for row in self.regions]
+        return own + (self.planning.places if self.planning is not None else [])
 
     @property
     def provisional(self) -> tuple[RegionResult, ...]:

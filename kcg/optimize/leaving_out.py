@@ -27,7 +27,6 @@ from kcg.types import (
     SearchedRegion,
     Status,
     TriedPlan,
-    Variables,
     Workload,
 )
 
@@ -180,12 +179,6 @@ def _planning(
 
 def _expectations(before: Result, after: Result) -> tuple[Expectation, ...]:
     """What was expected, by the places in the result without what is left out."""
-    keys, places = _keys(before), {key: place for place, key in enumerate(_keys(after))}
+    keys, places = before.places, {key: place for place, key in enumerate(after.places)}
     pairs = ((one, places.get(keys[one.region])) for one in before.expectations)
     return tuple(replace(one, region=place) for one, place in pairs if place is not None)
-
-
-def _keys(result: Result) -> list[tuple[str, Variables]]:
-    """What was searched, by `Expectation.region`."""
-    rows = [(row.region.id, row.variables) for row in result.with_inside]
-    return rows + [(one.region, one.variables) for one in result.searched]

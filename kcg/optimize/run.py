@@ -560,10 +560,8 @@ def expectations_of(
     seen: Sequence[tuple[WorkloadCall, Expectation]], results: RegionResults
 ) -> tuple[Expectation, ...]:
     """What was expected, by the place of each region: of its result, or of a region that the plan does not have."""
-    planning = results.planning
-    rows = (*results.rows, *(planning.inside if planning is not None else ()))
-    keys = [(row.region.id, row.variables) for row in rows]
-    keys += [(one.region, one.variables) for one in (planning.searched if planning is not None else ())]
+    keys = [(row.region.id, row.variables) for row in results.rows]
+    keys += results.planning.places if results.planning is not None else []
     places = {key: place for place, key in enumerate(keys)}
     found = [(one, places.get((call.region.id, call.variables))) for call, one in list(seen)]
     return tuple(replace(one, region=place) for one, place in found if place is not None)

@@ -220,7 +220,7 @@ def _read(document: Any) -> Result:
     if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
         raise Malformed("left_out", "a count is negative")
     for i, seen in enumerate(result.expectations):
-        known = len(result.with_inside) + len(result.searched) if schema >= 19 else len(result.regions)
+        known = len(result.places if schema >= 19 else result.regions)
         if not 0 <= seen.region < known:
             raise Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
         if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):

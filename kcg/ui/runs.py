@@ -445,9 +445,7 @@ def _details_of(path: Path, version: tuple[int, ...]) -> Details | str:
 
 def _read_details(path: Path) -> Details:
     result = read_result(path)
-    rows = [*result.regions, *(result.planning.inside if result.planning is not None else ())]
-    places = [(row.region.id, row.variables) for row in rows]
-    places += [(one.region, one.variables) for one in result.searched]
+    rows, places = result.with_inside, result.places
     return Details(
         created=result.created,
         progress=result.progress,
