@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from kcg.workloads.registry import WorkloadSpec
 
 CHILD = "kcg.judge.whole_model"
+PLACE = "place"  # of a line that comes before the job: its weights are to be made
 
 CPU_START_S, START_S = 8.5, 18.0
 """A process, the device, and weights; on a GPU there are more of them."""
 AHEAD_S = 12.0
 """The same where the process planned the model, and compiled tinygrad's own kernels, while kernels were searched. The
 whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
+PLACING_S = 6.5  # of these, for weights: of Flux 768, 24 GB, on that GPU
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
@@ -69,6 +71,7 @@ class Model(Runner):
     target: Target | None = None  # what `dev` is, where that is known
     module: str = field(default_factory=lambda: CHILD)  # what the child runs
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
+    placed: bool = False  # it makes the weights, or has made them
 
     what = "model"
 
@@ -83,6 +86,16 @@ class Model(Runner):
         self.child = isolated.IsolatedProcess(self.module, dev=self.dev, label="model", arguments=about)
         return self.child
 
+    def place(self, free_s: float) -> None:
+        """The weights, where its child is there and they are likely made in that time."""
+        if self.child is not None and not self.placed and free_s > 2 * PLACING_S:
+            self.placed = True
+            self.child.tell({PLACE: True, **self.made_of(self.workload.name, self.workload.preset)})
+
+    def made_of(self, workload: str, preset: str) -> dict[str, Any]:
+        """What its weights and inputs follow from."""
+        return {"workload": workload, "preset": preset, "seed": self.seed, "weights": self.weights}
+
     def why_not(self, results: Sequence[Result]) -> list[str]:
         none = "" if self.runnable else f"{NO_WHOLE}{results[0].workload}"
         return [(none if result.complete else "") or why_nothing(result) for result in results]
@@ -95,6 +108,8 @@ class Model(Runner):
             return 0.0
         step_s, compile_s = cost.step_s, max(COMPILE_S, cost.compile_s / self.compilers)
         start_s = CPU_START_S if self.dev.startswith("CPU") else AHEAD_S if self.child is not None else START_S
+        if self.child is not None and self.placed:
+            start_s -= PLACING_S
         own_s, steps_s = ((replays_of(step_s) + 2) * s for s in (step_s, min(cost.chosen_s, step_s)))
         read_s = self.workload.memory_bytes / READ_BYTES_S if self.weights else 0.0  # of its values too, to be safe
         compiled = 0 if self.child is not None else len(self.workload.calls)  # tinygrad's own, by then
@@ -119,10 +134,7 @@ class _Comparison:
         self._model, self._until, self._dev = model, until, results[0].target.tinygrad_device
         self._paths = written(results, folder)
         self._job: dict[str, Any] = {
-            "workload": results[0].workload,
-            "preset": results[0].preset,
-            "seed": model.seed,
-            "weights": model.weights,
+            **model.made_of(results[0].workload, results[0].preset),
             "kernels": [str(file) for file in model.kernels],
             "programs": {name: compiled_values(compiled) for name, compiled in model.programs().items()},
         }
@@ -273,8 +285,12 @@ def _work(receive: isolated.Awaited) -> None:
 
     if len(sys.argv) > 1:
         _prepare(*sys.argv[1:], is_free=lambda: not receive.is_there)
-    job = receive()
-    step = _step(spec_of(job["workload"]), job)
+    job, step = receive(), None
+    if PLACE in job:
+        with contextlib.suppress(Exception):  # there may be memory for it once others gave theirs back
+            step = _step(spec_of(job["workload"]), job)
+        job = receive()
+    step = step or _step(spec_of(job["workload"]), job)
     if job.get("own_only"):
         run_own(step)
         return

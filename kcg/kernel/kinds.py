@@ -505,3 +505,20 @@ def space_of(region: Region, target: Target, kind: str = "", *, allow_tf32: bool
 def baseline_of(region: Region, target: Target) -> Schedule:
     """What tinygrad does to a region by itself. Raises as `space_of`."""
     return space_of(region, target).baseline()
+
+
+MOVED_TOGETHER: Final = 1_024
+"""Words of which a kernel that `wide_of` is for has a multiple, along its one axis."""
+
+
+def wide_of(region: Region, target: Target) -> Schedule:
+    """For a kernel that reads and writes words of 4 bytes along one axis, and little else: on a GPU each thread has 16
+    bytes that lie together, of 256 threads a group. tinygrad's own choice may be 3 words of each of 32 threads, whose
+    loads of 4 bytes reach a tenth of the memory's bandwidth."""
+    from kcg.compat.opts import Opt
+
+    kind = kind_named(ScheduleKind.OPTS)
+    if not target.has_local:
+        return baseline_of(region, target)
+    assert isinstance(kind, OfTinygrad)
+    return kind.of_opts([Opt("UPCAST", 0, 4), Opt("LOCAL", 0, MOVED_TOGETHER // 4)])

@@ -1203,14 +1203,14 @@ class DeviceFill:
                 raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
 
 
-def launcher_of(ast: UOp, target: Target, stream: Stream | None = None) -> Callable[..., None]:
-    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order; on
-    tinygrad's own stream where no other one is given."""
+def launcher_of(ast: UOp, target: Target, stream: Stream | None = None, *, wide: bool = False) -> Callable[..., None]:
+    """A kernel of kcg's own, as tinygrad schedules it, or `wide` (`kcg.kernel.kinds.wide_of`): launches it, without
+    waiting, on its buffers in slot order; on tinygrad's own stream where no other one is given."""
     from kcg.kernel.codec import kernel_of
-    from kcg.kernel.kinds import baseline_of
+    from kcg.kernel.kinds import baseline_of, wide_of
 
     region = Region((kernel_of(ast),))
-    compiled = compile_schedule(region, baseline_of(region, target), target)
+    compiled = compile_schedule(region, (wide_of if wide else baseline_of)(region, target), target)
     runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
     runtime = runtime if stream is None else stream.program(runtime)
 

@@ -105,6 +105,11 @@ class IsolatedProcess:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def tell(self, words: dict[str, Any]) -> None:
+        """Give it what it can prepare by before its job is there: one line of a few hundred bytes, so that nobody waits
+        for it to be read."""
+        _send(self._process, _line(words))
+
     def run(self, job: dict[str, Any], *, timeout_s: float, name: str, stop: threading.Event | None = None) -> Ended:
         """Give it its job, once, and wait for its end. `name` says what it is, in the message of a timeout.
 
@@ -113,7 +118,7 @@ class IsolatedProcess:
         overdue = False
         try:
             # beside this thread: a pipe holds 64 KiB, and a process that is stopped or hangs reads nothing
-            line = (json.dumps(job | {KINDS: registered()}) + "\n").encode()
+            line = _line(job | {KINDS: registered()})
             self._sender = threading.Thread(target=_send, args=(self._process, line), name="kcg-job", daemon=True)
             self._sender.start()
             overdue = not _finished(self._process, timeout_s, stop)
@@ -180,6 +185,10 @@ def _finished(process: subprocess.Popen[bytes], timeout_s: float, stop: threadin
     return True
 
 
+def _line(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values) + "\n").encode()
+
+
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError, ValueError):  # it died at once: its exit code and its last words say more
@@ -188,14 +197,15 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 class Awaited:
-    """The job of a child, which may be on its way. Called, it waits for it."""
+    """The lines for a child, what it was told and then its job, which may be on their way. Called, it waits for the
+    next one."""
 
     def __init__(self, lines: queue.SimpleQueue[str]) -> None:
         self._lines = lines
 
     @property
     def is_there(self) -> bool:
-        """Whether the job came, and nobody took it yet."""
+        """Whether a line came, and nobody took it yet."""
         return not self._lines.empty()
 
     def __call__(self) -> dict[str, Any]:
@@ -216,9 +226,8 @@ def listening(*, aside: bool = False) -> Awaited:
             os.dup2(nothing.fileno(), 0)
 
     def watch() -> None:
-        jobs.put(stream.readline())
-        while os.read(pipe, 1):
-            pass
+        while line := stream.readline():
+            jobs.put(line)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()

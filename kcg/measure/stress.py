@@ -27,10 +27,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.compat.programs import Spin, hidden_s
+from kcg.compat.programs import Spin, device_seconds, hidden_s
 from kcg.compat.streams import Stream, has_second_stream, second_stream
 from kcg.compat.tiny import Buffer, KernelInfo, UOp, dtypes
 from kcg.files import cache_folder, write_whole
+from kcg.kernel.kinds import MOVED_TOGETHER
 from kcg.measure.inputs import launcher_of
 from kcg.measure.workbench import GUARD_BYTES, Workbench, copied
 from kcg.types import Region, Target, Toolchain, Variables, canonical_json
@@ -57,6 +58,7 @@ Key = tuple[Region, str, Target, Toolchain, Variables]
 """What a pass is kept by: a region, a binary, where it ran, and the values of its kernel's variables."""
 
 ROW: Final = GUARD_BYTES // 4  # words; outputs are compared in whole rows, behind them are at least as many guard bytes
+assert ROW % MOVED_TOGETHER == 0
 
 
 def stressed(
@@ -165,6 +167,13 @@ def expected_s(seconds: float, output_bytes: int, target: Target, launches: int 
     return (launches - count) * max(HOST_S, own_s) + count * (hidden_s(2 * HOST_S) + 2 * own_s)
 
 
+def ahead_s(count: int, sending_s: float, launch_s: float) -> float:
+    """How long the device is to wait for a host that takes `sending_s` to send each of `count` launches, so that it has
+    the next one whenever it is done with one, in `launch_s` at least. Short programs wait until all are sent; of long
+    ones the host sends the next while one runs."""
+    return max(hidden_s(sending_s), hidden_s(count * sending_s) - (count - 1) * launch_s)
+
+
 class _Repeated:
     """A program on the buffers of one bench, launched again and again on one stream."""
 
@@ -209,23 +218,32 @@ class _Beside:
         assert own.bench.seed is not None
         bench.fill(own.bench.seed, own.bench.recipe)
         bench.poisoned_with = own.bench.poisoned_with
-        self._own, self._stream = own, stream
+        self._own, self._stream, self._device = own, stream, bench.device
         self._other = _Repeated(bench, own.runs, stream=stream, like=own)
         self._spin, self._sending_s, self._sent = Spin(bench.device), 2 * HOST_S, 1
+        self._launch_s: float | None = None  # what the device takes for one, alone
 
     def wait(self) -> None:
         """Wait for the launches on the other stream."""
         self._stream.wait()
 
     def hold(self, number: int) -> None:
-        """What is sent from this launch on begins on both streams at once, when the host has sent as many as there are
-        to the next time: it is expected to take for each what it took since the last one."""
+        """What is sent from this launch on begins on both streams at once, when the host has sent so many of those to
+        the next time that neither stream waits for it again: it is expected to take for each what it took since the
+        last one, and the device no less than it takes alone."""
         self._stream.wait()
+        if self._launch_s is None:
+            self._launch_s = self._alone_s()
         rest = TURN - (number - 1) % TURN
         count = min(rest, FLUSHED_EVERY - number % FLUSHED_EVERY)
-        self._spin(hidden_s(count * self._sending_s / self._sent))
+        self._spin(ahead_s(count, self._sending_s / self._sent, self._launch_s))
         self._stream.follow()
         self._sending_s, self._sent = 0.0, 0
+
+    def _alone_s(self) -> float:
+        """Seconds of the device for one launch with its comparison, which the host has sent before it begins."""
+        self._spin(hidden_s(2 * HOST_S))
+        return device_seconds(self._device, lambda: self._own.launch(1))
 
     def launch(self, number: int) -> None:
         """Send one launch to each stream."""
@@ -253,7 +271,9 @@ class _Output:
         self.slot, self.in_place, self._itemsize = slot, info.is_input, info.itemsize
         words = -(-info.nbytes // (4 * ROW)) * ROW
         self._view = bench.with_guards(slot, 4 * words)
-        self._copy, self._compare = (launcher_of(make(words), bench.target, stream) for make in (_copying, _marking))
+        self._copy, self._compare = (
+            launcher_of(make(words), bench.target, stream, wide=True) for make in (_copying, _marking)
+        )
         self._before, self._marks = (self._like_it(bench) for _ in range(2))
         bench.fill_with(self._marks, 0)
         self.right = self._like_it(bench) if right is None else right

@@ -436,11 +436,12 @@ def savings_in_context(
     log: RunLog,
     memory_bytes: float = math.inf,
     bench: Bench | None = None,
+    most: int = PLANS,
 ) -> dict[str, Interval]:
     """What one call of each region of the best plans saves in its neighbourhood, by the region's id. Nothing is said of
     what there was no time for, which a warning counts, and of what has no neighbours. What is measured next is what the
-    best plans have by what is known, until they have nothing left to measure. `bench` is where: by default where the
-    search measured."""
+    best plans, at `most` so many, have by what is known, until they have nothing left to measure. `bench` is where: by
+    default where the search measured."""
     until = estimates.judge_until()
     comparing = InContext(results.rows, bench or device, estimates, estimates.kept, until=until)
     known = comparing.found
@@ -448,7 +449,7 @@ def savings_in_context(
 
     def waiting() -> list[Candidate]:
         """What the best plans have by what is known now, and was not tried: what saves most first."""
-        plans = plans_by(results, proposed, memory_bytes=memory_bytes, in_context=known)
+        plans = plans_by(results, proposed, memory_bytes=memory_bytes, in_context=known, most=most)
         savings = measured_savings(results.rows, proposed.proposals, alone_s, known)
         tried = {key: saved_s for key, saved_s in savings.items() if key[0] in comparing.tried}
         keys = next_to_measure(plans, savings, tried)

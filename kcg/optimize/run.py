@@ -32,11 +32,11 @@ from kcg.optimize.joining import Joining
 from kcg.optimize.judging import Judging, JudgingSettings
 from kcg.optimize.live import Live, LiveFile
 from kcg.optimize.log import RunLog
-from kcg.optimize.model_check import check_models, leave_out_wrong
+from kcg.optimize.model_check import COMPARED, check_models, leave_out_wrong
 from kcg.optimize.outlook import outlook_of
 from kcg.optimize.planning import planned
 from kcg.optimize.proposing import Proposing
-from kcg.optimize.region_plans import fastest_step
+from kcg.optimize.region_plans import PLANS, fastest_step
 from kcg.optimize.region_search import (
     best_so_far,
     freshener,
@@ -270,12 +270,13 @@ def optimize(
                 judged=judged,
                 incumbent=incumbent,
                 ahead=early,
-                settings=JudgingSettings(needed=needed),
+                settings=JudgingSettings(needed=needed, untimed=runner.place),
             )
             compared, seen = judging.seen, judging.run()
             if store is not None:
                 store.refute(judging.failed, [*works, *(proposed.works if proposed is not None else ())], log=log)
             if proposed is not None:
+                most = PLANS if settings.effort == "thorough" else COMPARED - 1  # each is looked for in turn
                 in_context = savings_in_context(
                     seen,
                     proposed,
@@ -284,8 +285,11 @@ def optimize(
                     log=log,
                     memory_bytes=memory_bytes,
                     bench=device.bench,
+                    most=most,
                 )
-                by_plan = variants(seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes)
+                by_plan = variants(
+                    seen, proposed, captured.workload, in_context=in_context, memory_bytes=memory_bytes, most=most
+                )
                 seen = by_plan[0]  # the best by its parts, until whole steps were compared
             results = seen
             incumbent.settle(results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import time
@@ -26,7 +27,7 @@ from kcg.judge import step as steps
 from kcg.judge import whole_model
 from kcg.judge.step import REPLAYS, Stage, compare, different
 from kcg.judge.whole import MAX_TOLERANCE, Cost, judge_outputs, relative_error, rounding_of_sums
-from kcg.judge.whole_model import Model
+from kcg.judge.whole_model import PLACING_S, Model
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -538,6 +539,14 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
         (check,) = model(child=child).checks([make("float32")], timeout_s=PATIENCE_S)
+    assert check.passed is True, check.reason
+    with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
+        placing = Model(Workload("tiny", "float32", ()), DEV, module=CHILD, child=child)
+        placing.place(PLACING_S)
+        assert not placing.placed, "weights that are made in that time only where it is more than they take"
+        placing.place(math.inf)
+        assert placing.placed
+        (check,) = placing.checks([make("float32")], timeout_s=PATIENCE_S)
     assert check.passed is True, check.reason
     waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kcg.measure.isolated import FOREIGN, clean_environment
+from kcg.measure.isolated import FOREIGN, IsolatedProcess, clean_environment
 from tests.waiting import PATIENCE_S
 
 REPORTED = (
@@ -39,6 +39,18 @@ def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
     assert isinstance(paths, list) and paths.index(str(tmp_path / "ours")) < paths.index(str(tmp_path / "users"))
     *found, _ = report(clean_environment(dev, cache, BEAM="2"))
     assert found[0] == 2, "what is asked for is there"
+
+
+TOLD = "from kcg.measure import isolated; words = isolated.listening(); isolated.answer([words(), words()])"
+
+
+def test_what_a_child_is_told_comes_before_its_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(TOLD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with IsolatedProcess("told", dev=os.environ["DEV"], label="test") as child:
+        child.tell({"a": 1})
+        ended = child.run({"b": 2}, timeout_s=PATIENCE_S, name="it")
+    assert json.loads(ended.out[-1]) == [{"a": 1}, {"b": 2}], ended
 
 
 ASIDE = "import sys, time; from kcg.measure import isolated; job = isolated.listening(aside=True)(); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from tinygrad import Tensor
 
+from kcg.compat.programs import hidden_s
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.kinds import baseline_of, compile_region, kind_named, needs_stress
+from kcg.kernel.kinds import baseline_of, compile_region, kind_named, needs_stress, space_of, wide_of
 from kcg.kernel.program import Executable
 from kcg.kernel.tile.space import TileSpace
 from kcg.measure import child, stress
@@ -171,6 +173,24 @@ def test_half_of_the_launches_have_the_program_itself_beside_them(name: str, mon
     assert stream.sent == ["follow", *["wait", "follow"] * 2, "wait", *["wait", "follow"] * 2, "wait"], (
         "after the inputs, where a group begins, where the cache is emptied, and before the next launches alone"
     )
+
+
+def test_the_device_waits_for_the_host_only_as_long_as_it_must() -> None:
+    """Both streams have the next launch whenever they are done with one: pair i is sent by the time i are done."""
+    for count, sending_s, launch_s in itertools.product((1, 2, 16), (1e-4, 3e-4), (0.0, 1e-5, 1e-4, 1e-3)):
+        ahead_s = stress.ahead_s(count, sending_s, launch_s)
+        assert all((i + 1) * sending_s <= ahead_s + i * launch_s for i in range(count))
+        assert ahead_s <= stress.ahead_s(count, sending_s, 0.0) == hidden_s(count * sending_s)
+    assert stress.ahead_s(16, 1e-4, 1e-3) == hidden_s(1e-4), "long programs hide the host themselves"
+
+
+def test_outputs_are_compared_and_put_back_by_wide_loads() -> None:
+    for make, words in itertools.product((stress._marking, stress._copying), (stress.ROW, 3 * stress.ROW)):
+        region = Region((kernel_of(make(words)),))
+        space = space_of(region, KNOWN_TARGETS["sm_90"])
+        space.check(wide := wide_of(region, KNOWN_TARGETS["sm_90"]))
+        assert wide.body == '[["UPCAST",0,4],["LOCAL",0,256]]'
+        assert wide_of(region, TARGET) == baseline_of(region, TARGET), "a CPU has no local memory"
 
 
 def test_however_many_launches_passed_half_of_them_had_company() -> None:
