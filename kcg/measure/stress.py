@@ -27,13 +27,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.compat.programs import Spin, device_seconds, hidden_s
+import numpy as np
+
+from kcg.compat.programs import Spin, device_seconds, hidden_s, synchronize
 from kcg.compat.streams import Stream, has_second_stream, second_stream
 from kcg.compat.tiny import Buffer, KernelInfo, UOp, dtypes
 from kcg.files import cache_folder, write_whole
 from kcg.kernel.kinds import MOVED_TOGETHER
 from kcg.measure.inputs import launcher_of
-from kcg.measure.workbench import GUARD_BYTES, Workbench, copied
+from kcg.measure.workbench import GUARD_BYTES, Workbench, contents_of, copied
 from kcg.types import Region, Target, Toolchain, Variables, canonical_json
 
 if TYPE_CHECKING:
@@ -276,6 +278,7 @@ class _Output:
         )
         self._before, self._marks = (self._like_it(bench) for _ in range(2))
         bench.fill_with(self._marks, 0)
+        self._target, self._unmarked = bench.target, contents_of(self._marks, bench.target)
         self.right = self._like_it(bench) if right is None else right
         if right is None:
             self._copy(self.right, self._view)
@@ -297,6 +300,9 @@ class _Output:
 
     def differs(self) -> int | None:
         """The first element that was different after any launch."""
+        synchronize(self._target.device)  # on all streams
+        if np.array_equal(contents_of(self._marks, self._target), self._unmarked):
+            return None
         marked = copied(self._marks).view("uint32").nonzero()[0]
         return int(marked[0]) * 4 // self._itemsize if marked.size else None
 

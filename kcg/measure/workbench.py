@@ -265,10 +265,7 @@ class Bench:
 
     def snapshot(self, slot: int) -> np.ndarray[Any, Any]:
         """What tells the contents of a buffer from any other: a copy, or a digest of a large one on a GPU."""
-        view = self._views[slot]
-        if self.device == "CPU" or view.nbytes <= DIGEST_ABOVE_BYTES:
-            return copied(view)
-        return _digest(self.target).of(view)
+        return contents_of(self._views[slot], self.target)
 
     def holds(self, slot: int, snapshot: np.ndarray[Any, Any]) -> bool:
         """Whether a buffer holds what it held when the snapshot was taken."""
@@ -470,6 +467,13 @@ def _same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
 def guard_bytes(nbytes: int) -> int:
     """How many bytes are guarded before and after a buffer: as many as it has, within limits."""
     return min(max(-(-nbytes // GUARD_BYTES) * GUARD_BYTES, GUARD_BYTES), WIDE_GUARD_BYTES)
+
+
+def contents_of(buffer: Any, target: Target) -> Words:
+    """What tells the contents of a buffer of bytes from any other: a copy, or a digest of a large one on a GPU."""
+    if target.device == "CPU" or buffer.nbytes <= DIGEST_ABOVE_BYTES:
+        return copied(buffer)
+    return _digest(target).of(buffer)
 
 
 @functools.cache
