@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -87,7 +88,9 @@ class Request:
     stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it
     best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
     cache_state: CacheState = CacheState.COLD
-    timeout_s: float | None = None  # None: the service's
+    timeout_s: float | None = None  # of the device; None: the service's
+    compile_s: float | None = None
+    """Of a compiler, where that is less than the service's: what takes longer is not recorded, others may wait."""
     trial: int = 0  # a binary is timed once for each trial
 
     @property
@@ -480,10 +483,10 @@ class MeasureService:
         if (key := (region.id, schedule)) not in self._ahead:
             self._ahead[key] = self.compile(region, schedule)
 
-    def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _compile(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Future[Any]:
         with self._lock:
             self.compilations += 1
-        return self.beside(function, *args, timeout_s=self.compile_timeout_s)
+        return self.beside(function, *args, timeout_s=min(timeout_s or math.inf, self.compile_timeout_s))
 
     def _release(self, *, compiled: int = 0) -> None:
         """Send to the device what is compiled; on a CPU only when no compiler runs any more."""
@@ -663,7 +666,9 @@ class MeasureService:
                 if outcome is None:
                     error = done.exception()
                     assert error is not None
-                    self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
+                    hurried = request.compile_s is not None and isinstance(error, TimeoutError)
+                    ways = {"timeout": Status.COMPILE_TIMEOUT, "other": Status.COMPILE_ERROR}
+                    self._fail(request, future, error, **ways, record=not hurried)
                 else:
                     bound = outcome.compiled.at(request.variables)
                     timing = known.get(_timing_key(request, bound.binary_hash, bound.tf32))
@@ -678,7 +683,8 @@ class MeasureService:
                     self._ready += now
                 self._release()
 
-        (made or self._compile(*(compiler or (child.compile_job, job)))).add_done_callback(compiled)
+        how = compiler or (child.compile_job, job)
+        (made or self._compile(*how, timeout_s=first.compile_s)).add_done_callback(compiled)
 
     def begin_references(self, region: Region, variables: Variables) -> Future[Any] | None:
         """Have the reference of a region of several kernels computed beside the device, with which its schedules are
@@ -820,6 +826,7 @@ class MeasureService:
         *,
         timeout: Status,
         other: Status,
+        record: bool = True,
         **known: Any,
     ) -> None:
         """End a measurement with the status that its error means."""
@@ -837,7 +844,7 @@ class MeasureService:
         if isinstance(error, DeviceError):
             self.device_error = error
         row = self._measurement(request, status, reason=first_line(error), **known)
-        self._resolve(future, row, record=not _not_its_fault(error))
+        self._resolve(future, row, record=record and not _not_its_fault(error))
 
     def _measurement(self, request: Request, status: Status, **fields: Any) -> Measurement:
         return Measurement(

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import threading
+import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 30.0  # of finding where a space begins
 FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
+LEAST_COMPILE_S = 3.0  # of a schedule: most take one
 BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
@@ -617,6 +619,7 @@ class Device:
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * (known_s or work.best_s) or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,
+                compile_s=None if sampler == BASELINE else self._compile_s(),
             )
             for work, schedule, sampler in wanted
             for values, scale in zip(work.bindings, work.scales, strict=True)
@@ -627,6 +630,15 @@ class Device:
             self._of_bounds(work, schedule, list(itertools.islice(measured, len(work.bounds))))
             for work, schedule, _ in wanted
         ]
+
+    def _compile_s(self) -> float | None:
+        """How long a compiler may take for a schedule of the search, where that is over before the service would end
+        it: nothing else runs meanwhile on a CPU, and what it found is to be judged. None: as long as any."""
+        deadline = self._budget.ledger.deadline
+        if not self.is_cpu or deadline is None:
+            return None
+        left_s = max(deadline - time.monotonic(), LEAST_COMPILE_S)
+        return left_s if left_s < self.service.compile_timeout_s else None
 
     def _of_bounds(
         self, work: RegionWork, schedule: Schedule, measured: Sequence[Future[Measurement]]

@@ -41,11 +41,13 @@ def compiled_relu(service: MeasureService) -> Compiled:
     return compiled
 
 
-def compiled_by(service: MeasureService, function: Callable[..., Any], *args: Any) -> Future[Measurement]:
+def compiled_by(
+    service: MeasureService, function: Callable[..., Any], *args: Any, asked: Request = REQUEST
+) -> Future[Measurement]:
     """The measurement of a schedule for whose compiling `function` stands."""
     future: Future[Measurement] = Future()
     future.set_running_or_notify_cancel()
-    service._measure([_Asked(request(), future, 0)], compiler=(function, *args))
+    service._measure([_Asked(asked, future, 0)], compiler=(function, *args))
     return future
 
 

@@ -88,6 +88,19 @@ def test_compiler_that_fails(service: MeasureService, function: Callable[..., An
     assert_goes_on(service)
 
 
+def test_what_a_search_has_no_time_to_compile_is_kept_as_no_failure(
+    service: MeasureService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Measurement] = []
+    monkeypatch.setattr(service, "on_measurement", kept.append)
+    hurried = request(compile_s=TIMEOUT_S)
+    row = compiled_by(service, bad_jobs.loop_in_python, None, asked=hurried).result(timeout=PATIENCE_S)
+    assert row.status is Status.COMPILE_TIMEOUT and kept == []
+    row = compiled_by(service, bad_jobs.raise_two_arguments, None, asked=hurried).result(timeout=PATIENCE_S)
+    assert row.status is Status.COMPILE_ERROR and kept == [row], "another failure is its own"
+    assert_goes_on(service)
+
+
 def test_triton_that_aborts_is_a_compiler_that_fails(service: MeasureService) -> None:
     pytest.importorskip("triton", reason="needs Triton, which is not here")
     row = compile_with(service, bad_jobs.abort_in_triton)

@@ -9,6 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from kcg.errors import ExitCode, UsageError
 from kcg.kernel.origins import origins_of
 from kcg.measure.job_rows import HASH_DIGITS
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import Request
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
-from kcg.optimize.device import Device
+from kcg.optimize.device import LEAST_COMPILE_S, Device
 from kcg.optimize.live import read_live
 from kcg.optimize.run import _begin
 from kcg.optimize.settings import Settings
@@ -39,7 +42,7 @@ from kcg.types import JobKind, JobOutcome, ModelCheck, Status
 from kcg.ui.trials import BASELINE, Journaled
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.registry import find
-from tests.optimize_run import optimized
+from tests.optimize_run import begun, optimized
 from tests.sample_result import sample_result
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -377,6 +380,22 @@ def test_the_journal_names_the_layers_from_the_start(tmp_path: Path) -> None:
     known = origins_of(workload)
     assert origins == {call.region.id: known[call.region.id][0][0] for call in workload.calls}
     assert "table0" in origins.values()
+
+
+def test_compilers_on_a_cpu_end_with_the_time_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+    with begun(Settings("rope", "mini", device="CPU", folder=tmp_path)) as begin:
+        monkeypatch.setattr(
+            begin.device.spread, "measure", lambda some, **_: asked.extend(some) or [Future()] * len(some)
+        )
+        schedule = begin.works[0].space.baseline()
+        for left_s in (1e6, 10.0, -1.0):
+            begin.budget.search_until(time.monotonic() + left_s)
+            begin.device.measure(begin.works[0], [schedule])
+        begin.device.measure_baselines(begin.works[:1])
+    compile_s = [one.compile_s for one in asked]
+    assert compile_s[0] is compile_s[3] is None, "the service's own, and always for tinygrad's own schedules"
+    assert compile_s[1] is not None and LEAST_COMPILE_S < compile_s[1] <= 10 and compile_s[2] == LEAST_COMPILE_S
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
