@@ -37,10 +37,12 @@ from kcg.types import Region, Target
 # Each word of four bytes is mixed (so that a change of its high bits, a sign, reaches the low ones), multiplied by an
 # odd number that depends on its place, mixed again, and 4096 of them are summed modulo 2**32. A change of one word
 # always changes its sum, any other all but certainly. The kernels are compiled once, for pieces of two sizes, so that
-# no buffer needs further ones.
+# no buffer needs further ones. The last piece of a buffer reaches back into the one before it: a launch takes the host
+# longer than the device needs for a piece.
 
 COLUMNS = 4096  # words that are summed
-ROWS = (1024, 32)  # sums of one piece: pieces of 16 MiB, then of 512 KiB; what is left is copied
+ROWS = (1024, 64)  # sums of one piece, of 16 MiB or, of smaller buffers, 1 MiB; what is smaller still is copied
+ALIGNED = 16  # bytes, at which a piece begins; what is left behind the last one is copied
 MIX = 3266489917  # an odd constant of xxHash's last step
 ODD = 2654435761  # neighbouring places get unrelated factors (Knuth's multiplicative hash)
 
@@ -88,24 +90,16 @@ class DeviceDigest:
 
     def of(self, buffer: Any) -> Words:
         """The digest of a buffer: equal for equal contents. `buffer` is one of bytes, its view included."""
-        counts, left = [], buffer.nbytes
-        for rows, _ in self._pieces:
-            counts.append(left // (4 * rows * COLUMNS))
-            left -= counts[-1] * 4 * rows * COLUMNS
-        total = sum(count * rows for count, (rows, _) in zip(counts, self._pieces, strict=True))
-        parts: list[Words] = []
-        if total:
-            sums = Buffer(self.device, 4 * total, dtypes.uint8).allocate()
-            source_at = sums_at = 0
-            for count, (rows, launch) in zip(counts, self._pieces, strict=True):
-                for _ in range(count):
-                    size = 4 * rows * COLUMNS
-                    launch(_part(sums, 4 * rows, sums_at), _part(buffer, size, source_at))
-                    source_at, sums_at = source_at + size, sums_at + 4 * rows
-            parts.append(copied(sums))
-        if left:
-            parts.append(copied(_part(buffer, left, buffer.nbytes - left)))
-        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        rows, launch = next((one for one in self._pieces if 4 * one[0] * COLUMNS <= buffer.nbytes), (0, None))
+        if launch is None:
+            return copied(buffer)
+        size, whole = 4 * rows * COLUMNS, buffer.nbytes // ALIGNED * ALIGNED
+        places = [*range(0, whole - size, size), whole - size]
+        sums = Buffer(self.device, 4 * rows * len(places), dtypes.uint8).allocate()
+        for number, place in enumerate(places):
+            launch(_part(sums, 4 * rows, 4 * rows * number), _part(buffer, size, place))
+        rest = buffer.nbytes - whole
+        return np.concatenate([copied(sums), *([copied(_part(buffer, rest, whole))] if rest else [])])
 
 
 def _part(buffer: Any, nbytes: int, offset: int) -> Any:

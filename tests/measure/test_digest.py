@@ -8,10 +8,11 @@ import pytest
 from kcg.compat.hardware import device_pieces
 from kcg.compat.tiny import Buffer, dtypes
 from kcg.measure.device_info import detect
-from kcg.measure.workbench import COLUMNS, DeviceDigest, expected_sums
+from kcg.measure.workbench import ALIGNED, COLUMNS, ROWS, DeviceDigest, expected_sums
 
 TARGET = detect("CPU:X86", 1)[0]
-WORDS = 2 * COLUMNS * 32 + 1001  # two small pieces and a rest
+SMALL = ROWS[-1]
+WORDS = 2 * COLUMNS * SMALL + 1001  # two small pieces, and one that reaches back
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def of(digest: DeviceDigest, words: np.ndarray) -> bytes:
 
 
 def test_rows_are_summed_as_numpy_sums_them(digest: DeviceDigest) -> None:
-    words = np.random.default_rng(0).integers(0, 1 << 32, COLUMNS * 32, dtype=np.uint32)
+    words = np.random.default_rng(0).integers(0, 1 << 32, COLUMNS * SMALL, dtype=np.uint32)
     assert of(digest, words) == expected_sums(words).tobytes()
 
 
@@ -43,7 +44,7 @@ def test_changes_that_cheap_sums_miss(digest: DeviceDigest, kind: str) -> None:
     elif kind == "swapped":
         after[[7, 8]] = after[[8, 7]]
     elif kind == "one bit":
-        after[COLUMNS * 33] ^= np.uint32(1 << 13)
+        after[COLUMNS * (SMALL + 1)] ^= np.uint32(1 << 13)
     elif kind == "last byte":
         after[-1] ^= np.uint32(1 << 24)
     elif kind == "two zeros":
@@ -54,6 +55,20 @@ def test_changes_that_cheap_sums_miss(digest: DeviceDigest, kind: str) -> None:
         after[[100, 200]] ^= np.uint32(0x8000 << 16 | 0x8000)
     assert of(digest, before) != of(digest, after)
     assert of(digest, before) == of(digest, before.copy())
+
+
+@pytest.mark.parametrize("count", [5, 4 * COLUMNS * SMALL, 4 * COLUMNS * SMALL + ALIGNED + 3, 4 * WORDS + 1])
+def test_every_byte_counts_of_buffers_of_any_length(digest: DeviceDigest, count: int) -> None:
+    rng = np.random.default_rng(3)
+    before = rng.integers(0, 256, count, dtype=np.uint8)
+    of_all = {of(digest, before)}
+    places = {place for edge in (0, count // 2, 4 * COLUMNS * SMALL, count) for place in range(edge - 17, edge + 17)}
+    changed = [place for place in sorted(places) if 0 <= place < count]
+    for place in changed:
+        after = before.copy()
+        after[place] ^= 1 << int(rng.integers(8))
+        of_all.add(of(digest, after))
+    assert len(of_all) == 1 + len(changed)
 
 
 def test_pairs_of_signs_are_never_missed_in_numpy() -> None:
