@@ -587,6 +587,7 @@ def test_extra_files_are_part_of_an_export(path: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == sorted((*FILES, CHECKSUMS, "README.md"))
 
 
+@pytest.mark.slow
 def test_a_row_costs_an_export_as_much_however_many_there_are(path: Path, tmp_path: Path) -> None:
     """About 140 calls, and 150 steps of SQLite's machine: 8,000 rows take a second of an idle core."""
     spent = []

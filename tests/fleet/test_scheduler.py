@@ -67,6 +67,7 @@ def test_it_listens_to_other_machines_with_tls_only(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
+@pytest.mark.slow
 @NEEDS_IPV6
 def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
     """Dask is given such an address, and names one of this machine's: nothing is said of it but where to join."""

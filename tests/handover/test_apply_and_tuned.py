@@ -253,6 +253,7 @@ def test_without_clang_nothing_is_printed_that_plain_tinygrad_could_not_start(
     assert "python your_program.py" not in str(applied)
 
 
+@pytest.mark.slow
 def test_by_default_the_device_is_read_and_the_cache_is_tinygrads_own(stored: Path, cache: Path, run: Any) -> None:
     done = run("-m", "kcg.optimize", "apply", stored, "--beam", "3", cache=cache, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr

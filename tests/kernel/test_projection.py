@@ -284,6 +284,7 @@ def test_exact_densities() -> None:
     assert density(empty(1, 64, 9, 9).conv2d(empty(8, 64, 3, 3))) == pytest.approx((24 / 576) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_dropped_term_in_exact_inputs() -> None:
     """It shows in a share p² of the points and of p of the projected rows; with normal data in many rows too."""
     k = 3072

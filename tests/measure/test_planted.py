@@ -120,6 +120,7 @@ def test_a_maximum_of_few_rows_that_starts_from_a_number_is_refused(start: float
     assert not judged(region(empty(3, 700).min(1)), lambda x: x.reshape(3, 700).min(1, initial=-start)).passed
 
 
+@pytest.mark.slow
 def test_long_rows_and_other_layouts() -> None:
     assert judged(region(empty(1, 32_000).max(1)), largest((1, 32_000))).passed
     for begin in (0, 64, 8000, 17_984, 31_936):

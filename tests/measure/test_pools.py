@@ -164,6 +164,7 @@ def test_a_child_sees_the_gpu_that_it_is_to_use(tmp_path: Path, fork: bool) -> N
     assert messages["forked"] is fork and messages["opened"] == [], "before a device is opened"
 
 
+@pytest.mark.slow
 @linux
 def test_nothing_is_forked_where_a_program_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
     """It has not loaded what a child needs, and a child would not know whose end to wait for."""
@@ -247,6 +248,7 @@ def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
 STEPS_S = {"ahead": lambda: 600.0, "back": lambda: -600.0, "zigzag": itertools.cycle((600.0, -600.0, 0.0)).__next__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", first(1, STEPS_S.values()), ids=STEPS_S)
 def test_a_step_of_the_wall_clock_ends_no_job_and_a_hung_one_all_the_same(
     step_s: Callable[[], float], monkeypatch: pytest.MonkeyPatch

@@ -253,6 +253,7 @@ def test_no_dataset_is_one_line(tmp_path: Path) -> None:
         load(tmp_path, cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_makes(folder: Path, loaded: TrainingData, tmp_path: Path) -> None:
     from unittest.mock import patch
 

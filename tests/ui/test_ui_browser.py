@@ -23,7 +23,11 @@ from tests.ui.test_ui_trials import trial
 from tests.ui_server import live_file, serving, write_reported_run, write_run
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
+pytestmark = [
+    pytest.mark.usefixtures("drawn"),
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
+]
 
 # waits until it may go on, so that it is seen as it runs, however long a page takes
 WAITING = """

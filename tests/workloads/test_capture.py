@@ -325,6 +325,7 @@ def test_variables_devices_replays_and_what_is_left_out_are_kept_too(tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_a_kernel_that_divides_by_zero_costs_only_itself(tmp_path: Path) -> None:
     """tinygrad's assembler divides whole numbers by the processor's own instruction, which raises SIGFPE."""
     script, out = tmp_path / "divides.py", tmp_path / "k.sqlite"

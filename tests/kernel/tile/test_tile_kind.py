@@ -709,6 +709,7 @@ print(compiled(linear(512, 512, 256)).id)
 """
 
 
+@pytest.mark.slow
 @triton
 def test_the_start_and_equal_parameters_are_the_same_program_in_every_process(tmp_path: Path) -> None:
     ids = {compiled(linear(512, 512, 256)).id}

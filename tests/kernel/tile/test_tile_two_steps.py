@@ -160,6 +160,7 @@ def test_programs_of_a_vocabulary_compile(tmp_path: Path) -> None:
     assert not any(row["scratch"] for row in made.values())
 
 
+@pytest.mark.slow
 def test_the_reference_of_such_rows_takes_few_terms() -> None:
     """A row's parts are added up once for all of its points: 64 rows of 128,256 are no more terms than are enough."""
     sequence = sequence_of(WHOLE["softmax"](empty(64, 128_256)))
