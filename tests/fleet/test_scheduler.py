@@ -14,6 +14,7 @@ import pytest
 from kcg.fleet.__main__ import main
 from kcg.fleet.certificates import make
 from tests.commands import ended, python
+from tests.slow import first_rows
 
 ENDS_S = 120
 
@@ -30,7 +31,9 @@ NEEDS_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
 IPV6 = pytest.param(signal.SIGINT, "[::1]", marks=[NEEDS_IPV6, pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.1"), IPV6])
+@pytest.mark.parametrize(
+    ("number", "host"), first_rows(1, [(signal.SIGTERM, "127.0.0.1"), (signal.SIGINT, "127.0.0.1"), IPV6])
+)
 def test_it_says_where_to_join_and_ends_cleanly(number: int, host: str) -> None:
     command = [sys.executable, "-m", "kcg.fleet", "scheduler", "--listen", f"tcp://{host}:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

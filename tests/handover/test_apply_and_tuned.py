@@ -380,6 +380,7 @@ def test_impossible_widths_are_refused(widths: tuple[int, ...], stored: Path, ca
 # ---- inside one process ----
 
 
+@pytest.mark.slow
 def test_tuned_gives_the_schedules_to_plain_and_jitted_programs_and_ends_with_its_block(
     result: Result, stored: Path, run: Any
 ) -> None:

@@ -157,7 +157,7 @@ def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypat
 
 @linux
 @pytest.mark.usefixtures("forking")
-@pytest.mark.parametrize("fork", [True, False])
+@pytest.mark.parametrize("fork", first(1, [True, False]))
 def test_a_child_sees_the_gpu_that_it_is_to_use(tmp_path: Path, fork: bool) -> None:
     messages = seen_in_a_child(tmp_path, "GPU-5", fork=fork)
     assert messages["gpus"] == "GPU-5" != os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -222,7 +222,7 @@ def test_a_fork_server_that_lives_on_is_not_waited_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dies_first", [False, True])
-@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=linux)])
+@pytest.mark.parametrize("fork", first(1, [pytest.param(True, marks=linux), False]))
 def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
     fork: bool, dies_first: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

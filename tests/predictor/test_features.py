@@ -234,6 +234,7 @@ def test_the_cache_is_the_same_and_a_broken_one_is_made_again(
     assert same(load(folder, cache=tmp_path, workers=1).graphs, loaded.graphs) and built
 
 
+@pytest.mark.slow
 def test_another_version_of_the_features_has_a_cache_of_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

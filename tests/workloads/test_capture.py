@@ -254,7 +254,7 @@ SAID_TWICE = {"exit-3", "replaced"}
 SOME_FAILING = [pytest.param(how, says, marks=pytest.mark.slow if how in AS_OTHERS else ()) for how, says in FAILING]
 
 
-@pytest.mark.parametrize(("how", "says"), first_rows(2, SOME_FAILING))
+@pytest.mark.parametrize(("how", "says"), first_rows(1, SOME_FAILING))
 def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

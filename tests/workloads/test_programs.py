@@ -128,6 +128,7 @@ def test_a_program_that_runs_longer_than_it_should_is_reported_and_waited_for(tm
         assert captured.workload.calls and lines == ["late"], "said once, of the first"
 
 
+@pytest.mark.slow
 def test_what_python_could_not_start_is_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
