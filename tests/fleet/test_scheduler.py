@@ -88,6 +88,7 @@ def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
     assert "tls://[" in line and (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = python("-m", "kcg.fleet", "scheduler", "--listen", f"tcp://127.0.0.1:{server.getsockname()[1]}")

@@ -136,6 +136,7 @@ def test_what_cannot_be_started_is_a_line(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_a_line(stored: Path) -> None:
     """It is looked up by the process that has become the program."""
     done = run(stored, "-m", "nowhere_at_all")

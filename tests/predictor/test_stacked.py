@@ -305,6 +305,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 def test_blas_has_one_thread_whichever_threads_predict_and_in_whatever_order_they_leave() -> None:
     """Also while those that predicted before are alive, as those of a server."""
     done = python("-c", ANY_THREAD, cwd=ROOT, OPENBLAS_NUM_THREADS="2")
@@ -343,6 +344,7 @@ raise SystemExit(code)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_that_is_forked_while_another_thread_predicts_predicts_too() -> None:
     done = python("-c", FORKED, cwd=ROOT, OPENBLAS_NUM_THREADS="2", timeout=60)

@@ -133,6 +133,7 @@ def test_what_it_keeps_is_afterwards_what_one_call_left(lazy: bool) -> None:
     assert np.allclose(step(TOKEN, N).numpy(), step(TOKEN, N).numpy())
 
 
+@pytest.mark.slow
 def test_a_step_that_goes_on_from_its_own_memory_is_compared_from_the_same_start() -> None:
     state = Tensor.ones(8, 8).contiguous().realize()
 
