@@ -19,6 +19,7 @@ from kcg.optimize.console import print_result
 from tests.commands import python
 from tests.dataset.test_journal import fill
 from tests.sample_result import sample_result
+from tests.slow import first
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
@@ -43,10 +44,10 @@ def shell(line: str, *arguments: object, limit: Callable[[], None] | None = None
     )
 
 
-COMMANDS = ["$K.dataset stats $1", "$K.dataset stats $1 --json", "$K.dataset --help"]
+COMMANDS = ["$K.dataset stats $1", "$K.dataset --help", "$K.dataset stats $1 --json"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", first(2, COMMANDS))
 def test_an_output_that_cannot_be_written_is_one_line(journal: Path, command: str) -> None:
     for where, says in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
         done = shell(f"{command} {where}", journal)
@@ -54,7 +55,7 @@ def test_an_output_that_cannot_be_written_is_one_line(journal: Path, command: st
         assert done.stderr.startswith("kcg: cannot write") and says in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", COMMANDS[:2])
+@pytest.mark.parametrize("command", first(1, COMMANDS[::2]))
 def test_a_reader_that_goes_away_is_no_error(journal: Path, command: str) -> None:
     done = shell(f"{command} | head -c 0", journal)
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
@@ -100,7 +101,7 @@ guarded(body)
 
 
 @pytest.mark.parametrize(
-    "raised", ["error", "ImportError('read this first')", 'RuntimeError("can\'t start new thread")']
+    "raised", first(1, ["error", "ImportError('read this first')", 'RuntimeError("can\'t start new thread")'])
 )
 def test_a_limit_of_memory_is_one_line(raised: str) -> None:
     def limit() -> None:

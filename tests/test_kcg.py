@@ -291,6 +291,7 @@ def test_a_shell_gets_its_script(shell: str, monkeypatch: pytest.MonkeyPatch) ->
     assert COMPLETE in kcg("").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_by_that_script(tmp_path: Path) -> None:
     (tmp_path / "kcg").write_text(f'#!/bin/sh\nexec {sys.executable} -c "from kcg.__main__ import main; main()" "$@"\n')

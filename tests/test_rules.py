@@ -35,6 +35,7 @@ from tests.rules import (
     wall_clocks,
     words_of_kinds,
 )
+from tests.slow import first
 
 LIBRARY = sources(ROOT, "kcg")
 SCRIPTS = [*sources(ROOT, "training"), *sources(ROOT, "evaluation")]
@@ -116,23 +117,26 @@ def test_no_test_asserts_how_long_something_took() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "kcg",
-        "kcg.optimize",
-        "kcg.optimize apply",
-        "kcg.optimize export",
-        "kcg.apply",
-        "kcg.export",
-        "kcg.list",
-        "kcg.run",
-        "kcg.compare",
-        "kcg.dataset",
-        "kcg.fleet",
-        "kcg.fleet worker",
-        "kcg.ui",
-        "kcg.fleet scheduler",
-        "kcg.doctor",
-    ],
+    first(
+        6,
+        [
+            "kcg",
+            "kcg.optimize",
+            "kcg.apply",
+            "kcg.run",
+            "kcg.dataset",
+            "kcg.fleet worker",
+            "kcg.optimize apply",
+            "kcg.optimize export",
+            "kcg.export",
+            "kcg.list",
+            "kcg.compare",
+            "kcg.fleet",
+            "kcg.ui",
+            "kcg.fleet scheduler",
+            "kcg.doctor",
+        ],
+    ),
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     module, *rest = command.split()

@@ -130,6 +130,7 @@ def test_what_an_index_is_told_is_valid_and_says_what_is_so(sdist: Path, wheel: 
         assert not [one for one in classifiers if one.startswith("License ::")], "the expression says it"
 
 
+@pytest.mark.slow
 def test_what_is_installed_has_its_commands_and_says_how_to_get_more(installed: Path, tmp_path: Path) -> None:
     assert kcg(installed, tmp_path, "--version").stdout == f"kcg {__version__}\n"
     listed = kcg(installed, tmp_path, "list")

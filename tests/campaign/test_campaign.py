@@ -197,6 +197,7 @@ def test_schedules_expected_to_take_seconds_are_left_out_but_for_the_hand_coded_
     assert all(schedule != RAW for schedule, _, _ in answer.batch), "its every load comes from memory"
 
 
+@pytest.mark.slow
 def test_long_random_schedules_are_thinned(space: KernelSpace) -> None:
     (ast,) = kernels_of((empty(512, 512) @ empty(512, 512)).relu())
     region = Region((kernel_of(ast),))

@@ -110,13 +110,19 @@ def test_fields_are_exactly_these(cls: Any) -> None:
     assert names == FIELDS[cls]
 
 
+ENUMS = ("Ops", "OptOps", "AxisType", "AddrSpace", "GroupOp", "dtypes")
+
+
 def used_members(root: Path) -> Iterator[tuple[str, str, str]]:
     """`Ops.ADD` and the like in kcg's own files: enum, member, where."""
     for path in sorted(root.rglob("*.py")):
-        for node in python_ast.walk(python_ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not any(f"{enum}." in text for enum in ENUMS):
+            continue
+        for node in python_ast.walk(python_ast.parse(text)):
             if isinstance(node, python_ast.Attribute) and isinstance(node.value, python_ast.Name):
                 enum = node.value.id
-                if enum in ("Ops", "OptOps", "AxisType", "AddrSpace", "GroupOp", "dtypes"):
+                if enum in ENUMS:
                     yield enum, node.attr, f"{path.name}:{node.lineno}"
 
 

@@ -89,6 +89,7 @@ def test_whole_numbers_are_not_moved() -> None:
     assert piece.eps == 0 and piece.values.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.slow
 def test_what_comes_out_of_a_program_in_the_place_of_calls_is_observed() -> None:
     """Such a program is compiled from no AST that could be asked for."""
     done = python("-c", REPLACED, DEV="CPU:X86")

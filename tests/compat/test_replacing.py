@@ -660,7 +660,7 @@ def some_again(rng: np.random.Generator, places: list[int]) -> list[int]:
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 32))]
 
 
-@pytest.mark.parametrize("seed", first(3, SEEDS))
+@pytest.mark.parametrize("seed", first(1, SEEDS))
 def test_random_chains_are_replaced_only_where_it_is_safe(seed: int) -> None:
     """Random sets of calls as regions, half of which do not store what others need. A program hides from everybody what
     its region does not store, so that whoever reads it would read something else."""
@@ -717,7 +717,7 @@ def random_step(rng: np.random.Generator, states: list[Tensor], x: Tensor) -> Te
     return (made[-1] + states[0]).contiguous().realize()
 
 
-@pytest.mark.parametrize("seed", first(3, SEEDS))
+@pytest.mark.parametrize("seed", first(1, SEEDS))
 def test_random_updates_in_place_keep_their_order(seed: int) -> None:
     """As above, of a step that reads and writes the same memory many times, and is replayed."""
     rng = np.random.default_rng(100 + seed)

@@ -124,6 +124,7 @@ def test_the_hash_is_that_of_the_wiring(name: str) -> None:
     assert ids[0] == ids[1] and ids[2] == ids[4] and len(set(ids)) == 3, "the same kernels, wired in three ways"
 
 
+@pytest.mark.slow
 def test_the_hash_is_the_same_in_another_process() -> None:
     code = (
         "from tests.compat.test_sequences import *\nfrom tests.kernels import empty\n"

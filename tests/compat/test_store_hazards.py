@@ -57,6 +57,7 @@ def _kernels(made: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return [call.src[0].key for call in made.linear_with_vars()[0].src]
 
 
+@pytest.mark.slow
 def test_a_step_of_flux_is_scheduled_alike_and_no_store_looked_at_by_walking(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> Tensor:
         model, inputs = flux.build("mini", double_blocks=1, single_blocks=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.commands import python
 
 POOL = """
@@ -15,6 +17,7 @@ print(get_worker_pool().apply(gc.isenabled), get_worker_pool().apply(eval, (own,
 """
 
 
+@pytest.mark.slow
 def test_its_processes_look_for_no_circles_of_garbage_and_are_set_up_as_ever() -> None:
     told, untold = python("-c", POOL, "told", PARALLEL="1"), python("-c", POOL, PARALLEL="1")
     assert told.stdout == "False 0\n", told.stderr

@@ -95,6 +95,7 @@ def test_what_a_file_says_of_itself_is_not_believed(folder: Path, tmp_path: Path
     assert_refused(folder, "timings.parquet", bomb, r"1,000,000 values of samples_s")
 
 
+@pytest.mark.slow
 def test_one_text_of_megabytes(folder: Path, tmp_path: Path) -> None:
     bomb = written(tmp_path / "bomb", kernels(folder / "kernels.parquet", "x" * (BYTES + (16 << 20)), 1))
     assert_refused(folder, "kernels.parquet", bomb, "more than 64 MB")

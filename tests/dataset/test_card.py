@@ -181,6 +181,7 @@ def test_the_samplers_are_those_of_a_campaign() -> None:
     assert [name for name in asked if name not in SAMPLERS and name.partition(":")[0] not in SAMPLERS] == []
 
 
+@pytest.mark.slow
 def test_what_it_shows_for_loading_works(exported: Path, card: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", section(card, "How to load it"), re.DOTALL)
     assert len(blocks) == 2

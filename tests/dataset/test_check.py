@@ -172,6 +172,7 @@ def test_foreign_asts_and_schedules_are_named_and_the_others_still_checked(tmp_p
     assert (report.rows, report.kernels, report.schedules) == (9 + len(rows), 4, 8 + len(rows))
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_end_is_ended_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "JOB_TIMEOUT_S", 0.01)  # less than importing tinygrad
     report = verify(whole, workers=1)

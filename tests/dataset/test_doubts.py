@@ -115,6 +115,7 @@ def test_an_export_leaves_doubtful_rows_out_and_says_so(journal: Journal, tmp_pa
     assert export(data, tmp_path / "again") == export(journal, tmp_path / "more")
 
 
+@pytest.mark.slow
 def test_verify_finds_a_doubtful_row_that_was_not_left_out(journal: Journal, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     export(journal, folder)

@@ -38,6 +38,7 @@ from kcg.types import Region, Schedule, Status, Workload, WorkloadCall
 from tests.calls import calls_of
 from tests.dataset.test_journal import KERNELS, UPCAST, fill, measurement, script
 from tests.kernels import empty, kernels_of
+from tests.slow import first
 from tests.waiting import PATIENCE_S
 
 
@@ -511,7 +512,7 @@ def test_an_export_with_checksums_to_match_is_still_not_trusted(path: Path, tmp_
 
 
 @pytest.mark.parametrize("most", [16, pytest.param(160, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["runs.json", "targets.json", "toolchains.json", "workloads.json"])
+@pytest.mark.parametrize("name", first(2, ["runs.json", "workloads.json", "targets.json", "toolchains.json"]))
 def test_json_of_other_types_is_refused_in_one_line(path: Path, tmp_path: Path, name: str, most: int) -> None:
     """Whatever stands where: the card and the statistics read all of it."""
     folder = tmp_path / "out"
@@ -587,6 +588,7 @@ def test_extra_files_are_part_of_an_export(path: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == sorted((*FILES, CHECKSUMS, "README.md"))
 
 
+@pytest.mark.slow
 def test_a_row_costs_an_export_as_much_however_many_there_are(path: Path, tmp_path: Path) -> None:
     """About 140 calls, and 150 steps of SQLite's machine: 8,000 rows take a second of an idle core."""
     spent = []

@@ -284,6 +284,7 @@ def test_kill_9_loses_no_acknowledged_row(path: Path, acknowledged: int) -> None
         assert journal.record(measurement(run_id="after"))
 
 
+@pytest.mark.slow
 def test_two_processes_create_and_write_one_journal(path: Path) -> None:
     rows = 150
     processes = [script(WRITER, path, name, rows) for name in ("a", "b")]

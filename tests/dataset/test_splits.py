@@ -19,6 +19,7 @@ from kcg.types import Kernel, Region, Workload, WorkloadCall, canonical_json
 from tests.calls import calls_of
 from tests.commands import python
 from tests.kernels import TYPICAL, all_examples, empty, example_ast, kernels_of
+from tests.slow import every
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +83,7 @@ BUILDS: dict[str, Callable[[int, int, int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", every(3, BUILDS))
 def test_kernels_that_differ_in_sizes_only_have_one_shape_class(name: str) -> None:
     build = BUILDS[name]
     assert same(*(kernel(build(*sizes)) for sizes in ((6, 10, 14), (12, 22, 18), (7, 15, 31))))

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from tinygrad import Tensor
 
+from kcg.dataset.__main__ import main
 from kcg.dataset.export import export, read_export
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.stats import (
@@ -35,7 +36,7 @@ from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.pictures import Picture
 from kcg.types import Kernel, Measurement, Region, Status, Toolchain, Workload, WorkloadCall
 from tests.browser import CHROMIUM, Browser
-from tests.commands import python
+from tests.commands import ended
 from tests.html_page import Page
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -379,9 +380,10 @@ def test_a_browser_shows_every_picture_without_scripts(tmp_path: Path, page_text
 # -- the command
 
 
-def test_the_command_writes_the_page(journal: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_page(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(journal, tmp_path / "a.sqlite")
-    done = python("-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = ended(main, "stats", "a.sqlite", "--html", "new/page.html")
     assert done.returncode == ExitCode.OK, done.stderr
     assert "17, of them 15 ok" in done.stdout and done.stdout.endswith("page: new/page.html\n")
     assert "<h1>a.sqlite</h1>" in (tmp_path / "new" / "page.html").read_text()

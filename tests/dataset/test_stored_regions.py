@@ -113,6 +113,7 @@ def test_parts_that_are_not_of_their_region_are_named(
     assert says in line and region.id in line and "\n" not in line
 
 
+@pytest.mark.slow
 def test_opts_of_a_part_that_do_not_apply_are_named(journal: Path, region: Region, tmp_path: Path) -> None:
     foreign = schedule_of([Opt("UPCAST", 0, 7)]).body
     rows = [[[0], "opts", foreign], [[1], "opts", "[]"], [[2], "opts", "[]"]]

@@ -69,6 +69,7 @@ def assert_goes_on(service: MeasureService, trial: int = 0) -> None:
     assert (row.status, row.reason) == (Status.OK, "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_stopped_fork_server_is_replaced(service: MeasureService) -> None:
     """While children live that it forked, and when the next one is wanted of it."""
@@ -95,6 +96,7 @@ def test_end_of_a_child_is_seen_though_its_server_is_stopped(service: MeasureSer
     assert server() != old
 
 
+@pytest.mark.slow
 def test_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """Ctrl-C ends all, the stopped server too."""
     process = subprocess.Popen(
@@ -150,6 +152,7 @@ def test_killed_fork_server_is_replaced() -> None:
         assert_goes_on(service)
 
 
+@pytest.mark.slow
 def test_server_that_fails_again_and_again_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools._server, "_failed", pools.SERVERS)
     with MeasureService(DEV, run_id="outside", compile_workers=1) as service:

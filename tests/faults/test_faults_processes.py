@@ -122,6 +122,7 @@ def test_close_at_once() -> None:
         _ = service.target
 
 
+@pytest.mark.slow
 def test_device_that_does_not_open() -> None:
     """It says so at once: who is waited for in vain `did not open within` some time."""
     with (

@@ -184,7 +184,7 @@ def test_what_comes_back_twice_counts_once(echoing: FleetService, monkeypatch: p
 @pytest.mark.parametrize(
     "fault",
     [
-        slow_hosts.cannot_measure,
+        pytest.param(slow_hosts.cannot_measure, marks=pytest.mark.slow),
         pytest.param(slow_hosts.cannot_answer, marks=pytest.mark.slow),
         pytest.param(slow_hosts.cannot_draw, marks=pytest.mark.slow),
     ],
@@ -348,6 +348,7 @@ def test_a_campaign_has_each_row_once_with_the_run_of_its_host(
     assert "0 schedules measured" in again.stdout and rows_of(out) == rows
 
 
+@pytest.mark.slow
 def test_hosts_agree_with_the_one_that_a_journal_began_with(
     local: LocalFleet, kernels: Path, campaign: Path, tmp_path: Path
 ) -> None:

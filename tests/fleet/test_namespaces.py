@@ -13,6 +13,7 @@ import pytest
 
 from kcg.fleet.certificates import make
 from tests.fleet.namespaces import Host, network, not_permitted
+from tests.slow import first_rows
 
 pytestmark = pytest.mark.skipif(bool(not_permitted()), reason=not_permitted())
 
@@ -98,6 +99,7 @@ def test_a_worker_and_a_driver_join_from_another_machine(machines: TwoMachines) 
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_who_has_another_authority_is_told_in_one_line(machines: TwoMachines) -> None:
     done = machines.joined(machines.address, "theirs")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -114,7 +116,8 @@ def test_plain_text_is_refused_on_both_sides(machines: TwoMachines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "why"), [("theirs/worker", "certificate verify failed"), ("ours/expired", "certificate has expired")]
+    ("folder", "why"),
+    first_rows(1, [("theirs/worker", "certificate verify failed"), ("ours/expired", "certificate has expired")]),
 )
 def test_the_scheduler_refuses_a_certificate_by_itself(machines: TwoMachines, folder: str, why: str) -> None:
     """Whatever the other side checks: with one line in its own log."""

@@ -256,6 +256,7 @@ def test_a_worker_runs_no_code_for_its_own_scheduler(fleet: Fleet, tmp_path: Pat
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_every_operation_that_is_admitted_is_one_of_dasks() -> None:
     """Another version of Dask may name them otherwise: here is seen which."""
 

@@ -14,6 +14,7 @@ import pytest
 from kcg.fleet.__main__ import main
 from kcg.fleet.certificates import make
 from tests.commands import ended, python
+from tests.slow import first_rows
 
 ENDS_S = 120
 
@@ -30,7 +31,9 @@ NEEDS_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
 IPV6 = pytest.param(signal.SIGINT, "[::1]", marks=[NEEDS_IPV6, pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.1"), IPV6])
+@pytest.mark.parametrize(
+    ("number", "host"), first_rows(1, [(signal.SIGTERM, "127.0.0.1"), (signal.SIGINT, "127.0.0.1"), IPV6])
+)
 def test_it_says_where_to_join_and_ends_cleanly(number: int, host: str) -> None:
     command = [sys.executable, "-m", "kcg.fleet", "scheduler", "--listen", f"tcp://{host}:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -67,6 +70,7 @@ def test_it_listens_to_other_machines_with_tls_only(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
+@pytest.mark.slow
 @NEEDS_IPV6
 def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
     """Dask is given such an address, and names one of this machine's: nothing is said of it but where to join."""
@@ -84,6 +88,7 @@ def test_it_listens_on_every_address_of_ipv6(tmp_path: Path) -> None:
     assert "tls://[" in line and (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = python("-m", "kcg.fleet", "scheduler", "--listen", f"tcp://127.0.0.1:{server.getsockname()[1]}")

@@ -91,6 +91,7 @@ def test_what_a_sick_host_cannot_do_waits_for_one_that_is_gone(scheduler: str) -
         assert asked.measured(service, 5) == [Status.OK] and service.device_error is None
 
 
+@pytest.mark.slow
 def test_a_host_that_answers_no_check_is_not_waited_for(scheduler: str) -> None:
     """It would keep its neighbours from their checks, and a run from its end."""
     with slow_host(scheduler, CPU, slow_hosts.cannot_draw):

@@ -253,6 +253,7 @@ def test_without_clang_nothing_is_printed_that_plain_tinygrad_could_not_start(
     assert "python your_program.py" not in str(applied)
 
 
+@pytest.mark.slow
 def test_by_default_the_device_is_read_and_the_cache_is_tinygrads_own(stored: Path, cache: Path, run: Any) -> None:
     done = run("-m", "kcg.optimize", "apply", stored, "--beam", "3", cache=cache, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
@@ -379,6 +380,7 @@ def test_impossible_widths_are_refused(widths: tuple[int, ...], stored: Path, ca
 # ---- inside one process ----
 
 
+@pytest.mark.slow
 def test_tuned_gives_the_schedules_to_plain_and_jitted_programs_and_ends_with_its_block(
     result: Result, stored: Path, run: Any
 ) -> None:

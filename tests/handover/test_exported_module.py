@@ -20,10 +20,11 @@ from kcg.handover.installing import plain_program
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.program import Program, ProgramLaunch
+from kcg.optimize.__main__ import main
 from kcg.report.result import write_result
 from kcg.types import LeftOut, RegionResult, Result
-from tests.commands import folders_of, python
-from tests.slow import every
+from tests.commands import ended, folders_of, python
+from tests.slow import every, first
 from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
 
@@ -102,7 +103,7 @@ def test_it_needs_no_more_than_the_folders_of_tinygrad_and_numpy(stored: Path, t
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("dev", every(1, ["", "CPU:X86", "CPU"]))
+@pytest.mark.parametrize("dev", first(1, ["", "CPU:X86", "CPU"]))
 def test_it_opens_the_cpu_as_kcg_does_where_there_is_no_clang(dev: str, stored: Path, tmp_path: Path) -> None:
     """Plain tinygrad does not open it there: it compiles helpers that no kernel needs."""
     if not dev and has_cuda():
@@ -309,8 +310,8 @@ def test_a_folder_that_is_made_is_said(stored: Path, tmp_path: Path) -> None:
 
 def test_the_command(stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "tuned_model.py"
-    done = python("-m", "kcg.optimize", "export", stored, "--python", path)
+    done = ended(main, "export", stored, "--python", path)
     assert done.returncode == 0 and path.exists(), done.stderr
     assert "use:  import tuned_model" in done.stdout
-    done = python("-m", "kcg.optimize", "export", stored)
+    done = ended(main, "export", stored)
     assert done.returncode == 2 and done.stderr.startswith("kcg: Missing option '--python'")

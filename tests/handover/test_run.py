@@ -83,6 +83,7 @@ def test_whenever_the_first_kernel_is_planned_all_is_in_place(code: str, stored:
     assert "2 by schedules that were found" in served(done)
 
 
+@pytest.mark.slow
 def test_what_the_program_did_not_ask_for_is_named(result: Result, stored: Path) -> None:
     done = run(stored, "-c", "from tinygrad import Tensor; (Tensor.ones(9).contiguous() + 1).realize()")
     assert "0 of 3 kernels served" in served(done)
@@ -135,6 +136,7 @@ def test_what_cannot_be_started_is_a_line(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_a_line(stored: Path) -> None:
     """It is looked up by the process that has become the program."""
     done = run(stored, "-m", "nowhere_at_all")

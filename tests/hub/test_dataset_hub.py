@@ -272,6 +272,7 @@ def test_a_folder_that_is_not_empty_stays_as_it_is(hub: Hub, folder: Path, targe
     assert contents(target) == contents(target.parent / "deep" / "er") == contents(folder)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
     with monkeypatch.context() as patch:

@@ -215,6 +215,7 @@ def rows_of_a_function(call: Call) -> tuple[Workload, list[RegionResult]]:
     return workload, rows
 
 
+@pytest.mark.slow
 def test_a_function_keeps_all_but_the_kernel_that_it_is_wrong_with() -> None:
     x = Tensor.rand(16, 48).contiguous().realize()
     call = Call(lambda x: (x.max(axis=0), (x * 3 + 1).contiguous().sum(1)), (x,))

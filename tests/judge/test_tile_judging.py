@@ -408,7 +408,9 @@ def test_what_failed_under_stress_is_wrong_for_a_run_that_goes_on(
             "not judged: stress was ended before its 1000 launches: MemoryError: no memory for a copy",
             marks=pytest.mark.slow,
         ),
-        ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
+        pytest.param(
+            "faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_ends_stress_from_outside_says_nothing_of_the_program(

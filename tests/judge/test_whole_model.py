@@ -198,6 +198,7 @@ def test_a_plan_that_fails_beside_others_alone_is_not_to_blame(make: Make) -> No
     assert first.passed and second.passed, (first, second)
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_one_is_released_before_the_other_begins(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +395,7 @@ def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | N
     assert "\n" not in check.reason
 
 
+@pytest.mark.slow
 def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def error(region: Region, target: str, steps: Steps) -> float:
     "steps",
     [
         pytest.param(CORE, marks=pytest.mark.slow),  # a part of the next
-        (*CORE, ("LOCAL", 1, 4), ("SWAP", 0, 1), ("LOCAL", 0, 8)),
+        pytest.param((*CORE, ("LOCAL", 1, 4), ("SWAP", 0, 1), ("LOCAL", 0, 8)), marks=pytest.mark.slow),
         pytest.param((*CORE, ("UNROLL", 0, 2)), marks=pytest.mark.slow),
         pytest.param((CORE[0], ("UPCAST", 0, 4), ("UPCAST", 0, 4), ("LOCAL", 1, 4)), marks=pytest.mark.slow),
         (CORE[0], ("UNROLL", 0, 4), ("UPCAST", 0, 4)),

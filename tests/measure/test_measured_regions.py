@@ -296,6 +296,7 @@ def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkey
     assert job.references is not None and job.references.recipes == (rows[0].input_recipe.split(":")[0],)
 
 
+@pytest.mark.slow
 def test_references_of_all_seeds_take_over_those_of_the_first_check(service: MeasureService) -> None:
     """They are those that would be computed without it, and wait for it where it is under way."""
     of = region("softmax", "float16")

@@ -22,7 +22,7 @@ from kcg.measure.verify import FINAL_SEEDS, CheckedBench, RefereeWithoutDevice
 from kcg.types import Region, Verification
 from tests.chains import region_of
 from tests.kernels import empty, kernels_of
-from tests.slow import first, first_rows
+from tests.slow import every, first, first_rows
 
 TARGET = detect("CPU:X86", 1)[0]
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ def test_a_row_is_what_is_reduced_to_one_output_whatever_the_layout(
 SHAPES = [(1, 1000), (4, 1000), (9, 333)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", every(2, ["float32", "float16", "uint8", "int32"]))
 @pytest.mark.parametrize("shape", first(1, SHAPES))
 def test_a_maximum_of_few_rows_without_one_column_is_refused_and_the_whole_one_passes(
     dtype: str, shape: tuple[int, int]
@@ -112,7 +112,7 @@ def test_a_maximum_of_few_rows_without_one_column_is_refused_and_the_whole_one_p
         assert not judged(of, largest(shape, without=(int(column),))).passed, column
 
 
-@pytest.mark.parametrize("start", [-1.0, -10.0, -1e4, -1e30, -3.4e38])
+@pytest.mark.parametrize("start", every(3, [-1.0, -10.0, -1e4, -1e30, -3.4e38]))
 def test_a_maximum_of_few_rows_that_starts_from_a_number_is_refused(start: float) -> None:
     for shape in SHAPES:
         result = judged(region(empty(*shape).max(1)), largest(shape, start=start))
@@ -120,6 +120,7 @@ def test_a_maximum_of_few_rows_that_starts_from_a_number_is_refused(start: float
     assert not judged(region(empty(3, 700).min(1)), lambda x: x.reshape(3, 700).min(1, initial=-start)).passed
 
 
+@pytest.mark.slow
 def test_long_rows_and_other_layouts() -> None:
     assert judged(region(empty(1, 32_000).max(1)), largest((1, 32_000))).passed
     for begin in (0, 64, 8000, 17_984, 31_936):
@@ -186,7 +187,7 @@ def first_equal(x: Array, most: Array) -> Array:
     return np.where(equal.any(1), equal.argmax(1), x.shape[1]).astype(np.int32)
 
 
-@pytest.mark.parametrize("column", [1, 64, 255, 700])
+@pytest.mark.parametrize("column", every(3, [1, 64, 255, 700]))
 def test_a_maximum_inside_of_a_region_of_several_kernels(column: int) -> None:
     """`logsumexp` of one long row, in one program: what it makes of an element that is far above all others."""
     of = region_of(empty(1, 1000).logsumexp(1).contiguous())

@@ -157,13 +157,14 @@ def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypat
 
 @linux
 @pytest.mark.usefixtures("forking")
-@pytest.mark.parametrize("fork", [True, False])
+@pytest.mark.parametrize("fork", first(1, [True, False]))
 def test_a_child_sees_the_gpu_that_it_is_to_use(tmp_path: Path, fork: bool) -> None:
     messages = seen_in_a_child(tmp_path, "GPU-5", fork=fork)
     assert messages["gpus"] == "GPU-5" != os.environ.get("CUDA_VISIBLE_DEVICES")
     assert messages["forked"] is fork and messages["opened"] == [], "before a device is opened"
 
 
+@pytest.mark.slow
 @linux
 def test_nothing_is_forked_where_a_program_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
     """It has not loaded what a child needs, and a child would not know whose end to wait for."""
@@ -221,7 +222,7 @@ def test_a_fork_server_that_lives_on_is_not_waited_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dies_first", [False, True])
-@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=linux)])
+@pytest.mark.parametrize("fork", first(1, [pytest.param(True, marks=linux), False]))
 def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
     fork: bool, dies_first: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
 STEPS_S = {"ahead": lambda: 600.0, "back": lambda: -600.0, "zigzag": itertools.cycle((600.0, -600.0, 0.0)).__next__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", first(1, STEPS_S.values()), ids=STEPS_S)
 def test_a_step_of_the_wall_clock_ends_no_job_and_a_hung_one_all_the_same(
     step_s: Callable[[], float], monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def test_every_file_of_the_document_is_here() -> None:
     assert sorted(FILES) == sorted([*of_kernels, "model.py", "attention.py"])
 
 
+@pytest.mark.slow
 def test_the_attention_of_the_document_is_one_and_what_takes_its_place_is_for_it(tmp_path: Path) -> None:
     sys.path.insert(0, str(tmp_path))
     try:

@@ -33,6 +33,7 @@ from tests.chains import region_of as all_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import every
 from tests.waiting import PATIENCE_S
 
 TARGET: Target = detect("CPU:X86", 1)[0]
@@ -75,7 +76,7 @@ class Prepared:
         return stressed(self.bench, self.compiled, (), flush=flush, launches=launches)
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", every(3, REGIONS))
 def test_a_right_program_passes(name: str) -> None:
     assert Prepared(REGIONS[name]()).stressed() == ""
 

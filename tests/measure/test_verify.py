@@ -51,7 +51,7 @@ from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
 from kcg.types import Region, Schedule, Target, Verification
 from tests.chains import region_of
 from tests.kernels import empty, example_ast, example_asts, kernels_of
-from tests.slow import every
+from tests.slow import every, first
 
 DEV = "CPU:X86"
 TARGET: Target = detect(DEV, 1)[0]
@@ -463,7 +463,7 @@ def test_a_kernel_that_writes_a_part_of_its_output_is_a_right_one(name: str) -> 
     assert result.passed and "outputs that look done" in result.rules, result.reason
 
 
-@pytest.mark.parametrize("dtype", ["fp8e4m3", "fp8e5m2"])
+@pytest.mark.parametrize("dtype", first(1, ["fp8e4m3", "fp8e5m2"]))
 def test_numbers_of_8_bits_are_made_and_verified(dtype: str) -> None:
     x = empty(40, 64, dtype=dtype).cast("float32")
     for made in (x.sum(1), x @ empty(64, 16), x.max(1), empty(40, 64).cast(dtype)):

@@ -226,6 +226,7 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
         assert len(list(tmp_path.glob("RESULT*.json"))) == count
 
 
+@pytest.mark.slow
 def test_who_interrupts_the_writing_has_the_plan_that_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

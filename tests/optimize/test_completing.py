@@ -259,6 +259,7 @@ def test_what_a_whole_is_wrong_with_is_left_out_and_the_rest_keeps_its_gain(
     assert not (path.parent / FOLDER).exists() and checked(path).returncode == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_ended_early_it_compares_no_part_again(
     unchecked: tuple[Result, str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

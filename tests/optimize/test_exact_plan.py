@@ -130,7 +130,7 @@ def untied(calls: Calls) -> Blocks:
     return Blocks(calls, (), (), (1.0,) * len(calls.calls))
 
 
-@pytest.mark.parametrize("seed", first(20, range(60)))
+@pytest.mark.parametrize("seed", first(6, range(60)))
 def test_the_five_best_of_all_partitions_are_found(seed: int) -> None:
     rng = random.Random(seed)
     calls = random_calls(rng, rng.randint(3, 7), in_place=seed % 2 == 1)
@@ -144,7 +144,7 @@ def test_the_five_best_of_all_partitions_are_found(seed: int) -> None:
         assert plan.peak_bytes == peak(calls, plan.options)
 
 
-@pytest.mark.parametrize("seed", first(5, range(20)))
+@pytest.mark.parametrize("seed", first(2, range(20)))
 def test_a_plan_fits_into_memory(seed: int) -> None:
     rng = random.Random(1000 + seed)
     calls = random_calls(rng, 6, in_place=seed % 2 == 1)

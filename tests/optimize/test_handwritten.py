@@ -106,6 +106,7 @@ def test_each_other_one_has_its_reason(row: RegionResult, result: Result) -> Non
     assert "for_nothing is for no kernel of the workload" in warnings
 
 
+@pytest.mark.usefixtures("drawn")
 def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
     optimised: tuple[Ended, Path], result: Result, row: RegionResult
 ) -> None:

@@ -476,7 +476,7 @@ def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
     [
         (["raising.py"], ExitCode.USAGE, "raising.py, line 1), before it ran a tinygrad kernel"),
         pytest.param(["exits.py"], ExitCode.USAGE, "exit code 3", marks=pytest.mark.slow),
-        (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
+        pytest.param(["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_code(

@@ -48,6 +48,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import Begun, begun, whole_run
 from tests.planned_result import planned_result
+from tests.slow import first
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_attention.py"
 TARGET = KNOWN_TARGETS["sm_90"]
@@ -115,7 +116,7 @@ def test_a_kernel_that_also_runs_elsewhere_is_called_less_often_with_the_values_
     assert dict(left.seen) == {(("start_pos", n),): 1 for n in range(2, POSITIONS)}, "the first for what is not seen"
 
 
-@pytest.mark.parametrize("preset", ["mini-decode", "3.2-1b-decode"])
+@pytest.mark.parametrize("preset", first(1, ["mini-decode", "3.2-1b-decode"]))
 def test_the_best_expected_plan_of_a_decoding_llama_has_its_attention(preset: str) -> None:
     decode = captured("llama", preset)
     proposals = propose(decode)

@@ -98,6 +98,7 @@ def test_what_needs_stress_has_all_of_its_launches_where_the_budget_allows_it(ro
     assert row.opts is not None and (row.opts.launches, row.opts.launches_due) == (0, 0)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_its_result_is_read_and_rendered(
     optimised: tuple[Path, list[str]], result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:

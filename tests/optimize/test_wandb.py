@@ -162,6 +162,7 @@ def test_without_it_a_run_is_refused_before_the_device_is_opened(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_ends_as_it_would_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command, online without a key: offline, with one line."""
     for name in [name for name in os.environ if name.startswith("WANDB")]:

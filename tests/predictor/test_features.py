@@ -234,6 +234,7 @@ def test_the_cache_is_the_same_and_a_broken_one_is_made_again(
     assert same(load(folder, cache=tmp_path, workers=1).graphs, loaded.graphs) and built
 
 
+@pytest.mark.slow
 def test_another_version_of_the_features_has_a_cache_of_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_no_dataset_is_one_line(tmp_path: Path) -> None:
         load(tmp_path, cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_makes(folder: Path, loaded: TrainingData, tmp_path: Path) -> None:
     from unittest.mock import patch
 

@@ -34,6 +34,7 @@ from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.rules import ROOT
+from tests.slow import every
 
 TARGET = KNOWN_TARGETS["sm_90"]
 CLOSE = 1e-5
@@ -95,7 +96,7 @@ def largest_difference(nets: Sequence[Network], made: Graphs, regions: Sequence[
     return worst
 
 
-@pytest.mark.parametrize("count", [1, 2, 23, 150])
+@pytest.mark.parametrize("count", every(2, [1, 2, 23, 150]))
 @pytest.mark.parametrize("make", [matmul, elementwise])
 def test_the_shipped_networks_answer_together_as_alone(
     shipped: Checkpoint, make: Callable[[], Region], count: int
@@ -121,6 +122,7 @@ def test_graphs_of_several_kernels_are_kept_apart(shipped: Checkpoint) -> None:
     assert largest_difference(shipped.nets[:2], joined(parts), owners) < CLOSE
 
 
+@pytest.mark.slow
 def test_how_many_edges_are_taken_at_once_changes_nothing(shipped: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     region = matmul()
     made = graphs_of(region, 40)
@@ -303,6 +305,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 def test_blas_has_one_thread_whichever_threads_predict_and_in_whatever_order_they_leave() -> None:
     """Also while those that predicted before are alive, as those of a server."""
     done = python("-c", ANY_THREAD, cwd=ROOT, OPENBLAS_NUM_THREADS="2")
@@ -341,6 +344,7 @@ raise SystemExit(code)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_that_is_forked_while_another_thread_predicts_predicts_too() -> None:
     done = python("-c", FORKED, cwd=ROOT, OPENBLAS_NUM_THREADS="2", timeout=60)

@@ -74,6 +74,7 @@ print(tracker.mode)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["", pytest.param("a" * 40, marks=pytest.mark.slow)])
 def test_online_without_a_key_or_a_network_is_a_line_and_offline(tmp_path: Path, key: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}

@@ -30,7 +30,7 @@ from kcg.report.words import end_of, put_in
 from kcg.types import Kernel, ModelCheck, Region, RegionInPlan, RegionResult, Result, Schedule, Status, Target
 from tests.html_page import Page
 from tests.sample_result import sample_plan, sample_result
-from tests.slow import some
+from tests.slow import first, some
 from tests.waiting import PATIENCE_S
 
 
@@ -86,6 +86,7 @@ def many(result: Result, times: int) -> Result:
     return replace(result, regions=tuple(rows * times), expectations=tuple(seen))
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.slow
 def test_page_stays_small_with_hundreds_of_kernels() -> None:
     result = many(sample_result(), 20)
@@ -276,6 +277,7 @@ def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
     assert any('"strange" <b>name</b> & ✓' in tip for tip in json.loads(page.scripts["tips"])["expected"])
 
 
+@pytest.mark.usefixtures("drawn")
 def test_page_of_odd_results() -> None:
     sample = sample_result()
     unmeasured = replace(sample.regions[0].baseline, cold_s=math.nan, source="", legend="\ud800")
@@ -571,6 +573,7 @@ def with_numbers(value: Any, number: float) -> Any:
 ODD = (0.0, 5e-324, 1e-45, 1e308, math.inf, math.nan)
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("number", ODD)
 @pytest.mark.parametrize(
     "part", some(["all", "regions", "progress", "expectations", "clocks", "phases", "model_check"], {"all"})
@@ -584,7 +587,8 @@ def test_no_number_breaks_the_page_or_the_table(part: str, number: float) -> Non
         print_result(result, Console(file=io.StringIO(), width=100))
 
 
-@pytest.mark.parametrize("number", [0.0, None, 5e-324, 1e308])
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("number", first(2, [0.0, 5e-324, None, 1e308]))
 def test_a_target_that_reports_no_bandwidth_or_clock_has_a_page(number: float | None) -> None:
     sample = sample_result()
     target = replace(sample.target, bandwidth_bytes_s=number or 0.0, clock_limit_mhz=number, cores=0)

@@ -26,6 +26,8 @@ from kcg.types import Kernel, Region, SearchedRegion
 from tests.html_page import Page
 from tests.sample_result import sample_plan, sample_result
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 @pytest.fixture(scope="module")
 def page() -> Page:

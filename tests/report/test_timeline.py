@@ -90,6 +90,7 @@ def test_twenty_thousand_jobs_are_as_few_bars_and_lose_no_second() -> None:
     assert shown is not None and len(shown.wide) + len(shown.narrow) + sum(map(len, shown.tips)) < 200_000
 
 
+@pytest.mark.usefixtures("drawn")
 def test_every_mark_says_what_it_is_with_what_was_verified_by_then() -> None:
     result = sample_result()
     verified = (ProgressPoint(8.0, 3, 0.9 * result.total_before_s), ProgressPoint(9.5, 3, result.total_after_s))
@@ -126,6 +127,7 @@ def of_a_plan() -> tuple[Result, Timeline]:
     return replace(plan, progress=(), verified_progress=verified), some(*SOME, *verdicts)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_curve_has_each_region_of_the_plan_where_it_was_verified() -> None:
     result, timeline = of_a_plan()
     shown = timeline_picture(timeline, result)
@@ -143,6 +145,7 @@ def test_the_curve_has_each_region_of_the_plan_where_it_was_verified() -> None:
     assert first_y < second_y == pytest.approx(y, abs=0.1), "on what was verified by then"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_gain_of_many_times_is_drawn_by_ratio_and_the_end_is_the_runs() -> None:
     result, _ = of_a_plan()
     early = replace(result, search_s=40.0)
@@ -157,6 +160,7 @@ def test_a_gain_of_many_times_is_drawn_by_ratio_and_the_end_is_the_runs() -> Non
     assert ticks == ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_without_a_journal_the_curve_stands_alone() -> None:
     result, _ = of_a_plan()
     shown = timeline_picture(None, result)

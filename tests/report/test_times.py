@@ -22,6 +22,7 @@ from kcg.tuning import Tuned
 from kcg.types import ModelCheck, Result, Verification
 from kcg.ui.page import render, trends_of
 from kcg.ui.runs import Folder
+from tests import slow
 from tests.html_page import Page
 from tests.sample_result import sample_result
 from tests.ui_server import live_file
@@ -113,7 +114,8 @@ def test_a_kernel_that_was_never_reached_has_its_own_time_once_and_nothing_else(
     assert [entry["a_after_s"] for entry in before] == [None] * 3 and before[1]["a_before_s"] is None
 
 
-@pytest.mark.parametrize("outcome", ["not searched", "undecided", "unjudged", "quarantined"])
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("outcome", slow.first(1, ["not searched", "undecided", "unjudged", "quarantined"]))
 def test_beside_kernels_that_improved_one_that_was_not_compared_has_no_time_after(outcome: str) -> None:
     first, second, *_ = sample_result().regions
     own = replace(second.baseline, cold_s=OWN_S)

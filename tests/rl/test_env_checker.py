@@ -41,6 +41,7 @@ def test_the_environment_passes_gymnasiums_checker_and_ours(target: str, start: 
     assert observation in env.observation_space
 
 
+@pytest.mark.slow
 def test_a_recorded_table_and_a_guide_keep_the_promises_too() -> None:
     check_env(made(KernelScheduleEnv, recorded_task()))
     check_episodes(env_of(recorded_task()), episodes=20)

@@ -589,6 +589,7 @@ def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: py
     assert len({o.schedule for o in first + rest}) == 8, "nothing is measured twice"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
 def test_processes_are_forked_from_one_that_has_read_the_predictor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

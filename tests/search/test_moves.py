@@ -22,6 +22,7 @@ from tests.table_search import EXHAUSTING, best_s, run
 # Draft, then verify
 
 
+@pytest.mark.slow
 def test_each_draft_is_from_predictions_corrected_by_what_was_measured() -> None:
     """A predictor that knows nothing until it has seen four measurements, and then all."""
     table = recorded("flux")

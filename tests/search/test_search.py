@@ -19,11 +19,12 @@ from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Prediction, Schedule
 from tests.replay_table import BASELINE, KERNELS, Wrapped, chain_table, inverted_predict, noisy_predict, synthetic_table
-from tests.slow import every
+from tests.slow import every, some
 from tests.table_search import EXHAUSTING, best_s, run
 
 NAMES = [*STRATEGIES, "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
+SOME = some(SEARCHES, {"random", "prior", "evolution", "beam", "mcts"})
 
 
 def baseline_s() -> float:
@@ -159,7 +160,7 @@ def test_compilations_are_a_budget_too(name: str) -> None:
     assert problem.ledger.compilations <= 10
 
 
-@pytest.mark.parametrize("name", ["mcts", "random", *EXHAUSTING])
+@pytest.mark.parametrize("name", some(["mcts", "random", *EXHAUSTING], {"mcts", "random", EXHAUSTING[0]}))
 def test_an_exhausted_space_ends_the_search(name: str) -> None:
     table = synthetic_table(2)
     found = run(name, table.problem(inverted_predict(table)))
@@ -255,7 +256,7 @@ def test_a_deadline_is_respected_within_one_step(name: str) -> None:
 # The same again
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_search_repeats_itself_under_its_seed(name: str) -> None:
     table = synthetic_table()
 
@@ -268,7 +269,7 @@ def test_a_search_repeats_itself_under_its_seed(name: str) -> None:
         assert once(3, constant_predict()) != once(4, constant_predict())
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_search_can_be_suspended(name: str) -> None:
     """Two searches taking turns find what each finds alone."""
     table = synthetic_table()
@@ -286,7 +287,7 @@ def test_a_search_can_be_suspended(name: str) -> None:
     assert turns == alone
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", SOME)
 def test_what_is_known_is_used_and_never_measured_again(name: str) -> None:
     table = synthetic_table()
     first = table.problem(noisy_predict(table, sigma=0.5, seed=1), max_measurements=30)

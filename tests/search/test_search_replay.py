@@ -27,6 +27,7 @@ def test_a_table_survives_json() -> None:
     assert again.to_json() == table.to_json()
 
 
+@pytest.mark.slow
 def test_a_table_is_recorded_from_a_search() -> None:
     table = synthetic_table()
     observations = run("random", table.problem(constant_predict(), max_measurements=150))

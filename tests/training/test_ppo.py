@@ -210,6 +210,7 @@ def fails_but_raw(schedule: Schedule) -> Reading:
     return Reading(-10.0) if schedule == RAW else Reading(math.nan, "it does not compile")
 
 
+@pytest.mark.slow
 def test_episodes_grow_with_the_curriculum() -> None:
     settings = replace(QUICK, steps=64, most_steps=6, curriculum=0.5)
     envs, most = envs_of(settings, "matmul"), list[int]()

@@ -57,6 +57,7 @@ def same(one: Examples, other: Examples) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_games() -> None:
     observer = Observer(observer_of("sum").space)
     again = games(observer, roofline(observer), PLAY)

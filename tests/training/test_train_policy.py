@@ -181,6 +181,7 @@ def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> 
     assert len(opts_of(env.observed.schedule)) > 0 and math.isfinite(reward)
 
 
+@pytest.mark.slow
 def test_self_play_that_was_cut_plays_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def test_kernels_of_a_part_are_of_that_part_and_none_is_of_flux() -> None:
     assert few == found[:5] and few != kernels_of(export, SHIPPED, part, 5, 1)
 
 
+@pytest.mark.slow
 def test_recorded_kernels_are_of_the_split_of_the_predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A predictor whose split is by kernel never saw other kernels than one whose split is by workload."""
     export, table = read_export(DATASET), synthetic_table()

@@ -371,6 +371,7 @@ def test_without_repeats_the_floor_is_the_usual_one(folder: Path) -> None:
 # ---- tuning ----
 
 
+@pytest.mark.slow
 def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

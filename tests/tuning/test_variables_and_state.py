@@ -26,7 +26,7 @@ from kcg.kernel.symbolic import bounds_of, seen_by
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.function import Call, capture_call
 from tests.sample_result import sample_result
-from tests.slow import some
+from tests.slow import first, some
 from tests.small_result import finalist, unlike_baseline
 
 open_default()
@@ -117,21 +117,23 @@ def test_it_is_called_again_and_gets_a_verdict(name: str) -> None:
     assert check.passed is True, check.reason
 
 
-def test_what_it_keeps_is_afterwards_what_one_call_left() -> None:
-    for decoder in (Decoder(), Decoder(lazy=True)):
-        step = decoder.step
-        expected = np.zeros((32, 16), np.float32)
-        call = Call(step, (TOKEN, N))
-        result = result_of(call)  # captures it: the one that realises has run once by then
-        if not decoder._lazy:
-            expected[17] = decoder.table.numpy()[2] * 0.5
-        assert np.array_equal(decoder.keys.numpy(), expected)
-        (check,) = Function(call).checks([result], timeout_s=600.0)
-        assert check.passed is True and "1 tensor that it changes" in check.compared
-        assert np.array_equal(decoder.keys.numpy(), expected), "neither another position nor other numbers"
-        assert np.allclose(step(TOKEN, N).numpy(), step(TOKEN, N).numpy())
+@pytest.mark.parametrize("lazy", first(1, [False, True]))
+def test_what_it_keeps_is_afterwards_what_one_call_left(lazy: bool) -> None:
+    decoder = Decoder(lazy=lazy)
+    step = decoder.step
+    expected = np.zeros((32, 16), np.float32)
+    call = Call(step, (TOKEN, N))
+    result = result_of(call)  # captures it: the one that realises has run once by then
+    if not lazy:
+        expected[17] = decoder.table.numpy()[2] * 0.5
+    assert np.array_equal(decoder.keys.numpy(), expected)
+    (check,) = Function(call).checks([result], timeout_s=600.0)
+    assert check.passed is True and "1 tensor that it changes" in check.compared
+    assert np.array_equal(decoder.keys.numpy(), expected), "neither another position nor other numbers"
+    assert np.allclose(step(TOKEN, N).numpy(), step(TOKEN, N).numpy())
 
 
+@pytest.mark.slow
 def test_a_step_that_goes_on_from_its_own_memory_is_compared_from_the_same_start() -> None:
     state = Tensor.ones(8, 8).contiguous().realize()
 
@@ -200,6 +202,7 @@ def test_what_is_found_with_one_value_is_right_with_every_other(tmp_path: Path) 
             assert np.allclose(columns(W, Variable("n", 1, 32).bind(n)).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_value_of_the_same_variable_is_no_other_kind_of_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

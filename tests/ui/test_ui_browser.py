@@ -23,7 +23,11 @@ from tests.ui.test_ui_trials import trial
 from tests.ui_server import live_file, serving, write_reported_run, write_run
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
+pytestmark = [
+    pytest.mark.usefixtures("drawn"),
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
+]
 
 # waits until it may go on, so that it is seen as it runs, however long a page takes
 WAITING = """
@@ -174,11 +178,11 @@ def test_a_run_that_goes_on_is_redrawn_without_a_reload(browser: Browser, server
     file = live_file(folder / "goes-on")
     enter(browser, server)
     browser.js("window.kept = document.querySelector('#runs table')")
-    browser.wait("document.querySelector('.total b').textContent.includes('500 ms')")
+    browser.wait("document.querySelector('.total').textContent.includes('500 ms')")
     before = browser.js("document.querySelector('.live .wide .curve').getAttribute('d')")
     file.begin(SEARCH, 8.0)
     file.show(9.0, 40, 0.25, budget_s=60.0, kernels=None)
-    browser.wait("document.querySelector('.total b').textContent.includes('250 ms')")
+    browser.wait("document.querySelector('.total b')?.textContent.includes('250 ms')")
     assert browser.js(PHASE) == "searching" and browser.js("document.title").startswith("1 running")
     assert browser.js("document.querySelector('.live .wide .curve').getAttribute('d')") != before
     assert browser.js("document.querySelector('#runs table') === window.kept") is True, "what did not change stays"

@@ -136,6 +136,7 @@ def test_only_what_is_new_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(read) == rows + 1
 
 
+@pytest.mark.slow
 def test_a_journal_of_thousands_of_trials_is_read_in_parts_and_shown_as_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

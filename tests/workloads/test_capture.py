@@ -254,7 +254,7 @@ SAID_TWICE = {"exit-3", "replaced"}
 SOME_FAILING = [pytest.param(how, says, marks=pytest.mark.slow if how in AS_OTHERS else ()) for how, says in FAILING]
 
 
-@pytest.mark.parametrize(("how", "says"), first_rows(2, SOME_FAILING))
+@pytest.mark.parametrize(("how", "says"), first_rows(1, SOME_FAILING))
 def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +325,7 @@ def test_variables_devices_replays_and_what_is_left_out_are_kept_too(tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_a_kernel_that_divides_by_zero_costs_only_itself(tmp_path: Path) -> None:
     """tinygrad's assembler divides whole numbers by the processor's own instruction, which raises SIGFPE."""
     script, out = tmp_path / "divides.py", tmp_path / "k.sqlite"

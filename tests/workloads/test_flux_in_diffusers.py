@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from tinygrad.helpers import Context
 
@@ -12,10 +13,12 @@ from evaluation.flux.in_pytorch import build_model
 from evaluation.flux.weights import diffusers_inputs, diffusers_state
 from kcg.workloads.flux import PRESETS, Flux, parameter_shapes
 from kcg.workloads.flux_weights import random_inputs, random_weights
+from tests.slow import first_rows
 
 
-def test_one_state_dict_gives_the_same_output_in_kcg_and_in_diffusers() -> None:
-    config = replace(PRESETS["mini"], image_tokens=16, text_tokens=8)
+@pytest.mark.parametrize(("double", "single"), first_rows(1, [(1, 1), (2, 4)]))
+def test_one_state_dict_gives_the_same_output_in_kcg_and_in_diffusers(double: int, single: int) -> None:
+    config = replace(PRESETS["mini"], image_tokens=16, text_tokens=8, double_blocks=double, single_blocks=single)
     model, inputs = Flux(config), random_inputs(config)
     random_weights(model)
     with Context(NOOPT=1):  # kernels that compile in a third of the time

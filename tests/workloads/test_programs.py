@@ -118,6 +118,7 @@ def test_code_is_captured_under_a_name_of_its_own(words: tuple[str, ...], tmp_pa
     assert workload.name == f"script:{program_of(['-c', code]).name}" and workload.preset == "7"
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_longer_than_it_should_is_reported_and_waited_for(tmp_path: Path) -> None:
     script, lines = tmp_path / "s.py", list[str]()
     script.write_text("from tinygrad import Tensor\nTensor.ones(4).contiguous().realize()\n")
@@ -127,6 +128,7 @@ def test_a_program_that_runs_longer_than_it_should_is_reported_and_waited_for(tm
         assert captured.workload.calls and lines == ["late"], "said once, of the first"
 
 
+@pytest.mark.slow
 def test_what_python_could_not_start_is_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,11 +76,12 @@ def parameters(region: Region, loads: str = POINTER) -> TileParameters:
 
 
 @interpreted
+@pytest.mark.parametrize("dtypes", first(1, [("bfloat16",), ("float32", "float16")]), ids=" ".join)
 @pytest.mark.parametrize("loads", first(1, [POINTER, TMA]))
-def test_attention(loads: str, tmp_path: Path) -> None:
+def test_attention(loads: str, dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for attention in ATTENTIONS:
-        for dtype in ("float32", "float16", "bfloat16"):
+        for dtype in dtypes:
             region = region_of(attention(dtype))
             assert len(region.kernels) > 2
             if loads == TMA and attention is grouped:

@@ -93,7 +93,7 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "
 @pytest.mark.parametrize(
     ("arch", "examples"),
     [
-        ("sm_90", EXAMPLES[2 :: 2 * EVERY]),
+        ("sm_90", EXAMPLES[2 :: 4 * EVERY]),
         pytest.param("sm_80", [], marks=pytest.mark.slow),
         pytest.param("sm_100", [], marks=pytest.mark.slow),
         pytest.param("sm_120", [], marks=pytest.mark.slow),

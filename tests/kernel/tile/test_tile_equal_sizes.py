@@ -30,6 +30,7 @@ from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, random_program, wrong_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first
 
 TARGET = KNOWN_TARGETS["sm_90"]
 OTHERS = [*(KNOWN_TARGETS[name] for name in ("sm_80", "gfx942")), replace(KNOWN_TARGETS["sm_80"], arch="sm_89")]
@@ -146,7 +147,7 @@ def test_keys_may_be_as_many_as_the_elements_of_a_head(queries: int, keys: int, 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("size", [257, 320, 512])
+@pytest.mark.parametrize("size", first(1, [320, 257, 512]))
 def test_wide_heads_have_a_program(size: int, dtype: str) -> None:
     q, k, v = (empty(2, 4, 256, size, dtype=dtype) for _ in range(3))
     kernel = read_region(region_of(q.scaled_dot_product_attention(k, v)))

@@ -30,6 +30,7 @@ def test_the_programs_of_the_guide_are_what_its_example_prints() -> None:
     assert [program for program in programs if program not in text] == []
 
 
+@pytest.mark.slow
 def test_the_plan_of_the_guide_is_what_its_example_prints() -> None:
     (example,), (shown,) = blocks("regions.md", "python"), blocks("regions.md", "text")
     assert printed(example).strip() == shown

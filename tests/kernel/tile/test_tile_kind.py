@@ -406,6 +406,7 @@ def test_the_cost_ranks_what_it_was_not_fitted_to() -> None:
     assert measured[min(range(len(guessed)), key=guessed.__getitem__)] < 1.03 * min(measured)
 
 
+@pytest.mark.slow
 def test_a_search_begins_where_the_cost_is_least() -> None:
     """Where there are few rows the prior's rule alone took twice as long as the best program that was measured."""
     of = space(linear(512, 3072, 12288))
@@ -709,6 +710,7 @@ print(compiled(linear(512, 512, 256)).id)
 """
 
 
+@pytest.mark.slow
 @triton
 def test_the_start_and_equal_parameters_are_the_same_program_in_every_process(tmp_path: Path) -> None:
     ids = {compiled(linear(512, 512, 256)).id}

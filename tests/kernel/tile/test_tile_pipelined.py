@@ -122,7 +122,7 @@ def test_heads_are_right_whoever_is_late(group: int) -> None:
     assert not wrong_of(case_of(region_of(*heads(832)), (192, 128), group=group), seeds=2)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", some(PRODUCTS, PRODUCTS.keys() - {"heads, half a tile"}))
 def test_a_group_behind_the_last_row_does_nothing_where_that_is_another_ones(name: str) -> None:
     """It stores no heads in the next one's place, and reads nothing by rows that are not there; what TMA alone moves
     may stay as it is."""

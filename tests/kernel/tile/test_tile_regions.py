@@ -157,10 +157,11 @@ def test_rows_of_several_kernels(tmp_path: Path) -> None:
 
 @interpreted
 @pytest.mark.parametrize("changes", first(1, [{}, {"persistent": 1}, {"epilogue_parts": 2}]), ids=str)
-def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtypes", first(1, [("bfloat16",), ("float32", "float16")]), ids=" ".join)
+def test_what_is_made_of_a_contraction(changes: dict[str, int], dtypes: tuple[str, ...], tmp_path: Path) -> None:
     cases = {}
     for chain in (projection, activation_beside, split_sum):
-        for dtype in ("float32", "float16", "bfloat16"):
+        for dtype in dtypes:
             region = region_of(*chain(dtype))
             kernel = read_region(region)
             assert bool(kernel.also) != bool(kernel.chained) and kernel.hidden == (chain is projection)

@@ -41,7 +41,7 @@ def case_of(region: Region, parameters: TileParameters) -> Case:
 
 
 @pytest.mark.parametrize("persistent", first(2, [0, 1]))
-@pytest.mark.parametrize("name", some(ATTENTIONS, {"both sides, odd rows", "a bias"}))
+@pytest.mark.parametrize("name", some(ATTENTIONS, {"a bias"}))
 def test_groups_of_warps_keep_to_their_protocol(name: str, persistent: int) -> None:
     """Of two groups that compute and of three, where there are registers for them; of two slots and of three."""
     region = attention_of(name)

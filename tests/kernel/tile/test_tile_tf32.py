@@ -78,6 +78,7 @@ def test_it_is_a_candidate_where_the_user_allows_it(made: Made, form: str) -> No
     assert not any(of_tf32(wide, one) for one in forms - {SPECIALIZED})
 
 
+@pytest.mark.slow
 def test_it_is_expected_to_be_faster() -> None:
     of = space(matmul(size=4096), allow_tf32=True)
     (schedule, *_) = of_tf32(of, CONTRACTION)

@@ -24,6 +24,7 @@ from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernel.tile.test_tile_compiling import compiled
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
+from tests.slow import every
 
 TARGET = KNOWN_TARGETS["sm_90"]
 VOCABULARIES = (32_768, 50_257, 65_536, 128_256, 151_936)
@@ -66,7 +67,7 @@ def largest(sequence: Sequence) -> tuple[int, ...]:
     return max((tuple(sorted(c.places[0])) for c in found if read_region(c.region)), key=len, default=())
 
 
-@pytest.mark.parametrize("made", WHOLE)
+@pytest.mark.parametrize("made", every(3, WHOLE))
 def test_all_kernels_of_such_rows_are_one_region(made: str) -> None:
     for length in VOCABULARIES[:: 1 if made == "softmax" else 3]:
         sequence = sequence_of(WHOLE[made](empty(64, length)))
@@ -160,6 +161,7 @@ def test_programs_of_a_vocabulary_compile(tmp_path: Path) -> None:
     assert not any(row["scratch"] for row in made.values())
 
 
+@pytest.mark.slow
 def test_the_reference_of_such_rows_takes_few_terms() -> None:
     """A row's parts are added up once for all of its points: 64 rows of 128,256 are no more terms than are enough."""
     sequence = sequence_of(WHOLE["softmax"](empty(64, 128_256)))
