@@ -60,10 +60,6 @@ class Runner:
         """A process that prepares for it while kernels are searched; None where there is none."""
         return None
 
-    def place(self, free_s: float) -> None:
-        """Nothing is timed on the device for about so many seconds: what the check needs there whatever is compared may
-        be put on it."""
-
     @property
     def rounds(self) -> int:
         """For which time is kept where plans are compared."""

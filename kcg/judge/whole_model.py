@@ -11,7 +11,6 @@ import json
 import math
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from kcg.workloads.registry import WorkloadSpec
 
 CHILD = "kcg.judge.whole_model"
-PLACE = "place"  # of a line that comes before the job: its weights are to be made
+PLACE, PLAN = "place", "plan"
+"""Of lines that come before the job: its weights are to be made; its program is to be planned, and compiled if a target
+is there."""
 
 CPU_START_S, START_S = 8.5, 18.0
 """A process, the device, and weights; on a GPU there are more of them."""
@@ -41,6 +42,7 @@ AHEAD_S = 12.0
 """The same where the process planned the model, and compiled tinygrad's own kernels, while kernels were searched. The
 whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
 PLACING_S = 6.5  # of these, for weights: of Flux 768, 24 GB, on that GPU
+LEFT = 2  # times as much memory as is free beside weights that are made ahead, at most, the device has in all
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
@@ -71,7 +73,7 @@ class Model(Runner):
     target: Target | None = None  # what `dev` is, where that is known
     module: str = field(default_factory=lambda: CHILD)  # what the child runs
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
-    placed: bool = False  # it makes the weights, or has made them
+    placed: bool = False  # it has the weights on the device, see `begun`
 
     what = "model"
 
@@ -80,21 +82,10 @@ class Model(Runner):
         one core. None on a CPU, where it would disturb samples."""
         if self.dev.startswith("CPU") or not self.runnable:
             return None
-        about = [self.workload.name, self.workload.preset]
-        if self.target is not None:
-            about.append(noun_to_json(self.target))
-        self.child = isolated.IsolatedProcess(self.module, dev=self.dev, label="model", arguments=about)
+        self.child = self.child or isolated.IsolatedProcess(self.module, dev=self.dev, label="model")
+        target = [] if self.target is None else [noun_to_json(self.target)]
+        self.child.tell({PLAN: [self.workload.name, self.workload.preset, *target]})
         return self.child
-
-    def place(self, free_s: float) -> None:
-        """The weights, where its child is there and they are likely made in that time."""
-        if self.child is not None and not self.placed and free_s > 2 * PLACING_S:
-            self.placed = True
-            self.child.tell({PLACE: True, **self.made_of(self.workload.name, self.workload.preset)})
-
-    def made_of(self, workload: str, preset: str) -> dict[str, Any]:
-        """What its weights and inputs follow from."""
-        return {"workload": workload, "preset": preset, "seed": self.seed, "weights": self.weights}
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         none = "" if self.runnable else f"{NO_WHOLE}{results[0].workload}"
@@ -124,6 +115,19 @@ class Model(Runner):
         return [replace(check, seed=self.seed, weights=self.weights) for check in found]
 
 
+def begun(workload: str, preset: str, seed: int, dev: str, *, module: str = "") -> isolated.IsolatedProcess:
+    """The process of a check, which makes random weights while the device has nothing to time yet. It gives them back
+    where less than half of the device's memory is left beside them."""
+    child = isolated.IsolatedProcess(module or CHILD, dev=dev, label="model")
+    child.tell({PLACE: True, **_made_of(workload, preset, seed, "")})
+    return child
+
+
+def _made_of(workload: str, preset: str, seed: int, weights: str) -> dict[str, Any]:
+    """What weights and inputs follow from."""
+    return {"workload": workload, "preset": preset, "seed": seed, "weights": weights}
+
+
 class _Comparison:
     """The run of a model with several results in a child, and in another one where that fails."""
 
@@ -134,7 +138,7 @@ class _Comparison:
         self._model, self._until, self._dev = model, until, results[0].target.tinygrad_device
         self._paths = written(results, folder)
         self._job: dict[str, Any] = {
-            **model.made_of(results[0].workload, results[0].preset),
+            **_made_of(results[0].workload, results[0].preset, model.seed, model.weights),
             "kernels": [str(file) for file in model.kernels],
             "programs": {name: compiled_values(compiled) for name, compiled in model.programs().items()},
         }
@@ -253,6 +257,20 @@ def _prepare(workload: str, preset: str, target: str = "", *, is_free: Callable[
             lower_ahead(calls, renderer_ahead(noun_from_json(Target, target)), is_free)
 
 
+def _placed(job: dict[str, Any]) -> Step | None:
+    """Weights and inputs on the device; none where others would be short of memory for them."""
+    from kcg.compat.hardware import memory_of
+    from kcg.compat.tiny import Device
+    from kcg.workloads.registry import spec_of
+
+    with contextlib.suppress(Exception):  # there may be memory for them once others gave theirs back
+        step = _step(spec_of(job["workload"]), job)
+        known = memory_of(Device.DEFAULT.split(":")[0])
+        if known is not None and known[0] >= known[1] / LEFT:
+            return step
+    return None
+
+
 def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
     if job["weights"]:
         assert spec.published is not None
@@ -262,8 +280,8 @@ def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
 
 
 def main() -> None:
-    """Read a job, one line of standard input; write the result as the last line of standard output. With a workload
-    and a preset as arguments, plan that program before the job is there, and compile it if a target follows."""
+    """Read a job, one line of standard input; write the result as the last line of standard output. Lines before it
+    say what can be done before it is there."""
     receive = isolated.listening()
     from kcg.compat.device import prepare
 
@@ -283,12 +301,12 @@ def _work(receive: isolated.Awaited) -> None:
     from kcg.report.result import read_result
     from kcg.workloads.registry import spec_of
 
-    if len(sys.argv) > 1:
-        _prepare(*sys.argv[1:], is_free=lambda: not receive.is_there)
     job, step = receive(), None
-    if PLACE in job:
-        with contextlib.suppress(Exception):  # there may be memory for it once others gave theirs back
-            step = _step(spec_of(job["workload"]), job)
+    while PLACE in job or PLAN in job:
+        if PLAN in job:
+            _prepare(*job[PLAN], is_free=lambda: not receive.is_there)
+        else:
+            step = _placed(job)
         job = receive()
     step = step or _step(spec_of(job["workload"]), job)
     if job.get("own_only"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,8 +53,6 @@ class JudgingSettings:
     needed: Needed | None = None  # which regions of several kernels are; by default all
     completes: bool = True  # what is provisional has the rest of its launches
     in_new_child: bool = False  # the process that judges ran nothing but its canary: it is not begun again
-    untimed: Callable[[float], object] = lambda seconds: None
-    """Told of about how many seconds in which launches have the device whose time is nobody's concern."""
 
 
 class Judging:
@@ -106,7 +104,7 @@ class Judging:
         self._undecided: list[RegionWork] = []
         self._kernels: list[RegionWork] = []  # that are due
         self._done: set[str] = set(self._ahead)  # what was judged, by `RegionWork.id`
-        self._completes, self._untimed = settings.completes, settings.untimed
+        self._completes = settings.completes
         self._stuck: set[str] = set()  # what stays provisional, by the same
         self.failed = {} if ahead is None else ahead.failed
         """What was chosen and failed in a later launch, by the same."""
@@ -172,7 +170,6 @@ class Judging:
         if provisional := self._provisional():
             programs = counted(len(provisional), "program")
             self._log.progress.phase(f"the rest of {stress.LAUNCHES:,} launches under stress of {programs}")
-            self._untimed(sum(missing_s(self._estimates, work, self._judged[work.id]) for work in provisional))
         while provisional := self._provisional():
             work = provisional[0]
             row = self.judge.further(work, before := self._judged[work.id], until=until, judged=self._once_more)

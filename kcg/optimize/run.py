@@ -49,7 +49,7 @@ from kcg.optimize.region_search import (
 from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.stored import Stored
-from kcg.optimize.wholes import is_runnable, runner_of
+from kcg.optimize.wholes import child_of, is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
 from kcg.report.counts import how_many, share_of
@@ -129,6 +129,9 @@ def optimize(
         contextlib.ExitStack() as children,
     ):
         device.join_fleet()
+        memory = memory_on(device.choice.device)  # before anybody has some of it
+        if (whole := child_of(settings, device)) is not None:
+            children.enter_context(whole)
         guide = Guide(settings, device)
         if store is not None:
             store.say_read_only(log)
@@ -154,14 +157,14 @@ def optimize(
         if regions:
             captured = replace(captured, workload=planned(captured.workload, regions))
         shown.name(captured.workload.name, captured.workload.preset)
-        check_fits(settings, captured.workload, device=device, log=log)
+        check_fits(settings, captured.workload, memory, device=device, log=log)
         log.begin(OPENING)
         if preloads:
             guide.preload()
         device.open_journal(captured.workload)
         works = device.plan(captured.workload)
         device.use_lowered(works, captured.lowered)
-        kept, runner = KeptResults(device, resumed=settings.resume), runner_of(settings, captured, device, works)
+        kept, runner = KeptResults(device, resumed=settings.resume), runner_of(settings, captured, device, works, whole)
         device.notice_busy_machine()
         device.notice_missing_kinds()
         handwritten.offer(kernels, works, device=device, log=log)
@@ -169,7 +172,7 @@ def optimize(
         estimates, candidates, proposed, results, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         compared: Mapping[tuple[str, Schedule], Compared] = {}
-        memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
+        memory_bytes = memory_between(captured.workload, memory)
 
         def ended(results: RegionResults | None) -> _Ended:
             """What the run has come to by now."""
@@ -270,7 +273,7 @@ def optimize(
                 judged=judged,
                 incumbent=incumbent,
                 ahead=early,
-                settings=JudgingSettings(needed=needed, untimed=runner.place),
+                settings=JudgingSettings(needed=needed),
             )
             compared, seen = judging.seen, judging.run()
             if store is not None:
@@ -414,11 +417,11 @@ def _late(label: str, budget: Budget, log: RunLog) -> Late | None:
     return Late(budget.over_at - time.monotonic(), lambda: log.progress.line(line, important=True))
 
 
-def check_fits(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
+def check_fits(settings: Settings, workload: Workload, memory: Memory | None, *, device: Device, log: RunLog) -> None:
     """Whether the workload as a whole has room on the device, and its weights are there. Raises UsageError, or
     WeightsError."""
     name = device.choice.device
-    check_memory(settings, workload, memory_on(name), device=name, log=log.progress.phase)
+    check_memory(settings, workload, memory, device=name, log=log.progress.phase)
     if settings.weights:
         log.progress.phase(f"looking at the weights {settings.weights}")
         check_weights(settings, name, fetch=True)

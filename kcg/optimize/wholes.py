@@ -9,9 +9,11 @@ from kcg.judge import whole_model
 from kcg.judge.whole_function import Function
 from kcg.judge.whole_model import Model
 from kcg.judge.whole_script import Script
+from kcg.workloads.registry import find
 
 if TYPE_CHECKING:
     from kcg.judge.whole import Runner
+    from kcg.measure.isolated import IsolatedProcess
     from kcg.optimize.device import Device
     from kcg.optimize.settings import Settings
     from kcg.optimize.work import Captured, RegionWork
@@ -22,8 +24,23 @@ def is_runnable(settings: Settings, workload: str) -> bool:
     return not settings.is_script and whole_model.is_runnable(workload)
 
 
-def runner_of(settings: Settings, captured: Captured, device: Device, works: Sequence[RegionWork]) -> Runner:
-    """What runs the whole of a run's workload."""
+def child_of(settings: Settings, device: Device) -> IsolatedProcess | None:
+    """The process of a model's check, begun before anything is captured. None on a CPU, where it would disturb what is
+    timed, with published weights, and of what is no model of kcg's."""
+    if device.is_cpu or settings.weights or not is_runnable(settings, settings.workload):
+        return None
+    spec, preset = find(settings.workload, settings.preset, device.choice.device)
+    return whole_model.begun(spec.name, preset, settings.seed, device.choice.dev)
+
+
+def runner_of(
+    settings: Settings,
+    captured: Captured,
+    device: Device,
+    works: Sequence[RegionWork],
+    child: IsolatedProcess | None = None,
+) -> Runner:
+    """What runs the whole of a run's workload; a model in a `child` that was begun."""
     workload, service = captured.workload, device.service
     if (program := settings.program) is not None:
         return Script(
@@ -51,4 +68,6 @@ def runner_of(settings: Settings, captured: Captured, device: Device, works: Seq
         programs=lambda: device.own_programs(works),
         check_device=service.check_device,
         target=service.target,
+        child=child,
+        placed=child is not None,
     )

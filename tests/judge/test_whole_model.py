@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 import time
@@ -27,7 +26,7 @@ from kcg.judge import step as steps
 from kcg.judge import whole_model
 from kcg.judge.step import REPLAYS, Stage, compare, different
 from kcg.judge.whole import MAX_TOLERANCE, Cost, judge_outputs, relative_error, rounding_of_sums
-from kcg.judge.whole_model import PLACING_S, Model
+from kcg.judge.whole_model import Model
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.schedule import Opt, schedule_of
@@ -36,7 +35,7 @@ from kcg.kernel.program import Compiled
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
 from kcg.optimize.settings import Settings
-from kcg.optimize.wholes import is_runnable
+from kcg.optimize.wholes import child_of, is_runnable
 from kcg.report.endings import exit_code_of
 from kcg.report.result import read_result, write_result
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
@@ -537,18 +536,25 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
     assert Model(Workload("script", "", ()), "CUDA", runnable=False).ahead() is None
 
 
+def test_weights_are_made_ahead_of_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(whole_model, "begun", lambda *given: begun.append(given))
+    gpu = SimpleNamespace(is_cpu=False, choice=SimpleNamespace(device="CUDA", dev="CUDA:TILE"))
+    flux = Settings("flux", "mini", seed=3)
+    for settings, device in (
+        (flux, gpu),
+        (flux, SimpleNamespace(is_cpu=True)),
+        (replace(flux, weights="published"), gpu),
+    ):
+        child_of(settings, device)  # type: ignore[arg-type]
+    assert begun == [("flux", "mini", 3, "CUDA:TILE")]
+
+
 @pytest.mark.slow
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
-    with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
+    with whole_model.begun("tiny", "float32", 0, DEV, module=CHILD) as child:
+        child.tell({whole_model.PLAN: ["tiny", "float32"]})
         (check,) = model(child=child).checks([make("float32")], timeout_s=PATIENCE_S)
-    assert check.passed is True, check.reason
-    with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("tiny", "float32")) as child:
-        placing = Model(Workload("tiny", "float32", ()), DEV, module=CHILD, child=child)
-        placing.place(PLACING_S)
-        assert not placing.placed, "weights that are made in that time only where it is more than they take"
-        placing.place(math.inf)
-        assert placing.placed
-        (check,) = placing.checks([make("float32")], timeout_s=PATIENCE_S)
     assert check.passed is True, check.reason
     waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid
