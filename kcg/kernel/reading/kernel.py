@@ -211,6 +211,11 @@ class TileKernel:
         return tuple(extent(r) for r in self.outputs)
 
     @cached_property
+    def views(self) -> dict[type, Any]:
+        """What forms of programs see in it, by the view's type, as far as somebody asked."""
+        return {}
+
+    @cached_property
     def pipelined(self) -> dict[tuple[Any, ...], bool]:
         """Whether specialised warps make a contraction, by axes and sizes of a tile, as far as somebody asked."""
         return {}

@@ -10,6 +10,7 @@ from kcg.kernel.tile.device import Figures, figures_of
 from kcg.kernel.tile.estimates import LAUNCH_S
 from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.plan import seconds as seconds_of
 from kcg.types import Target
 
 UNTRIED = 0.005
@@ -20,6 +21,8 @@ cost until it is measured: what is known to matter comes first."""
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
     """What a program takes, launches included."""
     figures, form = figures or figures_of(target), form_of(p)
+    if form.plans:
+        return seconds_of(form.plan(form.view(kernel), target, p), target, figures)
     seconds = form.seconds(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * form.partials_of(kernel)

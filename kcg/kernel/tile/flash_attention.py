@@ -82,8 +82,11 @@ FEW_STEPS = 4  # of keys, which are not split
 STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 
 
-class FlashAttention(Form):
+class FlashAttention(Form[Any, Any]):
     """Attention in Triton: all warps of a program do the same."""
+
+    def view(self, kernel: TileKernel) -> Any:
+        return kernel
 
     name = FLASH_ATTENTION
     noun = "flash attention"
@@ -155,7 +158,7 @@ class FlashAttention(Form):
 
     # ---- the program
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         return AttentionWriting(kernel, p, writer).written()
 
     def partials_of(self, kernel: TileKernel) -> int:
@@ -164,7 +167,9 @@ class FlashAttention(Form):
     def partial_type(self, kernel: TileKernel) -> str:
         return "float32"
 
-    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_second_at_once(
+        self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer
+    ) -> tuple[Lines, int]:
         return write_attention_sums(kernel, p, writer)
 
     # ---- what it costs

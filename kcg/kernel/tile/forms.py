@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.flash_attention import FlashAttention
@@ -15,7 +15,7 @@ from kcg.kernel.tile.rows import RowReductions
 from kcg.kernel.tile.specialized import SpecializedAttention
 from kcg.types import Target
 
-REGISTRY: Final[dict[str, Form]] = {
+REGISTRY: Final[dict[str, Form[Any, Any]]] = {
     form.name: form
     for form in (
         Pointwise(),
@@ -30,11 +30,11 @@ REGISTRY: Final[dict[str, Form]] = {
 """In the order in which a kernel's forms are told."""
 
 
-def form_of(p: TileParameters) -> Form:
+def form_of(p: TileParameters) -> Form[Any, Any]:
     """The form of a program."""
     return REGISTRY[p.form]
 
 
-def forms_of(kernel: TileKernel, target: Target) -> tuple[Form, ...]:
+def forms_of(kernel: TileKernel, target: Target) -> tuple[Form[Any, Any], ...]:
     """The forms that a kernel's program may have."""
     return tuple(form for form in REGISTRY.values() if form.has(kernel, target))

@@ -121,8 +121,11 @@ MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
 
 
-class Matmul(Form):
+class Matmul(Form[Any, Any]):
     """Products in Triton: all warps of a program do the same."""
+
+    def view(self, kernel: TileKernel) -> Any:
+        return kernel
 
     name = CONTRACTION
     noun = "matmul"  # a convolution is one too, as implicit GEMM
@@ -264,7 +267,7 @@ class Matmul(Form):
                 "warp_specialize", "programs that have whole tiles and parts of others have no such loop"
             )
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         return _write_launch(kernel, target, p, writer)
 
     def partials(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
@@ -273,10 +276,12 @@ class Matmul(Form):
         tail = stream_k_of(kernel, target, p)
         return tail.left * tail.count * math.prod(p.tile) if tail is not None else 0
 
-    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_second_at_once(
+        self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer
+    ) -> tuple[Lines, int]:
         if (tail := stream_k_of(kernel, target, p)) is not None:
             return _write_stream_k(kernel, tail, p, writer)
-        return write_sums(kernel, p, writer)
+        return write_sums(kernel, p.split, writer)
 
     def has_several_products(self, kernel: TileKernel, p: TileParameters) -> bool:
         """A `tl.dot` for each piece of its columns, each contraction, and halves of the last tiles; or one of them that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
@@ -10,26 +11,17 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import fits_epilogue
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.emit import POINTERS, TYPES, Lines, Writer
-from kcg.kernel.tile.form import Form
+from kcg.kernel.tile.form import ONLY, Form
 from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.parameters import POINTER, TileParameters
+from kcg.kernel.tile.plan import TilePlan, workspace_bytes
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
 from kcg.kernel.tile.tiles import is_power_of_two, variable_name
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
 SUM_WARPS = 4  # of the launch that adds partial sums
-
-ONLY = {
-    "tail": "programs share the last tiles of one product, or two each halves of its columns",
-    "loads": "only products have descriptors",
-    "persistent": "only products and specialised warps have persistent programs",
-    "epilogue_parts": "only products have parts",
-    "read_early": "programs finish a product's tiles themselves, or hold rows",
-    "warp_specialize": "only a product's loop, where its loads are TMA",
-}
-"""Who has a parameter, where it is not what asks for least."""
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
@@ -42,16 +34,22 @@ def generate_kernel(
 ) -> TileSource:
     """See `generate`; of a kernel that is read already."""
     form = form_of(parameters)
+    if form.plans:
+        return written(form, form.plan(form.view(kernel), target, parameters), interpreted=interpreted)
     _check(form, kernel, parameters)
-    evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
-        parameters.evict_last, "evict_last"
-    )
+    policies = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(parameters.evict_last, "evict_last")
+    evictions = {
+        load.node: policies[number]
+        for one in kernel.launched
+        for number, load in enumerate(one.loads)
+        if number in policies
+    }
     ptx = device_of(target).ptx
     writer = Writer(
         kernel, interpreted=interpreted, fast_math=parameters.fast_math and ptx, evictions=evictions, ptx=ptx,
         style=form.style,
     )  # fmt: skip
-    main, grid = form.write(kernel, target, parameters, writer)
+    main, grid = form.write_at_once(kernel, target, parameters, writer)
     partials = form.partials(kernel, target, parameters)
     arguments = _arguments(kernel, workspace=form.partial_type(kernel) if partials else "")
     first = TileLaunch(
@@ -59,7 +57,7 @@ def generate_kernel(
     )
     launches, bodies = [first], [_function(ENTRY, arguments, main)]
     if partials:
-        lines, sums = form.write_second(kernel, target, parameters, writer)
+        lines, sums = form.write_second_at_once(kernel, target, parameters, writer)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
     text = _functions(writer, bodies)
@@ -67,19 +65,42 @@ def generate_kernel(
     return TileSource(text, tuple(launches), _workspace(form, kernel, partials), writer.rounds_to_tf32)
 
 
+def written(form: Form[Any, Any], plan: TilePlan, *, interpreted: bool = False) -> TileSource:
+    """The text of a plan, and its launches. Raises UnsupportedTile where a value has no expression."""
+    kernel, fast_math = plan.view.kernel, plan.fast_math and plan.ptx
+    writer = Writer(
+        kernel, interpreted=interpreted, fast_math=fast_math, evictions=plan.evictions, ptx=plan.ptx, style=plan.style
+    )
+    main = form.write(plan, writer)
+    arguments = _arguments(kernel, workspace=plan.partial_type if plan.partials else "")
+    first = TileLaunch(
+        ENTRY, arguments, plan.programs, plan.num_warps, plan.num_stages, plan.maxnreg, writer.has_descriptors
+    )
+    launches, bodies = [first], [_function(ENTRY, arguments, main)]
+    if plan.partials:
+        lines, sums = form.write_second(plan, writer)
+        launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
+        bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
+    text = _functions(writer, bodies)
+    text = in_gluon(text) if plan.in_gluon else f"import triton\nimport triton.language as tl\n{text}"
+    return TileSource(text, tuple(launches), workspace_bytes(plan), writer.rounds_to_tf32)
+
+
 def workspace_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
     """Bytes of what a program's launches hand on. Raises UnsupportedTile where there is no such program."""
     form = form_of(parameters)
+    if form.plans:
+        return workspace_bytes(form.plan(form.view(kernel), target, parameters))
     _check(form, kernel, parameters)
     return _workspace(form, kernel, form.partials(kernel, target, parameters))
 
 
-def _workspace(form: Form, kernel: TileKernel, partials: int) -> int:
+def _workspace(form: Form[Any, Any], kernel: TileKernel, partials: int) -> int:
     """Bytes of so many partial results."""
     return partials * (8 if "64" in form.partial_type(kernel) else 4) if partials else 0
 
 
-def _check(form: Form, kernel: TileKernel, p: TileParameters) -> None:
+def _check(form: Form[Any, Any], kernel: TileKernel, p: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     _check_kernel(form, kernel)
     if kernel.reductions and not is_power_of_two(p.reduce_tile):
@@ -100,7 +121,7 @@ def _check(form: Form, kernel: TileKernel, p: TileParameters) -> None:
         raise UnsupportedTile("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
 
 
-def _check_kernel(form: Form, kernel: TileKernel) -> None:
+def _check_kernel(form: Form[Any, Any], kernel: TileKernel) -> None:
     """Refuses kernels that a form is not of."""
     if form.is_of_products and kernel.contraction is None:
         raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")

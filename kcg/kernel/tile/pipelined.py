@@ -85,8 +85,11 @@ SUSTAINED = 0.82  # of the tensor core, as sustained over a whole launch: of fiv
 PAIRS = 3  # times their epilogue: Flux's query, key and value took 440 µs, by the plain form 392 (one H100)
 
 
-class PipelinedMatmul(Form):
+class PipelinedMatmul(Form[Any, Any]):
     """Products by warps that load and warps that compute."""
+
+    def view(self, kernel: TileKernel) -> Any:
+        return kernel
 
     name = PIPELINED
     noun = "producer/consumer matmul"
@@ -140,7 +143,7 @@ class PipelinedMatmul(Form):
     def check(self, kernel: TileKernel, p: TileParameters) -> None:
         check_axes(p)
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         """Writes that of the groups and that of the loads among the helpers."""
         return _Pipelined(kernel, target, p, writer).written()
 

@@ -48,8 +48,11 @@ FEW_PROGRAMS = 4  # of a multiprocessor: then they wait for memory more than for
 BY_ELEMENT = 3  # times the work of rows whose pairs are loaded element by element: 38 instead of 13 instructions
 
 
-class RowReductions(Form):
+class RowReductions(Form[Any, Any]):
     """Rows of several kernels, each held whole by a program or gone through in steps."""
+
+    def view(self, kernel: TileKernel) -> Any:
+        return kernel
 
     name = ROWS
     noun = "row reduction"
@@ -97,7 +100,7 @@ class RowReductions(Form):
         own = power_of_two(count_of(kernel, p.axes[1]))
         return p.tile[1] >= min(own, rows_of_threads(kernel, device_of(target).threads(p.num_warps)))
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         return _write_launch(kernel, p, writer, threads=device_of(target).threads(p.num_warps))
 
     def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:

@@ -115,7 +115,7 @@ class SpecializedAttention(FlashAttention):
         fits = _shared_bytes(kernel, target, p) <= device_of(target).shared_bytes
         return fits and can_specialize(kernel, target, p)
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
         """Writes that of the groups and that of the loads among the helpers."""
         return _Specialized(kernel, target, p, writer).written()
 

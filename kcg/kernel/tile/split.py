@@ -9,7 +9,6 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
-from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.reduction import Part, accumulator, combine
 from kcg.kernel.tile.tiles import Axis, bind_axis, flat_place, open_frame, start_of
 
@@ -59,8 +58,8 @@ def store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
         frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
 
 
-def write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """The second launch: adds the parts in order, and computes what the kernel makes of the sums."""
+def write_sums(kernel: TileKernel, parts: int, writer: Writer) -> tuple[Lines, int]:
+    """The second launch: adds so many parts in order, and computes what the kernel makes of the sums."""
     count = math.prod(kernel.extents)
     size = min(SUM_TILE, 1 << max(0, count - 1).bit_length())
     axis = Axis(kernel.outputs, size)
@@ -79,7 +78,7 @@ def write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -
         term = body.name(f"tl.load({place}{mask})")
         body.add(f"{total} = {combine(node, total, term)}")
         totals.append(total)
-    frame.lines.extend(f"for {counter} in range(1, {parameters.split}):", body)
+    frame.lines.extend(f"for {counter} in range(1, {parts}):", body)
     for node, total in zip(kernel.reductions, totals, strict=True):
         bound = Block(total, accumulator(node), frozenset({0}))
         frame.bound[node] = frame.cast(bound, compute_type(node))

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent, is_symbolic
@@ -24,7 +25,7 @@ class Axis:
     ranges: tuple[UOp, ...]
     size: int  # elements of the tile along it, a power of two; of a contraction's columns also the sum of two
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Elements along the axis at most."""
         return math.prod(map(extent, self.ranges))
@@ -36,6 +37,34 @@ class Axis:
     @property
     def is_symbolic(self) -> bool:
         return any(map(is_symbolic, self.ranges))
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """The tiles of one kernel of a launch: the ranges and the size of each axis, and what numbers the tiles."""
+
+    kernel: TileKernel
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def rest(self) -> tuple[UOp, ...]:
+        """The output ranges that no axis holds: a program each."""
+        return rest_of(self.kernel, self.axes)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """How many of each of these there are."""
+        return tuple(map(extent, self.rest))
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Tiles along each axis."""
+        return tuple(axis.tiles for axis in self.axes)
+
+    @cached_property
+    def tiles(self) -> int:
+        """All of them."""
+        return math.prod(self.places) * math.prod(self.counts)
 
 
 def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:

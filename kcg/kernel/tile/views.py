@@ -1,0 +1,146 @@
+"""What forms see in a kernel: typed views of its reading, one for each pattern.
+
+A reading (`TileKernel`) says of every pattern whether it is there. A view is made where its own is, and has what that
+pattern is made of, so that a form asks for no other. A kernel has one view of each kind: what follows from it is worked
+out once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from kcg.compat.tiny import UOp
+from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.contractions import Contraction
+from kcg.kernel.reading.depth import depth_of
+from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
+from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.attention import Reach, masks_scores, reach_of
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What is stored over which ranges, and what is read: what every form sees."""
+
+    kernel: TileKernel
+
+    @classmethod
+    def of(cls, kernel: TileKernel) -> Self:
+        """The view of a kernel. Raises UnsupportedTile where its pattern is not there."""
+        found = kernel.views.get(cls)
+        if found is None:
+            found = kernel.views[cls] = cls._of(kernel)
+        assert isinstance(found, cls)
+        return found
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        _refuse(attention=kernel.attention is not None, rows=kernel.rows is not None)
+        return cls(kernel)
+
+
+@dataclass(frozen=True, eq=False)
+class PointwiseView(View):
+    """Values of single elements: nothing is reduced."""
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        if kernel.reductions:
+            raise UnsupportedTile("form", f"elements by themselves, with {len(kernel.reductions)} reductions")
+        return super()._of(kernel)
+
+
+@dataclass(frozen=True, eq=False)
+class ReductionView(View):
+    """Values that are made of reductions over ranges of their own; of one launch several, of one vector."""
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        if not kernel.reductions:
+            raise UnsupportedTile("form", "a reduction, where nothing is reduced")
+        return super()._of(kernel)
+
+    @cached_property
+    def depth(self) -> int:
+        """Reductions inside of each other."""
+        return depth_of(self.kernel.reductions)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsView(View):
+    """Several kernels over the same rows."""
+
+    rows: Rows
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        if kernel.rows is None:
+            raise UnsupportedTile("form", "the kernels are not over the same rows")
+        return cls(kernel, kernel.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulView(View):
+    """A product of two operands with rows and columns, its prologue in the operands and its epilogue in what is stored;
+    of one launch several (`TileKernel.grouped`)."""
+
+    contraction: Contraction
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        _refuse(attention=kernel.attention is not None, rows=kernel.rows is not None)
+        if kernel.contraction is None:
+            raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")
+        return cls(kernel, kernel.contraction)
+
+    @cached_property
+    def launched(self) -> tuple[MatmulView, ...]:
+        """The products whose tiles are programs of one launch, each by itself."""
+        return tuple(map(MatmulView.of, self.kernel.launched)) if self.kernel.grouped else (self,)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionView(View):
+    """Weights of keys, made of scores, times values."""
+
+    attention: Attention
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        if kernel.attention is None:
+            raise UnsupportedTile("form", "the kernel is no attention")
+        return cls(kernel, kernel.attention)
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Which keys a query can have a weight for."""
+        return reach_of(self.attention)
+
+    @cached_property
+    def masks_scores(self) -> bool:
+        """Whether masks are put on scores."""
+        return masks_scores(self.attention, self.reach)
+
+    @cached_property
+    def inner(self) -> int:
+        """Elements of a query and of a key, as a block holds them."""
+        return padded(self.terms)
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of a value, as a block holds them."""
+        return padded(self.attention.columns)
+
+    @property
+    def terms(self) -> tuple[UOp, ...]:
+        """What a score is summed over."""
+        return tuple(self.attention.scores.reduce.src[1:])
+
+
+def _refuse(*, attention: bool, rows: bool) -> None:
+    if attention:
+        raise UnsupportedTile("form", "the kernel is an attention")
+    if rows:
+        raise UnsupportedTile("form", "the kernels are over the same rows")
