@@ -1087,7 +1087,9 @@ def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) 
         last = -(-left // target.cores)
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * tile.wave(together) + (tile.wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return either(busy_s, nbytes / f.memory_bytes, sharp=3) * spilled(pair_registers(kernel, target, p), target, p)
+    return either(busy_s, nbytes / f.memory_bytes, sharp=3) * spilled(
+        pair_registers(kernel, target, p), device_of(target).registers_of_thread(p.num_warps), p.maxnreg
+    )
 
 
 def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_s: float) -> Tile:

@@ -20,6 +20,7 @@ from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
 from kcg.kernel.tile.rows import row_axes
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.views import RowsView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
@@ -135,7 +136,7 @@ def programs(region: Region) -> dict[str, TileParameters]:
     kernel = read_region(region)
     assert kernel.rows is not None
     whole = 1 << (kernel.rows.width - 1).bit_length()
-    axes = row_axes(kernel)
+    axes = row_axes(RowsView.of(kernel))
     return {
         name: TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=1, num_stages=1)
         for name, height, step in (("held", 2, whole), ("in a loop", 4, 16))
@@ -306,7 +307,9 @@ def test_steps_within_a_row_have_no_masks(dtype: str, tmp_path: Path) -> None:
         loss = region_of(x.float().sparse_categorical_crossentropy(labels, reduction="none"))
         kernel = read_region(loss)
         for height, step, warps in ((1, 16, 1), (2, 32, 1), (4, 64, 2), (1, 128, 4)):
-            p = TileParameters(ROWS, row_axes(kernel), (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+            p = TileParameters(
+                ROWS, row_axes(RowsView.of(kernel)), (height,), reduce_tile=step, num_warps=warps, num_stages=1
+            )
             program = generate(loss, TARGET, p, interpreted=True)
             if width == 203 and step < 128:
                 loops = re.findall(r"range\(\d+, \d+, \d+\):\n((?: {8}.*\n)+)", program.source)
