@@ -32,8 +32,8 @@ from kcg.kernel.tile.attention import (
     visited_blocks,
 )
 from kcg.kernel.tile.attention_sums import Partials, write_attention_sums
-from kcg.kernel.tile.contraction import WGMMA_ROWS, describe_operand, described_block, interpreted_type, operand_block
-from kcg.kernel.tile.descriptors import Described
+from kcg.kernel.tile.contraction import WGMMA_ROWS, boxes_of_operand, described_block, interpreted_type, operand_block
+from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.device import Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_tile
@@ -464,12 +464,15 @@ class AttentionWriting:
         if self.parameters.loads != TMA:
             return None, None, None
         queries, keys = self.attention.scores.sides
-        query = describe_operand(queries, self.kernel, (self.rows, self.terms), self.top)
-        key = describe_operand(keys, self.kernel, (self.terms, self.keys), self.top)
-        value = describe_operand(self.attention.values, self.kernel, (self.keys, self.columns), self.top)
-        if key is None and value is None:
+        sides = (
+            (queries, (self.rows, self.terms)),
+            (keys, (self.terms, self.keys)),
+            (self.attention.values, (self.keys, self.columns)),
+        )
+        boxes = [boxes_of_operand(side, self.kernel, axes) for side, axes in sides]
+        if boxes[1] is None and boxes[2] is None:
             raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
-        return query, key, value
+        return tuple(describe(one, self.top) if one is not None else None for one in boxes)
 
     def _opened(self, frame: Frame, tile: Axis, program: str = "") -> tuple[int, str]:
         """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a

@@ -10,6 +10,7 @@ from kcg.kernel.tile.form import Form
 from kcg.kernel.tile.gemm import Matmul
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.pipelined import PipelinedMatmul
+from kcg.kernel.tile.plan import TilePlan
 from kcg.kernel.tile.pointwise import Pointwise, Reduction
 from kcg.kernel.tile.rows import RowReductions
 from kcg.kernel.tile.specialized import SpecializedAttention
@@ -38,3 +39,10 @@ def form_of(p: TileParameters) -> Form[Any, Any]:
 def forms_of(kernel: TileKernel, target: Target) -> tuple[Form[Any, Any], ...]:
     """The forms that a kernel's program may have."""
     return tuple(form for form in REGISTRY.values() if form.has(kernel, target))
+
+
+def plan_of(kernel: TileKernel, target: Target, p: TileParameters) -> TilePlan:
+    """The plan of a kernel's program. Raises UnsupportedTile where there is no such program."""
+    form = form_of(p)
+    plan: TilePlan = form.plan(form.view(kernel), target, p)
+    return plan

@@ -27,8 +27,8 @@ from kcg.kernel.tile.eviction import deaf_copies, read_once, reused, streamed
 from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, ROWS_TILE, Axes, Form, settled, tiles_up_to
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Shared, TilePlan, Times
-from kcg.kernel.tile.reduction import Part, accumulator, itemsize_of_rows, reducer, stepped_extent
-from kcg.kernel.tile.split import SPLITS, may_split, partials_of, store_partials, write_sums
+from kcg.kernel.tile.reduction import Part, accumulator, itemsize_of_rows, may_split, reducer, stepped_extent
+from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tiles import (
     MAX_BLOCK,
     Tiled,
@@ -128,7 +128,7 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
     def values(self, view: ReductionView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "split":
-                return SPLITS if self.may_split(view) else (1,)
+                return SPLITS if view.may_split else (1,)
             case "num_stages":
                 return ROW_STAGES if copied_bytes(view.kernel, p) else (1,)
             case "evict_first":
@@ -144,7 +144,7 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
         return tuple(1 << i for i in range(15) if 1 << i <= most and (1 << i >= min(whole, 4)))
 
     def may_split(self, view: ReductionView) -> bool:
-        return may_split(view.kernel)
+        return view.may_split
 
     def elements(self, p: TileParameters) -> int:
         return math.prod(p.tile) * max(1, p.reduce_tile)

@@ -302,7 +302,7 @@ class _Specialized(AttentionWriting):
         (factor, *others) = side.factors
         found = None
         if not others and factor.node in self.writer.accesses and factor.node.dtype is side.dtype:
-            found = boxes_of(self.writer.accesses[factor.node], axes, main)
+            found = boxes_of(self.writer.accesses[factor.node], axes)
         if found is None:
             raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
         return found
@@ -311,9 +311,9 @@ class _Specialized(AttentionWriting):
         """The descriptor of an operand's blocks: of those of a program's head, or of all heads."""
         self.writer.has_descriptors = True
         if self.programs:
-            return descriptor_of_all(box, dtype)
+            return descriptor_of_all(box, box.extents(main), dtype)
         start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
-        return descriptor(box, start, dtype)
+        return descriptor(box, start, box.extents(main), dtype)
 
     def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from kcg.kernel.ast import is_symbolic
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
@@ -14,28 +13,6 @@ from kcg.kernel.tile.tiles import Axis, bind_axis, flat_place, open_frame, start
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SUM_TILE = 1024  # of the launch that adds partial sums
-
-
-def may_split(kernel: TileKernel) -> bool:
-    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
-    first = kernel.reductions[0] if kernel.reductions else None
-    return (
-        first is not None
-        and kernel.attention is None
-        and kernel.rows is None
-        and not kernel.also
-        and not kernel.chained
-        and not kernel.grouped
-        and all(
-            r.src[1:] == first.src[1:]
-            and r.arg == first.arg
-            and set(r.ranges) == set(kernel.outputs)
-            and accumulator(r) == accumulator(first)
-            and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
-            for r in kernel.reductions
-        )
-        and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
-    )
 
 
 def partials_of(kernel: TileKernel) -> int:

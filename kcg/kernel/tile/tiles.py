@@ -228,16 +228,14 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
     """As `bind_axis`, of a part (first element, elements) of a block that begins at a multiple of its size: of ranges
     that fill the block the elements have the same numbers in each one, other ranges are scalars.
     """
-    place = len(axis.ranges)
-    while place and math.prod(map(extent, axis.ranges[place:])) < axis.size:
-        place -= 1
-    inside = axis.ranges[place:]
+    inside = aligned(axis)
     at, size = part
-    if math.prod(map(extent, inside)) != axis.size or axis.total >= 1 << 31:
+    if not inside:
         first = frame.lines.name(f"{start} + {at}", "start") if at else start
         bind_axis(frame, replace(axis, size=size), number, first)
         return
     bind_axis(frame, Axis(inside, size), number, str(at))
+    place = len(axis.ranges) - len(inside)
     step = axis.size
     for outer in reversed(axis.ranges[:place]):
         text = frame.lines.name(f"{start} // {step}")
@@ -245,6 +243,15 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
         if step < axis.total:
             text = frame.lines.name(f"{text} % {extent(outer)}")
         frame.bound[outer] = Block(text, "int32")
+
+
+def aligned(axis: Axis) -> tuple[UOp, ...]:
+    """The ranges that fill a block which begins at a multiple of its size; none where no ranges do."""
+    place = len(axis.ranges)
+    while place and math.prod(map(extent, axis.ranges[place:])) < axis.size:
+        place -= 1
+    inside = axis.ranges[place:]
+    return inside if math.prod(map(extent, inside)) == axis.size and axis.total < 1 << 31 else ()
 
 
 def _product(frame: Frame, sizes: Sequence[str]) -> str:

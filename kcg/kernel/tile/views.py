@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Self
 
 from kcg.compat.tiny import UOp
+from kcg.kernel.ast import is_symbolic
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import Reach, masks_scores, reach_of
+from kcg.kernel.tile.reduction import may_split
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,11 @@ class ReductionView(View):
         """Reductions inside of each other."""
         return depth_of(self.kernel.reductions)
 
+    @cached_property
+    def may_split(self) -> bool:
+        """Whether programs may share its sums."""
+        return may_split(self.kernel)
+
 
 @dataclass(frozen=True, eq=False)
 class RowsView(View):
@@ -99,6 +106,22 @@ class MatmulView(View):
     def launched(self) -> tuple[MatmulView, ...]:
         """The products whose tiles are programs of one launch, each by itself."""
         return tuple(map(MatmulView.of, self.kernel.launched)) if self.kernel.grouped else (self,)
+
+    @cached_property
+    def may_split(self) -> bool:
+        """Whether programs may share its sums."""
+        return may_split(self.kernel)
+
+    @cached_property
+    def may_stream_k(self) -> bool:
+        """Whether programs may share the last tiles, which have one sum each: also what several contractions come to
+        together."""
+        kernel = self.kernel
+        if kernel.chained:
+            sums = [one.reduce for one in (*kernel.chained, *kernel.together)]
+            alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing_operand
+            return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
+        return self.may_split and not kernel.sharing_operand
 
 
 @dataclass(frozen=True, eq=False)

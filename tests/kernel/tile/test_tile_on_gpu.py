@@ -36,6 +36,7 @@ from kcg.kernel.tile.pipelined import pipelined_axes
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
+from kcg.kernel.tile.views import MatmulView
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -174,8 +175,9 @@ def as_it_begins(kernel: TileKernel, target: Target) -> TileParameters:
 
 def of_form(form: str) -> Callable[[TileKernel, Target], TileParameters]:
     def choose(kernel: TileKernel, target: Target) -> TileParameters:
-        axes = pipelined_axes(kernel)[0] if form == PIPELINED else default_parameters(kernel, target).axes
-        return parameters_of(kernel, target, form, axes)
+        if form == PIPELINED:
+            return parameters_of(kernel, target, form, pipelined_axes(MatmulView.of(kernel))[0])
+        return parameters_of(kernel, target, form, default_parameters(kernel, target).axes)
 
     return choose
 
@@ -584,7 +586,7 @@ def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
         report = dict(launch.compiled.report)
         assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
         assert report["registers"] == {128: 168, 192: 128}[rows] and launch.compiled.global_size[0] == target.cores
-        assert needs_stress(region, schedule)
+        assert needs_stress(region, schedule, target)
 
 
 @pytest.mark.gpu
@@ -670,7 +672,7 @@ def test_products_are_pipelined_and_spill_nothing(name: str) -> None:
 def test_the_last_wave_is_filled_by_three_groups() -> None:
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     kernel = read_region(region_of(product(4608, 3072, 3072).cast("bfloat16")))
-    best = parameters_of(kernel, target, PIPELINED, pipelined_axes(kernel)[0]).tile
+    best = parameters_of(kernel, target, PIPELINED, pipelined_axes(MatmulView.of(kernel))[0]).tile
     assert best == (192, 192), "3 waves of 132, where 128 x 256 leaves most of the fourth one empty"
 
 

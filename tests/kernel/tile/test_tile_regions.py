@@ -14,7 +14,7 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
@@ -249,7 +249,7 @@ def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
     first, second = compile_tile(region, schedule_of(p), target).launches
     report = dict(first.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= plan_of(kernel, TARGET, p).shared_bytes
     assert not dict(second.compiled.report)["spilled_bytes"]
     whole, own, turns = (
         predicted_seconds(kernel, target, replace(p, **c)) for c in ({"tail": 1}, {"persistent": 0}, {})
@@ -394,7 +394,11 @@ def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: p
     (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
     report = dict(launch.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"], report
-    assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert (
+        0.9 * plan_of(kernel, TARGET, p).shared_bytes
+        <= report["shared_bytes"]
+        <= plan_of(kernel, TARGET, p).shared_bytes
+    )
 
 
 @interpreted

@@ -24,8 +24,8 @@ from kcg.kernel.tile.legal import is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import REDUCTION, TileParameters
 from kcg.kernel.tile.pointwise import StreamPlan
 from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.reduction import may_split
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.split import may_split
 from kcg.kernel.tile.tiles import Tiled
 from kcg.kernel.tile.vectors import alike
 from kcg.optimize.planning import planned
