@@ -238,7 +238,7 @@ class Form(Generic[V, P]):
     def check(self, view: V, p: TileParameters) -> None:
         """Raises UnsupportedTile where no kernel has such a program."""
 
-    plans: ClassVar[bool] = False
+    plans: ClassVar[bool] = True
 
     def view(self, kernel: TileKernel) -> V:
         """What the form sees in a kernel. Raises UnsupportedTile where it is not of it."""

@@ -129,7 +129,6 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
     start_at = Start.WALKED
     uncertainty = UNCERTAIN
     sees = MatmulView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is None and kernel.contraction is not None

@@ -102,7 +102,6 @@ class PipelinedMatmul(Form[MatmulView, "PipelinedPlan"]):
     start_at = Start.COMPARED
     uncertainty = UNCERTAIN
     sees = MatmulView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None:

@@ -66,7 +66,6 @@ class Pointwise(Form[PointwiseView, "StreamPlan"]):
     reduces = False
     style = Style(by_parts=True)
     sees = PointwiseView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is None and not kernel.reductions
@@ -111,7 +110,6 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
     noun = "reduction"
     style = Style(by_parts=True)
     sees = ReductionView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         if kernel.attention is not None or kernel.rows is not None or not kernel.reductions:

@@ -64,7 +64,6 @@ class RowReductions(Form[RowsView, "RowsPlan"]):
     fields = frozenset({"read_early"})
     style = Style(keeps_rows=True)
     sees = RowsView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is not None

@@ -7,19 +7,22 @@ out once.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.ast import is_symbolic
+from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import Reach, masks_scores, reach_of
+from kcg.kernel.tile.attention import Reach, masks_scores, reach_of, visited_blocks
+from kcg.kernel.tile.estimates import SPECIAL
 from kcg.kernel.tile.reduction import may_split
+from kcg.kernel.tile.tiles import Axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +159,53 @@ class AttentionView(View):
         """Elements of a value, as a block holds them."""
         return padded(self.attention.columns)
 
-    @property
+    @cached_property
     def terms(self) -> tuple[UOp, ...]:
         """What a score is summed over."""
         return tuple(self.attention.scores.reduce.src[1:])
+
+    @cached_property
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """The only axis of its tiles: the ranges of its queries, by their numbers."""
+        return (tuple(self.kernel.outputs.index(axis) for axis in self.attention.rows),)
+
+    @cached_property
+    def heads(self) -> tuple[UOp, ...]:
+        """The output ranges that number its heads: a tile has one of them."""
+        held = (*self.attention.rows, *self.attention.columns)
+        return tuple(axis for axis in self.kernel.outputs if axis not in held)
+
+    @cached_property
+    def all_rows(self) -> tuple[UOp, ...]:
+        """The output ranges that number its rows: of all heads."""
+        return tuple(axis for axis in self.kernel.outputs if axis not in self.attention.columns)
+
+    @cached_property
+    def keys(self) -> int:
+        """Of a query, at most."""
+        return extent(self.attention.keys)
+
+    @cached_property
+    def itemsizes(self) -> tuple[int, int]:
+        """Bytes of an element of queries and keys, and of one of values, as they are multiplied."""
+        return int(self.attention.scores.sides[0].dtype.itemsize), int(self.attention.values.dtype.itemsize)
+
+    def tiles(self, height: int) -> int:
+        """Tiles of so many queries, of all heads."""
+        rows = math.prod(map(extent, self.attention.rows))
+        return math.prod(map(extent, self.heads)) * -(-rows // height)
+
+    def visited(self, height: int, step: int) -> tuple[float, int]:
+        """How many blocks of `step` keys each of such tiles visits, on average and at most."""
+        return visited_blocks(self.reach, Axis(self.attention.rows, height), self.keys, step)
+
+    @cached_property
+    def operations(self) -> tuple[int, int]:
+        """What is computed between its products for each score: special functions, and all operations."""
+        between = self.reach.within(self.attention.weight).toposort(
+            gate=lambda node: node is not self.attention.scores.reduce
+        )
+        return sum(node.op in SPECIAL for node in between), len(between)
 
 
 def _refuse(*, attention: bool, rows: bool) -> None:

@@ -18,7 +18,6 @@ from kcg.kernel.program import Program
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.sequences import partition_of
-from kcg.kernel.tile.attention import attention_axes, attention_tiles
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
@@ -36,7 +35,7 @@ from kcg.kernel.tile.pipelined import pipelined_axes
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
-from kcg.kernel.tile.views import MatmulView
+from kcg.kernel.tile.views import AttentionView, MatmulView
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -543,7 +542,7 @@ def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> N
     """Of 320 queries the last tile of 128 has one group, of 640 the last tile of 192 too."""
     kernel = read_region(attention_of(name))
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
-    p = replace(parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel)), tile=(rows,))
+    p = replace(parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes), tile=(rows,))
     (store,) = [line for line in generate_kernel(kernel, target, p).source.splitlines() if "gl.store(" in line]
     assert "mask=" in store
 
@@ -561,10 +560,10 @@ def test_attention_by_specialised_warps_is_right() -> None:
 def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule]]:
     """Of so many heads that a multiprocessor has three tiles or two, programs that take them in turn: of tiles with two
     groups of warps and, where there are registers for them, with three."""
-    tiles = min(attention_tiles(read_region(attention_of(name)), rows) for rows in PROGRAM_ROWS)
+    tiles = min(AttentionView.of(read_region(attention_of(name))).tiles(rows) for rows in PROGRAM_ROWS)
     region = attention_of(name, -(-5 * target.cores * HEADS_OF_EACH // (2 * tiles)))
     kernel = read_region(region)
-    p = replace(parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel)), persistent=1)
+    p = replace(parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes), persistent=1)
     found = [replace(p, tile=(rows,), reduce_tile=step) for rows in PROGRAM_ROWS for step in STEPS]
     return region, [schedule_of(one) for one in found if is_legal(kernel, target, one)]
 
