@@ -20,7 +20,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Boxes, Described, boxes_of, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -29,14 +29,11 @@ from kcg.kernel.tile.tiles import (
     bind_axis,
     count_of,
     is_power_of_two,
-    rest_of,
     split_number,
     total_of,
 )
 from kcg.kernel.tile.views import MatmulView
 
-MIN_TILE = 16  # of tl.dot, along each of its axes
-MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which keep 14 bits, are added in float32
@@ -416,11 +413,11 @@ class TiledProduct(Tiled):
     tma: bool  # TMA loads what it can
 
     @staticmethod
-    def of(view: MatmulView, p: TileParameters) -> TiledProduct:
-        """Those of a product by itself. Raises UnsupportedTile where the tile's axes are not its rows and columns."""
+    def of(view: MatmulView, p: TileParameters, step: int, tma: bool) -> TiledProduct:
+        """Those of a product by itself, see `products_of`."""
         rows, columns = axes_of(view.kernel, p)
         turned(view.contraction, p.axes)
-        return TiledProduct(view.kernel, (rows, columns), view, p.axes, p.reduce_tile, p.loads == TMA)
+        return TiledProduct(view.kernel, (rows, columns), view, p.axes, step, tma)
 
     @cached_property
     def is_turned(self) -> bool:
@@ -435,17 +432,20 @@ class TiledProduct(Tiled):
     @cached_property
     def own(self) -> Product:
         """The contraction that is stored."""
-        return planned_products(self.view, self.axes, self.numbers, self.step, self.tma)[0]
+        return self._product(self.view.contraction)
 
-    @property
+    @cached_property
     def sharing(self) -> tuple[Product, ...]:
         """Others with as many terms, each a sum of its own."""
-        return planned_products(self.view, self.axes, self.numbers, self.step, self.tma)[1]
+        return tuple(map(self._product, self.kernel.sharing_operand))
 
-    @property
+    @cached_property
     def chain(self) -> tuple[Product, ...]:
         """What is added to the sum, along K, and the contraction itself last."""
-        return (*planned_products(self.view, self.axes, self.numbers, self.step, self.tma)[2], self.own)
+        return (*map(self._product, self.kernel.chained), self.own)
+
+    def _product(self, contraction: Contraction) -> Product:
+        return _planned(self.view, turned(contraction, self.numbers), self.axes, self.step, self.tma)
 
     @property
     def by_tma(self) -> tuple[Operand, ...]:
@@ -453,12 +453,12 @@ class TiledProduct(Tiled):
         found = (self.own, *self.sharing) if self.own.is_described else ()
         return tuple(side for one in found for side in one.by_tma)
 
-    @property
+    @cached_property
     def in_one_loop(self) -> bool:
         """Whether one loop goes through the terms of all of these."""
         return are_one_loop(self.chain, self.step)
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """Sums of a tile: one for each element and each contraction."""
         return self.axes[0].size * self.axes[1].size * len(self.kernel.together)
@@ -468,7 +468,7 @@ class TiledProduct(Tiled):
         """What is read beside the sum for each element of the tile."""
         return read_for_each(self.kernel, [axis.ranges for axis in self.axes])
 
-    @property
+    @cached_property
     def halved(self) -> TiledProduct:
         """Tiles with half of the columns."""
         rows, columns = self.axes
@@ -487,28 +487,19 @@ class TiledProduct(Tiled):
         return self.is_in_order and is_power_of_two(columns.size) and whole and total % columns.size == 0
 
 
-def products_of(view: MatmulView, p: TileParameters) -> tuple[TiledProduct, ...]:
-    """The products of a launch, each in tiles along its own ranges. Raises UnsupportedTile."""
+@lru_cache(4096)
+def products_of(
+    view: MatmulView, form: str, axes: tuple[tuple[int, ...], ...], tile: tuple[int, ...], step: int, tma: bool
+) -> tuple[TiledProduct, ...]:
+    """The products of a launch, each in a form's tiles along its own ranges; `tma`: TMA loads what it can. A search
+    asks some thousand times for each. Raises UnsupportedTile where the tile's axes are not their rows and columns."""
+    p = TileParameters(form, axes, tile)
     first, *others = view.launched
-    found = [TiledProduct.of(first, p)]
+    found = [TiledProduct.of(first, p, step, tma)]
     for one in others:
         sides = one.contraction.sides[::-1] if found[0].is_turned else one.contraction.sides
-        found.append(TiledProduct.of(one, p.changed(axes=tuple(side.ranges for side in sides))))
+        found.append(TiledProduct.of(one, p.changed(axes=tuple(side.ranges for side in sides)), step, tma))
     return tuple(found)
-
-
-Products = tuple[Product, tuple[Product, ...], tuple[Product, ...]]
-
-
-@lru_cache(4096)
-def planned_products(
-    view: MatmulView, axes: tuple[Axis, Axis], numbers: tuple[tuple[int, ...], ...], step: int, tma: bool
-) -> Products:
-    """The contraction of tiles, those that share its operand, and those that are added to it. A search asks some
-    thousand times for each."""
-    kernel = view.kernel
-    own, *sharing = (_planned(view, turned(one, numbers), axes, step, tma) for one in kernel.together)
-    return own, tuple(sharing), tuple(_planned(view, turned(one, numbers), axes, step, tma) for one in kernel.chained)
 
 
 def _planned(view: MatmulView, contraction: Contraction, axes: tuple[Axis, Axis], step: int, tma: bool) -> Product:
@@ -520,12 +511,6 @@ def _planned(view: MatmulView, contraction: Contraction, axes: tuple[Axis, Axis]
     rows = boxes_of_operand(first, view.kernel, (axes[0], reduced))
     columns = tuple(boxes_of_operand(second, view.kernel, (reduced, sub_tile)) for sub_tile in sub_tiles)
     return Product(contraction, rows, columns) if rows is not None or any(columns) else Product(contraction)
-
-
-def counts_of(kernel: TileKernel, parameters: TileParameters) -> list[int]:
-    """What a tile's number counts through: parts of a split reduction, ranges that no axis holds, tiles."""
-    axes = axes_of(kernel, parameters)
-    return [parameters.split, *map(extent, rest_of(kernel, axes)), math.prod(axis.tiles for axis in axes)]
 
 
 def turned(contraction: Contraction, numbers: Sequence[Sequence[int]]) -> Contraction:
@@ -541,13 +526,6 @@ def turned(contraction: Contraction, numbers: Sequence[Sequence[int]]) -> Contra
 def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
     """What the contractions that are added to another one count once they are in its sum."""
     return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.chained}
-
-
-def fits_epilogue(kernel: TileKernel, p: TileParameters) -> bool:
-    """See `TiledProduct.fits_epilogue`; of each product of a launch."""
-    if not any(one.epilogue_uses for one in kernel.launched):
-        return True
-    return all(one.fits_epilogue(p.epilogue_parts) for one in products_of(MatmulView.of(kernel), p))
 
 
 def read_for_each(kernel: TileKernel, axes: Iterable[Sequence[UOp]]) -> tuple[Access, ...]:

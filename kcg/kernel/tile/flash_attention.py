@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from kcg.compat.tiny import UOp, dtypes
@@ -82,7 +81,6 @@ class FlashAttention(Form[AttentionView, "AttentionPlan"]):
     name = FLASH_ATTENTION
     noun = "flash attention"
     has_stages = True
-    is_of_attention = True
     fields = frozenset({"loads"})
     sees = AttentionView
 
@@ -134,10 +132,11 @@ class FlashAttention(Form[AttentionView, "AttentionPlan"]):
             operands = tuple(boxes_of_operand(side, view.kernel, axes) for side, axes in tile.operands)
             if operands[1] is None and operands[2] is None:
                 raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
-        return AttentionPlan(
-            view=view, programs=p.split * tile.count, tiled=tile, operands=operands, cores=target.cores,
+        tiles = p.split * tile.count
+        return AttentionPlan.of(
+            self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile, p.split)),
+            view=view, programs=tiles, tiles=tiles, tiled=tile, operands=operands, cores=target.cores,
             partials=p.split * Partials.of(view).count if p.split > 1 else 0,
-            **self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile, p.split)),
         )  # fmt: skip
 
     def write(self, plan: AttentionPlan, writer: Writer) -> Lines:
@@ -254,10 +253,6 @@ class AttentionPlan(TilePlan):
     cores: int
 
     @property
-    def tiles(self) -> int:
-        return self.split * self.tiled.count
-
-    @cached_property
     def shared(self) -> tuple[Shared, ...]:
         return shared_of(self.view, self.tile[0], self.step, self.blocks)
 

@@ -11,21 +11,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from kcg.compat.tiny import DType, dtypes
-from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.device import Device, Figures, device_of
+from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import PLAIN, Lines, Style, Writer, keeps_tail, power_of_sigmoid
 from kcg.kernel.tile.parameters import POINTER, TF32, TileParameters
 from kcg.kernel.tile.plan import Loop, TilePlan
-from kcg.kernel.tile.reduction import accumulator
-from kcg.kernel.tile.split import partials_of, write_sums
 from kcg.kernel.tile.targets import MOST_STAGES
-from kcg.kernel.tile.tiles import Axis, is_power_of_two, launched_tiles, power_of_two, tiles_of
+from kcg.kernel.tile.tiles import Axis, is_power_of_two, power_of_two
 from kcg.kernel.tile.views import View
 from kcg.types import Target
 
@@ -85,10 +83,6 @@ class Form(Generic[V, P]):
     has_stages: ClassVar[bool] = False  # its loop has stages, always
 
     # the kernels that it is of
-    is_of_products: ClassVar[bool] = False
-    is_of_attention: ClassVar[bool] = False
-    is_of_rows: ClassVar[bool] = False
-    reduces: ClassVar[bool] = True
 
     sees: type[V]
 
@@ -97,13 +91,10 @@ class Form(Generic[V, P]):
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of fields, whatever the kernel
     style: ClassVar[Style] = PLAIN  # of its text
     in_gluon: ClassVar[bool] = False
-    needs_stress: ClassVar[bool] = False  # every program of it needs a stress test
 
     # how it is searched
     start_at: ClassVar[Start] = Start.PRIOR
     uncertainty: ClassVar[float] = UNKNOWN  # of its cost, in log-seconds
-    most_elements: ClassVar[int] = 0  # of a program at once, and of a thread; 0: others say what fits
-    most_of_thread: ClassVar[int] = 0
 
     # ---- what it is of
 
@@ -137,7 +128,7 @@ class Form(Generic[V, P]):
             case "maxnreg":
                 return (0, *self.register_limits(view, target, p))
             case "fast_math":
-                stored = _kernel(view).all_stored
+                stored = view.kernel.all_stored
                 narrow = all(s.store.buffer.dtype in NARROW for s in stored)
                 sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in stored for n in s.value.toposort())
                 return (True, False) if sigmoid else (True,)
@@ -147,7 +138,7 @@ class Form(Generic[V, P]):
 
     def tiles(self, view: V, p: TileParameters) -> Iterable[tuple[int, ...]]:
         """Tiles with each axis up to the power of two that holds all of it."""
-        return tiles_up_to(_kernel(view), p, 1)
+        return tiles_up_to(view.kernel, p, 1)
 
     def steps(self, view: V) -> tuple[int, ...]:
         """Elements of a reduction in one step."""
@@ -177,68 +168,27 @@ class Form(Generic[V, P]):
         threads = device.threads(p.num_warps)
         if self.elements(p) // threads < MUCH_HELD or p.warp_specialize or p.persistent == 1:
             return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
-        held, likely, memory, programs = self._held(view, target, p)
+        plan = self.plan(view, target, p)
+        held, likely, memory = plan.registers(device)
         counts = (p.persistent,) if p.persistent else TOGETHER
         limits = [
             device.registers // (threads * together) // 8 * 8
             for together in counts
             if together <= memory
             and together * threads <= device.threads_at_once
-            and programs > target.cores * (together - 1)
+            and plan.tiles > target.cores * (together - 1)
         ]
         most = min(device.registers_of_one - 1, likely)
         return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= most)
-
-    def _held(self, kernel: Any, target: Target, p: TileParameters) -> tuple[int, int, int, int]:
-        if not self.plans:
-            return (*self.held(kernel, target, p), self.programs(kernel, p))
-        plan = self.plan(kernel, target, p)
-        return (*plan.registers(device_of(target)), plan.tiles)
-
-    def held(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, int, int]:
-        """Registers of a thread for what it holds of a tile, those that it likely takes, and programs that shared
-        memory has space for."""
-        device = device_of(target)
-        held = self.elements(p) // device.threads(p.num_warps)
-        return held, 2 * held, device.threads_at_once
-
-    # ---- what fits
 
     def elements(self, p: TileParameters) -> int:
         """Elements that a program has at once."""
         return math.prod(p.tile)
 
-    def programs(self, kernel: TileKernel, p: TileParameters) -> int:
-        """Tiles, with the parts of a split reduction."""
-        held = {n for numbers in p.axes for n in numbers}
-        rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-        return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.grouped else tiles_of(kernel, p))
-
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
-        raise NotImplementedError
-
-    def fits_threads(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        """Whether the threads of a program have elements each, and no more than they hold, and its stages steps."""
-        threads, elements = device_of(target).threads(p.num_warps), self.elements(p)
-        if elements > self.most_elements or elements // threads > self.most_of_thread:
-            return False
-        if p.num_stages > 1 and p.num_stages > steps_of(kernel, p) // p.split:
-            return False
-        if depth_of(kernel.reductions) > 1 and elements > DEEP_ELEMENTS:
-            return False
-        return elements >= threads or p.num_warps == 1
-
-    def shared_bytes(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        """About how much shared memory a program takes; 0 where that is never near the limit."""
-        return 0
-
     # ---- the program
 
     def check(self, view: V, p: TileParameters) -> None:
         """Raises UnsupportedTile where no kernel has such a program."""
-
-    plans: ClassVar[bool] = True
 
     def view(self, kernel: TileKernel) -> V:
         """What the form sees in a kernel. Raises UnsupportedTile where it is not of it."""
@@ -254,6 +204,11 @@ class Form(Generic[V, P]):
         """See `plan`; of parameters that the form has."""
         raise NotImplementedError
 
+    @cached_property
+    def lacking(self) -> tuple[str, ...]:
+        """The parameters of some forms that it has not."""
+        return tuple(field for field in ONLY if field not in self.fields)
+
     def _check(self, view: V, p: TileParameters) -> None:
         """Refuses parameters that the form has not for this kernel."""
         kernel = view.kernel
@@ -265,10 +220,9 @@ class Form(Generic[V, P]):
             raise UnsupportedTile(
                 "split", "its reductions do not all give one value for each output from the same ranges"
             )
-        for field, why in ONLY.items():
-            wanted = getattr(p, field) != LEAST[field] or (field == "loads" and p.warp_specialize)
-            if wanted and field not in self.fields:
-                raise UnsupportedTile(field, why)
+        for field in self.lacking:
+            if getattr(p, field) != LEAST[field] or (field == "loads" and p.warp_specialize):
+                raise UnsupportedTile(field, ONLY[field])
         self.check(view, p)
         if p.epilogue_parts not in (1, 2) or (p.epilogue_parts == 2 and p.tile[1] < 32):
             raise UnsupportedTile("epilogue_parts", "1, or 2 halves of at least 16 columns")
@@ -279,10 +233,10 @@ class Form(Generic[V, P]):
         """What plans of all forms say: what parameters decide by themselves, and what it is on the target."""
         device = device_of(target)
         return {
-            "form": self.name, "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "loop": loop,
-            "threads": device.threads(p.num_warps), "blocks": device.blocks(p.num_stages), "ptx": device.ptx,
-            "split": p.split, "tail": p.tail, "group": p.group, "persistent": p.persistent, "loads_by": p.loads,
-            "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,
+            "form": self.name, "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "tile": p.tile,
+            "loop": loop, "threads": device.threads(p.num_warps), "blocks": device.blocks(p.num_stages),
+            "ptx": device.ptx, "split": p.split, "tail": p.tail, "group": p.group, "persistent": p.persistent,
+            "loads_by": p.loads, "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,
             "warp_specialize": p.warp_specialize, "epilogue_parts": p.epilogue_parts, "read_early": p.read_early,
             "fast_math": p.fast_math, "precision": p.precision, "evict_first": p.evict_first,
             "evict_last": p.evict_last,
@@ -296,41 +250,7 @@ class Form(Generic[V, P]):
         """The launch that adds what programs left for it; and how many programs it has."""
         raise NotImplementedError
 
-    def write_at_once(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        """The lines of the program's function, and how many programs there are. Raises UnsupportedTile."""
-        raise NotImplementedError
-
-    def partials_of(self, kernel: TileKernel) -> int:
-        """How many values each part of a split reduction leaves for the second launch."""
-        return partials_of(kernel)
-
-    def partials(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        """How many values all programs leave for it; 0 where there is none."""
-        return p.split * self.partials_of(kernel) if p.split > 1 else 0
-
-    def partial_type(self, kernel: TileKernel) -> str:
-        """Their type."""
-        return accumulator(kernel.reductions[0])
-
-    def write_second_at_once(
-        self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer
-    ) -> tuple[Lines, int]:
-        """The launch that adds them; and how many programs it has."""
-        return write_sums(kernel, p.split, writer)
-
-    def has_several_products(self, kernel: TileKernel, p: TileParameters) -> bool:
-        """Whether a program of a form of products has more than one on the tensor core."""
-        return False
-
     # ---- what it costs
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        """What a program takes, without its launches."""
-        raise NotImplementedError
-
-    def is_untried(self, p: TileParameters) -> bool:
-        """Whether a program has hints that cost something until they are measured, beside those of all forms."""
-        return bool(p.evict_first)
 
     def is_familiar(self, p: TileParameters, prior: TileParameters) -> bool:
         """Whether all values are among those that the cost was fitted on, or the prior's own."""
@@ -372,11 +292,6 @@ def registers_for_sums(target: Target, warps: int) -> int:
     return device_of(target).registers_of_thread(warps) - LEAST_BESIDE
 
 
-def steps_of(kernel: TileKernel, p: TileParameters) -> int:
-    """Steps of a program's loop over all terms."""
-    return -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
-
-
 def keeps_small(kernel: TileKernel, target: Target) -> bool:
     """Whether a result in few bits shows what an approximation loses far from 0."""
     stored = kernel.all_stored
@@ -389,8 +304,3 @@ def settled(kernel: TileKernel, target: Target, p: TileParameters, elements: int
     if keeps_small(kernel, target):
         p = replace(p, fast_math=False)
     return replace(p, num_warps=max(1, min(p.num_warps, elements // device_of(target).warp)))
-
-
-def _kernel(view: Any) -> TileKernel:
-    kernel: TileKernel = getattr(view, "kernel", view)
-    return kernel

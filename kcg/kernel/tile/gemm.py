@@ -23,8 +23,6 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     FEW_ROWS,
-    MIN_BYTES_TILE,
-    MIN_TILE,
     WGMMA_ROWS,
     DescribedProduct,
     Finished,
@@ -32,7 +30,6 @@ from kcg.kernel.tile.contraction import (
     Sums,
     TiledProduct,
     Turns,
-    fits_epilogue,
     in_parts,
     in_the_sum,
     products_of,
@@ -83,7 +80,7 @@ from kcg.kernel.tile.tiles import (
     split_number,
     start_of,
 )
-from kcg.kernel.tile.views import MatmulView
+from kcg.kernel.tile.views import MIN_TILE, MatmulView
 from kcg.types import Target
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
@@ -124,7 +121,6 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
     noun = "matmul"  # a convolution is one too, as implicit GEMM
     is_usual = True
     has_stages = True
-    is_of_products = True
     fields = frozenset(("loads", "persistent", "tail", "epilogue_parts", "warp_specialize", "read_early"))
     start_at = Start.WALKED
     uncertainty = UNCERTAIN
@@ -135,7 +131,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
 
     def preference(self, view: MatmulView, target: Target) -> int:
         rows, columns = (count_of(view.kernel, side.ranges) for side in view.contraction.sides)
-        return 2 if min(rows, columns) >= FEW_ROWS and view.kernel.reduce_extent >= _least_terms(view) // 2 else 0
+        return 2 if min(rows, columns) >= FEW_ROWS and view.kernel.reduce_extent >= view.least_terms // 2 else 0
 
     def axes(self, view: MatmulView) -> tuple[Axes, ...]:
         rows, columns = (side.ranges for side in view.contraction.sides)
@@ -192,7 +188,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         return found
 
     def steps(self, view: MatmulView) -> tuple[int, ...]:
-        least, whole = _least_terms(view), power_of_two(stepped_extent(view.kernel))
+        least, whole = view.least_terms, power_of_two(stepped_extent(view.kernel))
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
 
     def may_split(self, view: MatmulView) -> bool:
@@ -235,7 +231,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
 
     def planned(self, view: MatmulView, target: Target, p: TileParameters) -> MatmulPlan:
         """Also raises UnsupportedTile where TMA is to load a product, and can load neither of its operands."""
-        products, least = products_of(view, p), _least_terms(view)
+        products, least = _products_of(view, p), view.least_terms
         if min(p.tile) < MIN_TILE or p.reduce_tile < least:
             raise UnsupportedTile("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
         if not all(one.fits_epilogue(p.epilogue_parts) for one in products):
@@ -245,8 +241,6 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         if p.loads == TMA and not all(one.own.is_described for one in loaded):
             raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
         tiles = p.split * sum(one.tiles for one in products)
-        if tiles >= 1 << 31:
-            raise UnsupportedTile("grid", "2^31 programs or more")
         slots = max(1, target.cores) * max(1, p.persistent)
         stream_k = _stream_k(products[0], tiles, slots, p.tail) if p.tail > 1 and not halves else None
         programs, partials = tiles, p.split * partials_of(view.kernel) if p.split > 1 else 0
@@ -256,10 +250,10 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
             programs = min(tiles, target.cores * p.persistent)
             if halves and not 0 < 2 * (tiles % programs) <= programs:
                 raise UnsupportedTile("tail", "there is no last wave that halves of its tiles fit into")
-        return MatmulPlan(
-            view=view, programs=programs, products=products, slots=slots, stream_k=stream_k, halves=halves,
-            partials=partials, partial_type=accumulator(view.kernel.reductions[0]),
-            **self.decided(target, p, products[0].axes, _loop(view, p)),
+        return MatmulPlan.of(
+            self.decided(target, p, products[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)),
+            view=view, programs=programs, tiles=tiles, products=products, slots=slots, stream_k=stream_k,
+            halves=halves, partials=partials,
         )  # fmt: skip
 
     def write(self, plan: MatmulPlan, writer: Writer) -> Lines:
@@ -271,19 +265,14 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         return write_sums(plan.view.kernel, plan.split, writer)
 
 
+def _products_of(view: MatmulView, p: TileParameters) -> tuple[TiledProduct, ...]:
+    return products_of(view, CONTRACTION, p.axes, p.tile, p.reduce_tile, p.loads == TMA)
+
+
 def check_axes(p: TileParameters) -> None:
     """Raises UnsupportedTile where a tile is none of a product."""
     if not len(p.axes) == len(p.tile) == 2:
         raise UnsupportedTile("axes", "a product's tile has rows and columns")
-
-
-def _loop(view: MatmulView, p: TileParameters) -> Loop:
-    return Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)
-
-
-def _least_terms(view: MatmulView) -> int:
-    """Of a step of a tensor core."""
-    return MIN_BYTES_TILE if view.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
 
 
 # ---- which parameters there are
@@ -304,7 +293,7 @@ def can_halve(view: MatmulView, p: TileParameters) -> bool:
     sums, and where no half is outside the result or has less than what is made of it needs."""
     if view.may_stream_k or not p.persistent or p.tail != 2 or p.tile[1] < 2 * MIN_TILE:
         return False
-    products = products_of(view, p)
+    products = _products_of(view, p)
     return all(one.axes[1].total % p.tile[1] == 0 and one.halved.fits_epilogue(1) for one in products)
 
 
@@ -316,7 +305,7 @@ def _reads_for_each(view: MatmulView, axes: Axes) -> bool:
 def _deaf(view: MatmulView, p: TileParameters) -> frozenset[UOp]:
     """The loads for which Triton drops an eviction policy."""
     inside = (node for one in view.kernel.together for node in one.reduce.backward_slice)
-    by_tma = TiledProduct.of(view, p).by_tma if p.loads == TMA else ()
+    by_tma = _products_of(view, p)[0].by_tma if p.loads == TMA else ()
     return deaf_copies(p, inside) | {side.factors[0].node for side in by_tma}
 
 
@@ -370,10 +359,6 @@ class MatmulPlan(TilePlan):
     # ---- what its tiles are
 
     @cached_property
-    def tiles(self) -> int:
-        return self.split * sum(one.tiles for one in self.products)
-
-    @cached_property
     def counts(self) -> tuple[int, int]:
         """Tiles along each axis: of several products those of all their columns, or of all their rows."""
         found = list(self.products[0].counts)
@@ -392,7 +377,8 @@ class MatmulPlan(TilePlan):
     def halved(self) -> MatmulPlan:
         """Tiles with half of the columns, whose blocks are finished as wide as before."""
         products = tuple(one.halved for one in self.products)
-        return replace(self, axes=products[0].axes, products=products, epilogue_parts=1, halves=False)
+        (axes, tile), tiles = (products[0].axes, products[0].sizes), 2 * self.tiles
+        return replace(self, axes=axes, tile=tile, tiles=tiles, products=products, epilogue_parts=1, halves=False)
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -412,7 +398,7 @@ class MatmulPlan(TilePlan):
             before, left = before + count, left + count - own_whole
         return (*found, *later)
 
-    @cached_property
+    @property
     def sums(self) -> int:
         """Sums that a program keeps."""
         return self.products[0].sums
@@ -496,6 +482,10 @@ class MatmulPlan(TilePlan):
         """Whether groups of four warps share the columns of a tile: there are more of them than rows."""
         return WGMMA_ROWS <= self.tile[0] < self.num_warps * WGMMA_ROWS // 4
 
+    @property
+    def partial_type(self) -> str:
+        return accumulator(self.view.kernel.reductions[0])
+
     @cached_property
     def loaded(self) -> tuple[int, int]:
         """Rows and columns of which a program loads terms."""
@@ -507,22 +497,21 @@ class MatmulPlan(TilePlan):
         return Registers(held, held + beside + MOST_BESIDE, device.shared_bytes // max(1, self.shared_bytes))
 
     def needs(self, device: Device) -> Iterator[Need]:
-        steps, (rows, columns) = self.loop.steps, self.products[0].counts
+        steps, sums, threads, (rows, columns) = self.loop.steps, self.sums, self.threads, self.products[0].counts
         if self.split > 1:
             yield Need("steps of each part", self.split, steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
         most = device.registers_of_thread(self.num_warps) - LEAST_BESIDE
-        yield Need("registers for sums", self.sums // self.threads, most)
-        yield Need("threads with an element each", self.threads, self.area)
-        # half as many registers again for two bytes each, and addresses
-        early = (self.sums + self.area) // self.threads if self.read_early else 0
-        yield Need("registers for what is read early", early, most)
+        yield Need("registers for sums", sums // threads, most)
+        yield Need("threads with an element each", threads, self.area)
+        if self.read_early:  # half as many registers again for two bytes each, and addresses
+            yield Need("registers for what is read early", (sums + self.area) // threads, most)
         yield Need("stages", self.num_stages, steps // self.split + 1)
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         dtype = self.view.contraction.sides[0].dtype
         if dtype is dtypes.float32 and self.precision == "ieee" and not device.multiplies(dtype.name):
-            yield Need("sums without tensor cores", self.sums, MOST_SUMS)
-            yield Need("multiplications of a thread and step", self.sums * self.step // self.threads, MOST_UNROLLED)
+            yield Need("sums without tensor cores", sums, MOST_SUMS)
+            yield Need("multiplications of a thread and step", sums * self.step // threads, MOST_UNROLLED)
         if self.warp_specialize:
             yield Need("warps", abs(self.num_warps - 4), 0)
             yield Need("stages of specialised warps", self.num_stages, most_specialized_stages())
@@ -657,7 +646,7 @@ def _first(
 
     while efficiency() < 0.8 and max(tile) > 64:
         tile[0 if tile[0] > tile[1] else 1] //= 2
-    step = max(_least_terms(view), min(32 if wide else 64, power_of_two(count)))
+    step = max(view.least_terms, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
     loaded = sum(_loaded_along(view, is_turned, tile))
     stages = max(1, min(4, device_of(target).shared_bytes // (loaded * step * itemsize), -(-count // step)))
@@ -681,7 +670,7 @@ def _first(
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, num_warps=warps,
         group=8 if rows >= 8 * tile[0] and columns > tile[1] else 1, num_stages=stages,
     )  # fmt: skip
-    if not fits_epilogue(kernel, made):
+    if not all(one.fits_epilogue(made.epilogue_parts) for one in _products_of(view, made)):
         raise UnsupportedTile("several kernels", "no tile of the result has what belongs together")
     if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and _reads_for_each(view, axes):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
@@ -699,7 +688,7 @@ def _first(
 
 def _can_describe(view: MatmulView, p: TileParameters) -> bool:
     """Whether TMA can load an operand of each product in tiles of these parameters."""
-    return all(one.own.is_described for one in products_of(view, p.changed(loads=TMA)))
+    return all(one.own.is_described for one in _products_of(view, p.changed(loads=TMA)))
 
 
 def _held_sums(view: MatmulView, target: Target, tile: tuple[int, int], warps: int) -> tuple[int, int]:

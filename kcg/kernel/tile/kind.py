@@ -14,10 +14,9 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile, kept_tile
 from kcg.kernel.tile.forms import form_of, plan_of
-from kcg.kernel.tile.generate import workspace_of
 from kcg.kernel.tile.joining import expected_saving_s
 from kcg.kernel.tile.parameters import TF32, TileParameters
-from kcg.kernel.tile.plan import needs_stress
+from kcg.kernel.tile.plan import needs_stress, workspace_bytes
 from kcg.kernel.tile.targets import missing, supported, triton_version
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
@@ -77,17 +76,14 @@ class TileKind:
 
     def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         """See `kcg.kernel.tile.plan.needs_stress`."""
-        p = TileParameters.from_json(schedule.body)
-        if form_of(p).needs_stress:
-            return True
         try:
-            return needs_stress(plan_of(read_region(region), target, p))
+            return needs_stress(plan_of(read_region(region), target, TileParameters.from_json(schedule.body)))
         except UnsupportedTile:  # no program is made of it
             return False
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         """Partial sums, and what its launches hand on."""
-        return workspace_of(read_region(region), target, TileParameters.from_json(schedule.body))
+        return workspace_bytes(plan_of(read_region(region), target, TileParameters.from_json(schedule.body)))
 
     def saving_s(self, candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
         """See `kcg.kernel.tile.joining`."""

@@ -11,7 +11,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.form import LEAST
-from kcg.kernel.tile.forms import form_of, forms_of
+from kcg.kernel.tile.forms import form_of, forms_of, plan_of
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.plan import fits
 from kcg.types import Target
@@ -108,12 +108,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
-    form = form_of(p)
-    if not form.plans:
-        if p.split > 1 and p.split * form.partials_of(kernel) >= 1 << 31:
-            return False
-        return form.fits(kernel, target, p)
     try:
-        return fits(form.plan(form.view(kernel), target, p), device_of(target))
+        return fits(plan_of(kernel, target, p), device_of(target))
     except UnsupportedTile:
         return False

@@ -91,7 +91,6 @@ class PipelinedMatmul(Form[MatmulView, "PipelinedPlan"]):
     name = PIPELINED
     noun = "producer/consumer matmul"
     has_stages = True
-    is_of_products = True
     fields = frozenset(("loads", "persistent", "epilogue_parts"))
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "tile": TILES, "reduce_tile": (STEP,), "num_warps": (4,), "split": (1,), "loads": (TMA,), "persistent": (1,),
@@ -141,10 +140,11 @@ class PipelinedMatmul(Form[MatmulView, "PipelinedPlan"]):
         if isinstance(pipelined, UnsupportedTile):
             raise pipelined
         products = tuple(one.tiled for one in pipelined)
-        return PipelinedPlan(
-            view=view, programs=min(sum(one.tiles for one in products), target.cores), products=products,
-            slots=target.cores, pipelined=pipelined,
-            **self.decided(target, p, products[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile)),
+        tiles = sum(one.tiles for one in products)
+        return PipelinedPlan.of(
+            self.decided(target, p, products[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile)),
+            view=view, programs=min(tiles, target.cores), tiles=tiles, products=products, slots=target.cores,
+            pipelined=pipelined,
         )  # fmt: skip
 
     def write(self, plan: PipelinedPlan, writer: Writer) -> Lines:
@@ -342,9 +342,8 @@ def _products(
     view: MatmulView, axes: Axes, tile: tuple[int, ...], step: int, parts: int
 ) -> tuple[PipelinedProduct, ...] | UnsupportedTile:
     """The products of a launch in such tiles; why there are none. A search asks some thousand times for each."""
-    p = TileParameters(PIPELINED, axes, tile, reduce_tile=step, loads=TMA)
     try:
-        found = tuple(_pipelined(one) for one in products_of(view, p))
+        found = tuple(_pipelined(one) for one in products_of(view, PIPELINED, axes, tile, step, tma=True))
         first, *others = [summed.shapes for one in found for summed in one.summed]
         if any(other != first for other in others):
             raise UnsupportedTile("form", "products of one ring have operands that lie alike")

@@ -8,11 +8,10 @@ what a predictor sees are read off the plan by the functions at the end, which k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -130,6 +129,8 @@ class TilePlan:
     style: Style = PLAIN
     view: View
     axes: tuple[Axis, ...]  # of the tile; of several products those of the first
+    tile: tuple[int, ...]  # elements along each axis
+    tiles: int  # all of them, with the parts of a split loop
     loop: Loop
     programs: int  # of the launch
     threads: int  # of a program
@@ -153,12 +154,16 @@ class TilePlan:
     evict_last: tuple[int, ...]
 
     partials: int = 0  # values that the launch leaves for a second one; 0: there is none
-    partial_type: str = "float32"
 
-    def __post_init__(self) -> None:
-        """Raises UnsupportedTile where a launch has no numbers for so many programs."""
-        if self.programs >= 1 << 31:
+    @classmethod
+    def of(cls, decided: Mapping[str, Any], **more: Any) -> Self:
+        """The plan with these fields, all of them. A search makes a hundred thousand, so that they are taken as they
+        are. Raises UnsupportedTile where a launch has no numbers for so many tiles."""
+        made = object.__new__(cls)
+        made.__dict__.update(decided, **more)
+        if made.tiles >= 1 << 31:
             raise UnsupportedTile("grid", "2^31 programs or more")
+        return made
 
     # ---- what a form works out
 
@@ -187,6 +192,11 @@ class TilePlan:
         return sum(block.nbytes * block.count for block in self.shared)
 
     @property
+    def partial_type(self) -> str:
+        """That of these values."""
+        return "float32"
+
+    @property
     def dots(self) -> tuple[Dot, ...]:
         """The products that its text has."""
         return ()
@@ -198,12 +208,7 @@ class TilePlan:
 
     # ---- what holds of all
 
-    @cached_property
-    def tile(self) -> tuple[int, ...]:
-        """Elements of the tile along each axis."""
-        return tuple(axis.size for axis in self.axes)
-
-    @cached_property
+    @property
     def area(self) -> int:
         """Elements of the tile."""
         return math.prod(self.tile)
@@ -212,11 +217,6 @@ class TilePlan:
     def step(self) -> int:
         """Elements of the loop in one step; 0 where there is none."""
         return self.loop.step
-
-    @property
-    def tiles(self) -> int:
-        """All tiles, with the parts of a split reduction."""
-        return self.programs
 
     @property
     def elements(self) -> int:
@@ -266,7 +266,7 @@ def seconds(plan: TilePlan, target: Target, figures: Figures | None = None) -> f
 
 def workspace_bytes(plan: TilePlan) -> int:
     """Bytes of what a program's launches hand on."""
-    return plan.partials * (8 if "64" in plan.partial_type else 4)
+    return plan.partials * (8 if "64" in plan.partial_type else 4) if plan.partials else 0
 
 
 def needs_stress(plan: TilePlan) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from kcg.compat.tiny import UOp
@@ -43,7 +43,7 @@ from kcg.kernel.tile.tiles import (
     start_of,
 )
 from kcg.kernel.tile.vectors import alike, bind_products
-from kcg.kernel.tile.views import PointwiseView, ReductionView
+from kcg.kernel.tile.views import PointwiseView, ReductionView, View
 from kcg.types import Target
 
 ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copied to shared memory
@@ -53,6 +53,7 @@ LOOP_TILE = 2_048
 STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps in flight
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
+NO_LOOP = Loop("nothing", 0, 0)
 MOST_OF_THREAD = 128  # elements
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 SECTOR = 32  # bytes that memory moves at least
@@ -63,7 +64,6 @@ class Pointwise(Form[PointwiseView, "StreamPlan"]):
 
     name = ELEMENTWISE
     noun = "elementwise"
-    reduces = False
     style = Style(by_parts=True)
     sees = PointwiseView
 
@@ -93,10 +93,10 @@ class Pointwise(Form[PointwiseView, "StreamPlan"]):
         return (0,)
 
     def planned(self, view: PointwiseView, target: Target, p: TileParameters) -> StreamPlan:
-        tiled = Tiled(view.kernel, axes_of(view.kernel, p))
-        return StreamPlan(
-            view=view, programs=tiled.tiles, tiled=(tiled,), most_elements=16_384, most_of_thread=MOST_OF_THREAD,
-            **self.decided(target, p, tiled.axes, Loop("nothing", 0, 0)),
+        tiled = _tiled(view, p.axes, p.tile)
+        return StreamPlan.of(
+            self.decided(target, p, tiled[0].axes, NO_LOOP),
+            view=view, programs=tiled[0].tiles, tiles=tiled[0].tiles, tiled=tiled, most_elements=16_384,
         )  # fmt: skip
 
     def write(self, plan: StreamPlan, writer: Writer) -> Lines:
@@ -155,16 +155,15 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
             raise UnsupportedTile("axes", "products of one launch have tiles of rows")
 
     def planned(self, view: ReductionView, target: Target, p: TileParameters) -> StreamPlan:
-        kernel = view.kernel
-        tiled = tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(kernel, p))
+        tiled = _tiled(view, p.axes, p.tile)
         if self.elements(p) > MAX_BLOCK:
             raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
-        return StreamPlan(
-            view=view, programs=p.split * sum(one.tiles for one in tiled), tiled=tiled, depth=view.depth,
-            copied=copied_bytes(kernel, p) if p.num_stages > 1 else 0, most_elements=32_768,
-            most_of_thread=MOST_OF_THREAD, partials=p.split * partials_of(kernel) if p.split > 1 else 0,
-            partial_type=accumulator(kernel.reductions[0]),
-            **self.decided(target, p, tiled[0].axes, Loop("terms", kernel.reduce_extent, p.reduce_tile, p.split)),
+        tiles = p.split * sum(one.tiles for one in tiled)
+        return StreamPlan.of(
+            self.decided(target, p, tiled[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)),
+            view=view, programs=tiles, tiles=tiles, tiled=tiled, depth=view.depth, most_elements=32_768,
+            copied=copied_bytes(view.kernel, p) if p.num_stages > 1 else 0,
+            partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
         )  # fmt: skip
 
     def write(self, plan: StreamPlan, writer: Writer) -> Lines:
@@ -180,13 +179,16 @@ class StreamPlan(TilePlan):
 
     tiled: tuple[Tiled, ...]  # of each kernel of the launch
     most_elements: int  # of a program at once
-    most_of_thread: int
     depth: int = 0  # reductions inside of each other
     copied: int = 0  # bytes of a step that a loop over rows copies to shared memory ahead
 
-    @cached_property
+    @property
     def elements(self) -> int:
         return self.area * max(1, self.step)
+
+    @property
+    def partial_type(self) -> str:
+        return accumulator(self.view.kernel.reductions[0])
 
     @property
     def steps_of_reductions(self) -> tuple[int, ...]:
@@ -194,7 +196,7 @@ class StreamPlan(TilePlan):
         one element."""
         return (*(1,) * (self.depth - 1), self.step) if self.depth else ()
 
-    @cached_property
+    @property
     def shared(self) -> tuple[Shared, ...]:
         return (Shared("steps of rows", self.copied, self.blocks),)
 
@@ -205,22 +207,29 @@ class StreamPlan(TilePlan):
         return bool(self.evict_last) + bool(self.maxnreg) + ahead
 
     def needs(self, device: Device) -> Iterator[Need]:
-        steps = self.loop.steps
+        steps, elements = self.loop.steps, self.elements
         if self.split > 1:
             yield Need("steps of each part", self.split, steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
-        yield Need("elements of a program", self.elements, self.most_elements)
-        yield Need("elements of a thread", self.elements // self.threads, self.most_of_thread)
+        yield Need("elements of a program", elements, self.most_elements)
+        yield Need("elements of a thread", elements // self.threads, MOST_OF_THREAD)
         if self.num_stages > 1:
             yield Need("stages", self.num_stages, steps // self.split)
             yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         if self.depth > 1:
-            yield Need("elements of reductions inside of others", self.elements, DEEP_ELEMENTS)
+            yield Need("elements of reductions inside of others", elements, DEEP_ELEMENTS)
         if self.num_warps > 1:
-            yield Need("threads with an element each", self.threads, self.elements)
+            yield Need("threads with an element each", self.threads, elements)
 
     def times(self, target: Target, figures: Figures) -> Times:
         return _times(self, target, figures)
+
+
+@lru_cache(4096)
+def _tiled(view: View, axes: Axes, tile: tuple[int, ...]) -> tuple[Tiled, ...]:
+    """The tiles of each kernel of a launch. A search asks some thousand times for each."""
+    p = TileParameters((view.kernel.reductions and REDUCTION) or ELEMENTWISE, axes, tile)
+    return tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(view.kernel, p))
 
 
 # ---- the axes of a tile

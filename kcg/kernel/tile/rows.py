@@ -11,12 +11,12 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import affine, extent
 from kcg.kernel.reading.accesses import Stored
-from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Pairs, Rows, TileKernel
 from kcg.kernel.reading.online import shifted_sums
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -60,7 +60,6 @@ class RowReductions(Form[RowsView, "RowsPlan"]):
 
     name = ROWS
     noun = "row reduction"
-    is_of_rows = True
     fields = frozenset({"read_early"})
     style = Style(keeps_rows=True)
     sees = RowsView
@@ -92,21 +91,16 @@ class RowReductions(Form[RowsView, "RowsPlan"]):
         return math.prod(p.tile) * max(1, p.reduce_tile)
 
     def planned(self, view: RowsView, target: Target, p: TileParameters) -> RowsPlan:
-        kernel, rows = view.kernel, view.rows
         if p.axes not in (row_axes(view), axes_apart(view)):
             raise UnsupportedTile("axes", "the ranges that number the rows, on one axis or as they share tables")
         if self.elements(p) > MAX_BLOCK:
             raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
-        axes = axes_of(kernel, p)
-        is_apart = p.axes != row_axes(view)
-        sides = tuple(
-            RowsOf.of(one, axes, p.reduce_tile, is_apart=is_apart)
-            for one in ((kernel,) if not is_apart or not rows.sides else rows.sides)
-        )
-        return RowsPlan(
-            view=view, programs=sum(side.programs for side in sides), sides=sides, is_apart=is_apart,
-            own_rows=math.prod(map(extent, axes[1].ranges)) if is_apart else 0,
-            **self.decided(target, p, axes, Loop("row", kernel.reduce_extent, p.reduce_tile)),
+        sides = _sides(view, p.axes, p.tile, p.reduce_tile)
+        axes, is_apart = sides[0].axes, len(p.axes) > 1
+        return RowsPlan.of(
+            self.decided(target, p, axes, Loop("row", view.kernel.reduce_extent, p.reduce_tile)),
+            view=view, programs=sum(side.programs for side in sides), tiles=math.prod(axis.tiles for axis in axes),
+            sides=sides, is_apart=is_apart, own_rows=axes[1].total if is_apart else 0,
         )  # fmt: skip
 
     def write(self, plan: RowsPlan, writer: Writer) -> Lines:
@@ -146,6 +140,7 @@ class RowsOf:
 
     kernel: TileKernel
     rows: Rows
+    axes: tuple[Axis, ...]  # of the tile, as the first of all kernels has them
     stores: tuple[RowStore, ...]
 
     @staticmethod
@@ -166,12 +161,20 @@ class RowsOf:
             )
             for place, (stored, (_, along)) in enumerate(zip(kernel.stored, rows.numbers, strict=True))
         )
-        return RowsOf(kernel, rows, stores)
+        return RowsOf(kernel, rows, axes, stores)
 
-    @property
+    @cached_property
     def programs(self) -> int:
         """As the last store has them: all have as many rows."""
         return math.prod(axis.tiles for axis in self.stores[-1].axes)
+
+
+@lru_cache(1024)
+def _sides(view: RowsView, axes: Axes, tile: tuple[int, ...], step: int) -> tuple[RowsOf, ...]:
+    """The rows of each kernel of a launch. A search asks some thousand times for each."""
+    of_tile, is_apart = axes_of(view.kernel, TileParameters(ROWS, axes, tile)), len(axes) > 1
+    kernels = view.rows.sides if is_apart and view.rows.sides else (view.kernel,)
+    return tuple(RowsOf.of(one, of_tile, step, is_apart=is_apart) for one in kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +191,6 @@ class RowsPlan(TilePlan):
         return self.area * max(1, self.step)
 
     @property
-    def tiles(self) -> int:
-        return math.prod(axis.tiles for axis in self.axes)
-
-    @property
     def is_whole(self) -> bool:
         """Whether a program holds rows whole."""
         return self.view.rows.width <= self.step
@@ -202,14 +201,15 @@ class RowsPlan(TilePlan):
         return max(1, self.threads // self.area)
 
     def needs(self, device: Device) -> Iterator[Need]:
-        yield Need("elements of a program", self.elements, MOST_ELEMENTS)
-        yield Need("elements of a thread", self.elements // self.threads, MOST_OF_THREAD)
+        elements = self.elements
+        yield Need("elements of a program", elements, MOST_ELEMENTS)
+        yield Need("elements of a thread", elements // self.threads, MOST_OF_THREAD)
         if self.num_stages > 1:
             yield Need("stages", self.num_stages, self.loop.steps)
-        if depth_of(self.view.kernel.reductions) > 1:
-            yield Need("elements of reductions inside of others", self.elements, DEEP_ELEMENTS)
+        if self.view.depth > 1:
+            yield Need("elements of reductions inside of others", elements, DEEP_ELEMENTS)
         if self.num_warps > 1:
-            yield Need("threads with an element each", self.threads, self.elements)
+            yield Need("threads with an element each", self.threads, elements)
         # of 65,536 elements with 32 warps 64 registers each hold 64 elements, and spill up to 560 bytes, of 40,000 none
         # (Triton 3.9, sm_90)
         held = self.area * min(self.step, self.view.rows.width)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType
@@ -89,7 +88,6 @@ class SpecializedAttention(Form[AttentionView, "SpecializedPlan"]):
     name = SPECIALIZED
     noun = "warp-specialised attention"
     has_stages = True
-    is_of_attention = True
     fields = frozenset(("loads", "persistent"))
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "tile": tuple((rows,) for rows in PROGRAM_ROWS), "num_warps": (4,), "split": (1,), "loads": (TMA,),
@@ -149,10 +147,11 @@ class SpecializedAttention(Form[AttentionView, "SpecializedPlan"]):
         if None in operands:
             raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
         cores = max(1, target.cores)
-        return SpecializedPlan(
-            view=view, programs=min(tile.count, cores) if p.persistent else tile.count, tiled=tile, operands=operands,
-            cores=cores, group_of=group,
-            **self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile)),
+        tiles = tile.count
+        return SpecializedPlan.of(
+            self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile)),
+            view=view, programs=min(tiles, cores) if p.persistent else tiles, tiles=tiles, tiled=tile,
+            operands=operands, cores=cores, group_of=group,
         )  # fmt: skip
 
     def write(self, plan: SpecializedPlan, writer: Writer) -> Lines:
@@ -239,7 +238,7 @@ class SpecializedPlan(AttentionPlan):
         """Tiles of which a program has the queries at once."""
         return QUERY_SLOTS if self.persistent else 1
 
-    @cached_property
+    @property
     def shared(self) -> tuple[Shared, ...]:
         return shared_of(self.view, self.tile[0], self.step, self.num_stages, tiles=self.query_slots)
 

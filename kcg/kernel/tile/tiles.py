@@ -57,6 +57,11 @@ class Tiled:
         return tuple(map(extent, self.rest))
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of a tile along each axis."""
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Tiles along each axis."""
         return tuple(axis.tiles for axis in self.axes)

@@ -24,6 +24,9 @@ from kcg.kernel.tile.estimates import SPECIAL
 from kcg.kernel.tile.reduction import may_split
 from kcg.kernel.tile.tiles import Axis
 
+MIN_TILE = 16  # of `tl.dot`, along each of its axes
+MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -44,6 +47,11 @@ class View:
     def _of(cls, kernel: TileKernel) -> Self:
         _refuse(attention=kernel.attention is not None, rows=kernel.rows is not None)
         return cls(kernel)
+
+    @cached_property
+    def depth(self) -> int:
+        """Reductions inside of each other."""
+        return depth_of(self.kernel.reductions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +74,6 @@ class ReductionView(View):
         if not kernel.reductions:
             raise UnsupportedTile("form", "a reduction, where nothing is reduced")
         return super()._of(kernel)
-
-    @cached_property
-    def depth(self) -> int:
-        """Reductions inside of each other."""
-        return depth_of(self.kernel.reductions)
 
     @cached_property
     def may_split(self) -> bool:
@@ -104,6 +107,11 @@ class MatmulView(View):
         if kernel.contraction is None:
             raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")
         return cls(kernel, kernel.contraction)
+
+    @cached_property
+    def least_terms(self) -> int:
+        """Terms of a step of a tensor core."""
+        return MIN_BYTES_TILE if self.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
 
     @cached_property
     def launched(self) -> tuple[MatmulView, ...]:

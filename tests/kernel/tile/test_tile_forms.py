@@ -15,10 +15,11 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.form import LEAST, ONLY
-from kcg.kernel.tile.forms import REGISTRY, forms_of
-from kcg.kernel.tile.generate import generate_kernel, workspace_of
+from kcg.kernel.tile.forms import REGISTRY, forms_of, plan_of
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, random_parameters
 from kcg.kernel.tile.parameters import FORMS, TMA
+from kcg.kernel.tile.plan import workspace_bytes
 from tests.chains import region_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -81,7 +82,7 @@ def test_what_is_recorded_of_a_program_is_what_its_text_says(name: str) -> None:
         source = generate_kernel(kernel, TARGET, p)
         assert source.rounds_to_tf32 == ('input_precision="tf32"' in source.source)
         assert source.launches[0].descriptors == ("make_tensor_descriptor" in source.source)
-        assert source.workspace_bytes == workspace_of(kernel, TARGET, p)
+        assert source.workspace_bytes == workspace_bytes(plan_of(kernel, TARGET, p))
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)

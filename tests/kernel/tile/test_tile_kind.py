@@ -32,7 +32,6 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.expected import embedding
 from kcg.kernel.tile.forms import REGISTRY, plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
@@ -46,6 +45,7 @@ from kcg.kernel.tile.parameters import (
     TMA,
     TileParameters,
 )
+from kcg.kernel.tile.plan import features
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.words import legend
@@ -468,14 +468,19 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
 
 def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
     """But for the axes, which say the same of a kernel in other numbers."""
-    plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32)
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32, num_stages=2)
+    plan = plan_of(read_region(linear()), SM_90, p)
+    rows, columns = plan.axes
     others: dict[str, Any] = {
-        "tile": (128, 32), "reduce_tile": 64, "split": 2, "tail": 2, "group": 4, "evict_first": (0,),
-        "evict_last": (1,), "loads": TMA, "persistent": 1, "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8,
-        "num_stages": 3, "maxnreg": 128, "fast_math": False, "precision": "tf32x3", "read_early": True,
+        "axes": (replace(rows, size=128), replace(columns, size=32)), "loop": replace(plan.loop, step=64), "split": 2,
+        "tail": 2, "group": 4, "evict_first": (0,), "evict_last": (1,), "loads_by": TMA, "persistent": 1,
+        "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8, "num_stages": 3, "maxnreg": 128,
+        "fast_math": False, "precision": "tf32x3", "read_early": True,
     }  # fmt: skip
-    assert others.keys() == {field.name for field in fields(TileParameters)} - {"form", "axes"}
-    seen = [embedding(plain), *(embedding(replace(plain, **{name: value})) for name, value in others.items())]
+    names = {"tile": "axes", "reduce_tile": "loop", "loads": "loads_by"}
+    decided = {names.get(field.name, field.name) for field in fields(TileParameters) if field.name != "axes"}
+    assert others.keys() == decided - {"form"}
+    seen = [features(plan), *(features(replace(plan, **{name: value})) for name, value in others.items())]
     assert len({row.tobytes() for row in seen}) == len(seen)
 
 
@@ -485,7 +490,7 @@ def test_an_error_of_the_cost_itself_is_no_failure_of_a_program(monkeypatch: pyt
     def broken(*_: Any) -> float:
         raise AttributeError("no such figure")
 
-    monkeypatch.setattr("kcg.kernel.tile.expected.predicted_seconds", broken)
+    monkeypatch.setattr("kcg.kernel.tile.expected.seconds", broken)
     with pytest.raises(AttributeError, match="no such figure"):
         KnownCost().predict(of, [of.start()])
 
