@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from random import Random
 
@@ -72,6 +72,8 @@ def test_a_form_begins_with_a_legal_program_for_each_arrangement_of_axes(name: s
         p = own.start(view, TARGET, axes)
         assert (p.form, p.axes) == (form, axes) and is_legal(kernel, TARGET, p)
         assert generate_kernel(kernel, TARGET, p).launches and predicted_seconds(kernel, TARGET, p) > 0
+        plan = plan_of(kernel, TARGET, p)
+        assert all(hasattr(plan, field.name) for field in fields(plan)), "it has all of its fields"
         assert all(getattr(p, field) in legal_values(kernel, TARGET, p, field) for field in FIELDS)
 
 

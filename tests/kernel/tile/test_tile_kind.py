@@ -470,14 +470,13 @@ def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
     """But for the axes, which say the same of a kernel in other numbers."""
     p = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32, num_stages=2)
     plan = plan_of(read_region(linear()), SM_90, p)
-    rows, columns = plan.axes
     others: dict[str, Any] = {
-        "axes": (replace(rows, size=128), replace(columns, size=32)), "loop": replace(plan.loop, step=64), "split": 2,
+        "tile": (128, 32), "loop": replace(plan.loop, step=64), "split": 2,
         "tail": 2, "group": 4, "evict_first": (0,), "evict_last": (1,), "loads_by": TMA, "persistent": 1,
         "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8, "num_stages": 3, "maxnreg": 128,
         "fast_math": False, "precision": "tf32x3", "read_early": True,
     }  # fmt: skip
-    names = {"tile": "axes", "reduce_tile": "loop", "loads": "loads_by"}
+    names = {"reduce_tile": "loop", "loads": "loads_by"}
     decided = {names.get(field.name, field.name) for field in fields(TileParameters) if field.name != "axes"}
     assert others.keys() == decided - {"form"}
     seen = [features(plan), *(features(replace(plan, **{name: value})) for name, value in others.items())]
