@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kcg.compat.tiny import UOp, dtypes
@@ -129,7 +130,7 @@ class FlashAttention(Form[AttentionView, "AttentionPlan"]):
         tile = AttentionTile(view, Axis(view.attention.rows, p.tile[0]), p.reduce_tile)
         operands: tuple[Boxes | None, ...] = (None,) * 3
         if p.loads == TMA:
-            operands = tuple(boxes_of_operand(side, view.kernel, axes) for side, axes in tile.operands)
+            operands = boxes_of_tile(view, p.tile[0], p.reduce_tile)
             if operands[1] is None and operands[2] is None:
                 raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
         tiles = p.split * tile.count
@@ -230,6 +231,14 @@ class AttentionTile:
         place = self.rows.ranges.index(upper.axis)
         outer = math.prod(map(extent, self.rows.ranges[:place])) if upper.is_aligned(self.rows) else 1
         return LongestFirst(heads // together, self.rows.tiles // outer, together, outer)
+
+
+@lru_cache(1024)
+def boxes_of_tile(view: AttentionView, height: int, step: int) -> tuple[Boxes | None, ...]:
+    """How blocks of queries, keys and values lie in memory, of those that TMA can load, in tiles of so many queries. A
+    search asks some hundred times for each."""
+    tile = AttentionTile(view, Axis(view.attention.rows, height), step)
+    return tuple(boxes_of_operand(side, view.kernel, axes) for side, axes in tile.operands)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import blocks_of_tiles
-from kcg.kernel.tile.contraction import boxes_of_operand
 from kcg.kernel.tile.descriptors import Boxes
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
@@ -35,6 +34,7 @@ from kcg.kernel.tile.flash_attention import (
     AttentionPlan,
     AttentionTile,
     AttentionWriting,
+    boxes_of_tile,
     check_tile,
     first_of_attention,
     shared_of,
@@ -143,7 +143,7 @@ class SpecializedAttention(Form[AttentionView, "SpecializedPlan"]):
             raise UnsupportedTile(
                 "persistent", "specialised warps of one program take all registers of a multiprocessor"
             )
-        operands = tuple(boxes_of_operand(side, view.kernel, axes) for side, axes in group.operands)
+        operands = boxes_of_tile(view, GROUP_ROWS, p.reduce_tile)
         if None in operands:
             raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
         cores = max(1, target.cores)
