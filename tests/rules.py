@@ -423,6 +423,44 @@ def asks_for_forms(source: Source, forms: Mapping[str, tuple[str, str]], constan
             yield f"{source.module}:{line}: it compares a form with {one}: ask what {FORMS}.form_of gives"
 
 
+DECISIONS = {"TileParameters", "Target", "Device", "Figures", "device_of", "figures_of"}
+"""What a plan of a tile program is made of, and whoever writes its text does not see."""
+TEXT = {"Frame", "Lines", "Writer"}
+"""What texts are made by."""
+
+
+def decides_while_writing(source: Source) -> Iterator[str]:
+    """Functions and methods of tile programs that write text, by what they take or by their name, and name what a plan
+    is made of. A class whose `__init__` takes what texts are made by writes in all of its methods."""
+    if not source.module.startswith(DEVICES.rpartition(".")[0]):
+        return
+    classes = [node for node in source.nodes if isinstance(node, ast.ClassDef) and _writes_all(node)]
+    own = {id(method) for one in classes for method in one.body}
+    for function in source.nodes:
+        if isinstance(function, ast.FunctionDef) and (id(function) in own or _writes(function)):
+            for node in ast.walk(function):
+                name = getattr(node, "id", getattr(node, "attr", ""))
+                if name in DECISIONS:
+                    line = getattr(node, "lineno", function.lineno)
+                    yield f"{source.module}:{line}: {function.name} writes and asks for {name}: decide it in the plan"
+
+
+def _writes_all(one: ast.ClassDef) -> bool:
+    """Whether a class writes text."""
+    begins = [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return any(map(_writes, begins))
+
+
+def _writes(function: ast.FunctionDef) -> bool:
+    """Whether a function is given what texts are made by, or says that it writes."""
+    given = {name for arg in function.args.args for name in _named(arg.annotation)}
+    return bool(given & TEXT) or function.name.lstrip("_").startswith("write")
+
+
+def _named(annotation: ast.expr | None) -> set[str]:
+    return {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)} if annotation else set()
+
+
 READERS = {"kcg.kernel.reading", "kcg.kernel.regions"}
 """What reads ASTs for all kinds."""
 

@@ -19,6 +19,7 @@ from tests.rules import (
     asks_for_architectures,
     asks_for_forms,
     circles,
+    decides_while_writing,
     defined_names,
     drawn_tree,
     forbidden_calls,
@@ -66,6 +67,10 @@ def test_only_a_form_of_tile_programs_knows_what_depends_on_it() -> None:
     constants = {name for name, value in vars(parameters).items() if isinstance(value, str) and value in forms}
     assert {*parameters.FORMS} == {*forms} and len(constants) == len(forms)
     assert [line for source in LIBRARY for line in asks_for_forms(source, forms, constants)] == []
+
+
+def test_whoever_writes_a_tile_program_sees_its_plan_alone() -> None:
+    assert [line for source in LIBRARY for line in decides_while_writing(source)] == []
 
 
 def test_nobody_but_the_registry_imports_a_kind_nor_do_the_readers() -> None:

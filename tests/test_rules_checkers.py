@@ -12,6 +12,7 @@ from tests.rules import (
     asks_for_architectures,
     asks_for_forms,
     circles,
+    decides_while_writing,
     defined_names,
     drawn_tree,
     forbidden_calls,
@@ -287,6 +288,22 @@ def test_who_asks_for_a_form_is_found(text: str, tmp_path: Path) -> None:
     imports = "from kcg.kernel.tile.parameters import FORMS\nfrom kcg.kernel.tile.rows import row_axes\n"
     fine = imports + "key = (p.form, 'rows')"
     assert list(asks_for_forms(source(tmp_path, "kcg/kernel/tile/legal.py", fine), forms, {"ROWS"})) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def _write_tiles(plan, p: TileParameters): pass",
+        "def stored(frame: Frame, plan):\n    return device_of(plan.target)",
+        "def opened(lines: Lines | None, cores: Target): pass",
+        "class Program:\n    def __init__(self, writer: Writer): pass\n    def head(self, target: Target): pass",
+    ],
+)
+def test_what_is_decided_while_text_is_written_is_found(text: str, tmp_path: Path) -> None:
+    for module, broken in (("kernel/tile/gemm", 1), ("kernel/source/kind", 0)):
+        assert len(list(decides_while_writing(source(tmp_path, f"kcg/{module}.py", text)))) == broken
+    fine = "def planned(p: TileParameters, target: Target): pass\ndef write(plan: TilePlan, writer: Writer): pass"
+    assert list(decides_while_writing(source(tmp_path, "kcg/kernel/tile/gemm.py", fine))) == []
 
 
 def test_imports_of_a_kind_are_found(tmp_path: Path) -> None:

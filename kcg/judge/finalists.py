@@ -184,9 +184,10 @@ class Judge:
 
     def _stressed(self, work: Found, one: Finalist) -> Finalist:
         """A finalist with the launches that it has passed under stress, where it needs that."""
-        if not needs_stress(work.call.region, one.schedule):
+        target = self._device.service.target
+        if not needs_stress(work.call.region, one.schedule, target):
             return one
-        return having_passed(one, self._comparisons.launches(work, one.schedule), self._device.service.target)
+        return having_passed(one, self._comparisons.launches(work, one.schedule), target)
 
     def further(
         self,

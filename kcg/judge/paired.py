@@ -375,7 +375,7 @@ class Comparisons:
     def stress(self, work: Subject, schedule: Schedule, *, launches: int, until: float | None = None) -> str:
         """Why a schedule that was verified and timed is out after all, or has not passed so many launches yet, see
         `Stressing.run`. Empty where it passed, and where it need not."""
-        if not needs_stress(work.call.region, schedule):
+        if not needs_stress(work.call.region, schedule, self._device.service.target):
             return ""
         side = self.side(work, schedule)
         if isinstance(side, str):

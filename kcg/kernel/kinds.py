@@ -271,7 +271,7 @@ class Kind(Protocol):
     def traits(self, schedule: Schedule) -> Traits:
         """What others ask of it; also of a body that was not parsed."""
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         """Whether it has to run very often before it is believed: something in it may go wrong now and then."""
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
@@ -426,9 +426,9 @@ def opts_of(schedule: Schedule) -> tuple[Opt, ...]:
     return kind.opts(schedule)
 
 
-def needs_stress(region: Region, schedule: Schedule) -> bool:
+def needs_stress(region: Region, schedule: Schedule, target: Target) -> bool:
     """Whether a schedule has to run very often before it is believed, see `Kind.needs_stress`."""
-    return kind_of(schedule).needs_stress(region, schedule)
+    return kind_of(schedule).needs_stress(region, schedule, target)
 
 
 def compile_region(

@@ -68,10 +68,10 @@ class PartsKind:
             return Traits()
         return reduce(or_, (traits_of(part.schedule) for part in parts))
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         """Whether a part does."""
         parts = checked(region, schedule)
-        return any(needs_stress(region_of_part(region, part.places)[0], part.schedule) for part in parts)
+        return any(needs_stress(region_of_part(region, part.places)[0], part.schedule, target) for part in parts)
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         """That of all parts: none is given back before the last one ran."""

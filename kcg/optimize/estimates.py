@@ -407,7 +407,7 @@ class Estimates:
         """What is expected to be missing, in seconds, until a schedule has passed so many launches under stress; 0
         where it has none to pass."""
         service, region = self.device.service, work.call.region
-        if not needs_stress(region, schedule):
+        if not needs_stress(region, schedule, service.target):
             return 0.0
         binary = seen.binary_hash if (seen := work.observed(schedule)) is not None else ""
         left = len(work.bindings) * launches

@@ -609,7 +609,7 @@ def test_no_seconds_of_stress_are_reserved_for_what_runs_none(
     estimates = opened.estimates(opened.untimed())
     assert work.candidates and not work.by_kind
     expected_s = estimates.comparing_s(work)
-    monkeypatch.setattr("kcg.optimize.estimates.needs_stress", lambda region, schedule: True)
+    monkeypatch.setattr("kcg.optimize.estimates.needs_stress", lambda region, schedule, target: True)
     assert estimates.stress_s(work, work.candidates[0]) > 0 and estimates.comparing_s(work) == expected_s
 
 

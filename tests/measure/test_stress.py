@@ -348,8 +348,10 @@ def test_tile_programs_of_the_tensor_memory_accelerator_pass_on_a_gpu() -> None:
     with MeasureService("CUDA", run_id="stress") as service:
         space = kind_named("tile").space(region, service.target)
         assert isinstance(space, TileSpace)
-        first = next(s for s in [space.start(), *space.neighbours(space.start())] if needs_stress(region, s))
-        beside = [s for s in space.neighbours(first) if needs_stress(region, s)]
+        first = next(
+            s for s in [space.start(), *space.neighbours(space.start())] if needs_stress(region, s, service.target)
+        )
+        beside = [s for s in space.neighbours(first) if needs_stress(region, s, service.target)]
         chosen = [first, *random.Random(1).sample(beside, 3)]
         for schedule in chosen:
             compiled = service.compiled(region, schedule).result(timeout=PATIENCE_S).compiled

@@ -24,12 +24,12 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.regions import Form
 from kcg.kernel.symbolic import Bound, bounds_of, called, without
-from kcg.kernel.tile.attention import attention_axes
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.views import AttentionView
 from kcg.measure.jobs import CompileOutcome
 from kcg.optimize import region_search
 from kcg.optimize.planning import planned
@@ -213,7 +213,7 @@ def test_a_run_proposes_searches_judges_and_plans_it(attention: Region, tmp_path
         assert work.bounds == BOUNDS and len(work.at_bounds[parts]) == len(BOUNDS), "measured at each"
         results = run.judge(proposed.estimates, proposed.candidates).run()
         tile = schedule_of(
-            TileParameters(FLASH_ATTENTION, attention_axes(read_region(attention)), (16,), reduce_tile=16)
+            TileParameters(FLASH_ATTENTION, AttentionView.of(read_region(attention)).axes, (16,), reduce_tile=16)
         )
         rows = [
             replace(row, outcome="improved", opts=None, chosen=replace(row.baseline, cold_s=1e-9, schedule=tile))

@@ -47,7 +47,7 @@ class ElementwiseKind:
     def traits(self, schedule: Schedule) -> Traits:
         return Traits(as_program=True)
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         return True  # as if it copied asynchronously
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:

@@ -42,7 +42,7 @@ class OptsKind:
         """None: tinygrad makes its programs, of its own rows."""
         return Traits()
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         """No."""
         return False
 

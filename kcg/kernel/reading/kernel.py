@@ -184,7 +184,7 @@ class TileKernel:
         """All that is stored, the kernel's own first."""
         return (Stored(self.store, self.value, self.gates, self.outputs), *self.also)
 
-    @property
+    @cached_property
     def written(self) -> tuple[Stored, ...]:
         """Those of `stored` that memory sees."""
         own = self.stored[1:] if self.hidden else self.stored
@@ -200,7 +200,7 @@ class TileKernel:
         """The `stored` of all that is launched together."""
         return tuple(stored for kernel in self.launched for stored in kernel.stored)
 
-    @property
+    @cached_property
     def plain(self) -> tuple[Stored, ...]:
         """Those of `written` that are over `outputs`, element by element: all that no `epilogue_uses` are of."""
         return () if self.hidden else self.stored[: len(self.stored) - len(self.epilogue_uses)]
@@ -211,13 +211,8 @@ class TileKernel:
         return tuple(extent(r) for r in self.outputs)
 
     @cached_property
-    def pipelined(self) -> dict[tuple[Any, ...], bool]:
-        """Whether specialised warps make a contraction, by axes and sizes of a tile, as far as somebody asked."""
-        return {}
-
-    @cached_property
-    def by_tma(self) -> dict[tuple[Any, ...], tuple[Operand, ...]]:
-        """Operands that TMA loads, by axes and sizes of a tile, as far as somebody asked (`can_describe`)."""
+    def views(self) -> dict[type, Any]:
+        """What forms of programs see in it, by the view's type, as far as somebody asked."""
         return {}
 
     @cached_property
@@ -240,7 +235,7 @@ class TileKernel:
         nodes = dict.fromkeys(node for value in values for node in value.toposort())
         return tuple(node for node in nodes if node not in inside)
 
-    @property
+    @cached_property
     def together(self) -> tuple[Contraction, ...]:
         """The contractions that one loop makes, each a sum of its own."""
         return (self.contraction, *self.sharing_operand) if self.contraction else ()
@@ -273,7 +268,7 @@ class TileKernel:
         as_it_is = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
         return Loading(as_it_is, each, term)
 
-    @property
+    @cached_property
     def is_branching(self) -> bool:
         """Whether something is stored of some columns of a contraction's result only."""
         columns = math.prod(self.extents[n] for n in self.contraction.sides[1].ranges) if self.contraction else 0
@@ -285,7 +280,7 @@ class TileKernel:
         contractions = (*self.chained, *self.together)
         return tuple(x for x in self.loads if not any(x.node in c.reduce.backward_slice for c in contractions))
 
-    @property
+    @cached_property
     def reduce_ranges(self) -> tuple[UOp, ...]:
         """The ranges of the reduction that is not inside another one; of several, of the longest."""
         top = [
@@ -295,12 +290,12 @@ class TileKernel:
         ]
         return max((r.src[1:] for r in top), key=lambda ranges: math.prod(map(extent, ranges)), default=())
 
-    @property
+    @cached_property
     def reduce_extent(self) -> int:
         """Elements that `reduce_ranges` come to; 0 where nothing is reduced."""
         return math.prod(map(extent, self.reduce_ranges)) if self.reductions else 0
 
-    @property
+    @cached_property
     def terms(self) -> int:
         """Products of each sum of a contraction, with those that are added to it."""
         return self.reduce_extent + sum(math.prod(map(extent, c.reduce.src[1:])) for c in self.chained)

@@ -45,7 +45,7 @@ class SourceKind:
         """A user's code."""
         return Traits(by_hand=True)
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
         """No."""
         return False
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import extent
-from kcg.kernel.reading.kernel import Attention, TileKernel
+from kcg.kernel.reading.kernel import Attention
 from kcg.kernel.reading.online import linear, scaled
 from kcg.kernel.tile.tiles import Axis
 
@@ -251,22 +251,3 @@ def _steps(node: UOp) -> dict[UOp | None, int]:
     """A number of any integer type as a sum of others times constants; at None the constant."""
     casts = {one: one.src[0] for one in node.toposort() if one.op is Ops.CAST and dtypes.is_int(one.dtype)}
     return {term: int(factor) for term, factor in linear(node.substitute(casts) if casts else node).items()}
-
-
-def attention_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
-    """The only axis of the tile of an attention: the ranges of its queries."""
-    assert kernel.attention is not None
-    return (tuple(kernel.outputs.index(axis) for axis in kernel.attention.rows),)
-
-
-def all_rows(kernel: TileKernel) -> tuple[UOp, ...]:
-    """The output ranges that number the rows of an attention: of all heads."""
-    assert kernel.attention is not None
-    return tuple(axis for axis in kernel.outputs if axis not in kernel.attention.columns)
-
-
-def attention_tiles(kernel: TileKernel, height: int) -> int:
-    """Tiles of so many queries of an attention, of all heads."""
-    assert kernel.attention is not None
-    rows = math.prod(map(extent, kernel.attention.rows))
-    return math.prod(map(extent, all_rows(kernel))) // rows * -(-rows // height)

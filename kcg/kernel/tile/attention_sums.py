@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent
-from kcg.kernel.reading.attention import padded
-from kcg.kernel.reading.kernel import Shifted, TileKernel
-from kcg.kernel.tile.attention import all_rows
+from kcg.kernel.reading.kernel import Shifted
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
-from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.tiles import Axis, bind_axis, bind_scalar, open_frame, split_number
+from kcg.kernel.tile.views import AttentionView
 
 MOST_TOGETHER = 4_096  # values of parts of its row that a program has at once
 
@@ -34,10 +32,10 @@ class Partials:
     sums: int
 
     @staticmethod
-    def of(kernel: TileKernel) -> Partials:
-        assert kernel.attention is not None
-        rows, columns = (math.prod(map(extent, ranges)) for ranges in (all_rows(kernel), kernel.attention.columns))
-        return Partials(rows, columns, len(kernel.attention.sums))
+    def of(view: AttentionView) -> Partials:
+        """Those of an attention."""
+        rows, columns = (math.prod(map(extent, ranges)) for ranges in (view.all_rows, view.attention.columns))
+        return Partials(rows, columns, len(view.attention.sums))
 
     @property
     def count(self) -> int:
@@ -49,19 +47,18 @@ class Partials:
         return self.rows * (self.columns + number)
 
 
-def write_attention_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """Writes the launch; and how many programs there are."""
-    return _Sums(kernel, parameters, writer).written()
+def write_attention_sums(view: AttentionView, parts: int, writer: Writer) -> tuple[Lines, int]:
+    """Writes the launch that adds so many parts; and how many programs there are."""
+    return _Sums(view, parts, writer).written()
 
 
 class _Sums:
     """`out` is the frame of the row's result, `body` one turn of the loop over parts: `together` of them at once."""
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        assert kernel.attention is not None
-        self.kernel, self.attention, self.count = kernel, kernel.attention, parameters.split
-        self.partials, self.width = Partials.of(kernel), padded(kernel.attention.columns)
-        self.writer, self.out = writer, open_frame(kernel, writer, (1, self.width))
+    def __init__(self, view: AttentionView, parts: int, writer: Writer) -> None:
+        self.view, self.attention, self.count = view, view.attention, parts
+        self.partials, self.width = Partials.of(view), view.width
+        self.writer, self.out = writer, open_frame(view.kernel, writer, (1, self.width))
         self.body = Lines(writer, self.out.lines)
 
     def written(self) -> tuple[Lines, int]:
@@ -91,12 +88,12 @@ class _Sums:
         for one, total in zip(self.attention.sums, sums, strict=True):
             self._bind(one.node, f"{total}[:, None]", of_rows)
         self._bind(self.attention.product.node, product, frozenset({0, 1}))
-        store_tile(out, self.kernel.stored[0])
+        store_tile(out, self.view.kernel.stored[0])
         return lines, self.partials.rows
 
     def _bind_row(self, program: str) -> None:
         """Binds the row of a program, one of all heads'."""
-        rows = all_rows(self.kernel)
+        rows = self.view.all_rows
         for axis, digit in zip(rows, split_number(self.out, program, [extent(axis) for axis in rows]), strict=True):
             bind_scalar(self.out, axis, digit)
 

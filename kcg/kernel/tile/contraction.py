@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import extent, is_symbolic
@@ -18,23 +18,22 @@ from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.descriptors import Described, describe
+from kcg.kernel.tile.descriptors import Boxes, Described, boxes_of, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import (
     Axis,
+    Tiled,
     axes_of,
     bind_axis,
+    count_of,
     is_power_of_two,
-    launched_with,
-    rest_of,
     split_number,
     total_of,
 )
+from kcg.kernel.tile.views import MatmulView
 
-MIN_TILE = 16  # of tl.dot, along each of its axes
-MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which keep 14 bits, are added in float32
@@ -42,26 +41,52 @@ PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which 
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction, and by which descriptors TMA loads its operands."""
+    """A contraction with the operand first that a tile has the rows of, and how blocks lie in memory of the operands
+    that TMA loads."""
 
     contraction: Contraction
-    rows: Described | None = None  # of the first operand
-    columns: tuple[Described | None, ...] = ()  # and of the pieces of the second
+    rows: Boxes | None = None  # of the first operand
+    columns: tuple[Boxes | None, ...] = ()  # and of the pieces of the second
+
+    @property
+    def is_described(self) -> bool:
+        """Whether TMA loads one of its operands."""
+        return self.rows is not None or any(self.columns)
+
+    @property
+    def by_tma(self) -> tuple[Operand, ...]:
+        """The operands that TMA loads."""
+        held = (self.rows is not None, any(self.columns))
+        return tuple(side for side, described in zip(self.contraction.sides, held, strict=True) if described)
+
+    def described(self, top: Frame) -> DescribedProduct:
+        """Writes the descriptors of its operands."""
+        rows = describe(self.rows, top) if self.rows is not None else None
+        columns = tuple(describe(one, top) if one is not None else None for one in self.columns)
+        return DescribedProduct(self.contraction, rows, columns)
 
 
 @dataclass(frozen=True)
-class Loop:
+class DescribedProduct:
+    """A contraction, and by which descriptors TMA loads its operands."""
+
+    contraction: Contraction
+    rows: Described | None  # of the first operand
+    columns: tuple[Described | None, ...]  # and of the pieces of the second
+
+
+@dataclass(frozen=True)
+class ProductLoop:
     """How the loop of a contraction is written."""
 
     step: int  # terms of one step
     precision: str
-    rows: Described | None = None  # TMA loads the first operand
-    columns: tuple[Described | None, ...] = ()  # and the pieces of the second
+    product: DescribedProduct
     part: Part | None = None
     shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
-    sharing_operand: tuple[Product, ...] = ()  # others that it makes too; what they load alike is loaded once
-    chained: tuple[Product, ...] = ()  # others whose terms come first, on the same sums: see `are_one_loop`
+    sharing_operand: tuple[DescribedProduct, ...] = ()  # others that it makes too; what they load alike is loaded once
+    chained: tuple[DescribedProduct, ...] = ()  # others whose terms come first, on the same sums: see `are_one_loop`
 
 
 @dataclass(frozen=True)
@@ -109,15 +134,15 @@ def sub_tiles_of(size: int) -> tuple[tuple[int, int], ...]:
 def are_one_loop(products: Sequence[Product], step: int) -> bool:
     """Whether one loop can go through the terms of several products, one after the other: TMA loads all operands in
     equal blocks, so that a step chooses descriptors, and no step has terms of two."""
-    blocks = {tuple(_block(one) for one in (product.rows, *(product.columns or (None,)))) for product in products}
+    blocks = {tuple(map(_block, (product.rows, *(product.columns or (None,))))) for product in products}
     before = [product.contraction for product in products[:-1]]
     apart = all(terms_of(one) % step == 0 and not any(map(is_symbolic, one.reduce.src[1:])) for one in before)
     return apart and len(blocks) == 1 and None not in next(iter(blocks))
 
 
-def _block(described: Described | None) -> tuple[object, ...] | None:
+def _block(boxes: Boxes | None) -> tuple[object, ...] | None:
     """What is alike of descriptors among which a step may choose."""
-    return None if described is None else (described.leading, described.transposed, described.sizes)
+    return None if boxes is None else (tuple(r for r, _ in boxes.leading), boxes.transposed, boxes.sizes)
 
 
 def terms_of(contraction: Contraction) -> int:
@@ -131,18 +156,12 @@ def terms_of_part(terms: int, step: int, count: int) -> int:
 
 
 def write_contraction(
-    contraction: Contraction,
-    root: Frame,
-    axes: tuple[Axis, Axis],
-    starts: tuple[str, str],
-    loop: Loop,
-    *,
-    to: Sums | None = None,
+    root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], loop: ProductLoop, *, to: Sums | None = None
 ) -> Sums:
     """Writes the loop. `starts` are the tile's first row and column; `to` is what another loop left, to go on from."""
     lines, step, part = root.lines, loop.step, loop.part
-    body = Lines(root.writer, lines)
-    sums = write_step(contraction, root, axes, starts, loop, body, to=to)
+    body, contraction = Lines(root.writer, lines), loop.product.contraction
+    sums = write_step(root, axes, starts, loop, body, to=to)
     if to is None:
         for zero in sums.zeros():
             lines.add(zero)
@@ -163,23 +182,22 @@ def write_contraction(
 
 
 def write_step(
-    contraction: Contraction,
     root: Frame,
     axes: tuple[Axis, Axis],
     starts: tuple[str, str],
-    loop: Loop,
+    loop: ProductLoop,
     body: Lines,
     *,
     counter: str = "",
     to: Sums | None = None,
 ) -> Sums:
     """Writes one step, which adds products to sums, into the body of a loop that counts terms."""
-    lines, step = root.lines, loop.step
+    lines, step, contraction = root.lines, loop.step, loop.product.contraction
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
     sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]
     firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in sub_tiles_of(axes[1].size)]
     ragged = axes[1].total % axes[1].size != 0
-    products = (Product(contraction, loop.rows, loop.columns), *loop.sharing_operand)
+    products = (loop.product, *loop.sharing_operand)
     described = [(one.rows, *(one.columns or (None,) * len(sub_tiles))) for one in products]
 
     rows = Frame(lines, (axes[0].size, step), outer=root)
@@ -220,7 +238,9 @@ def write_step(
     )
 
 
-def _chosen(body: Lines, counter: str, products: Sequence[Product]) -> tuple[str, tuple[Described | None, ...]]:
+def _chosen(
+    body: Lines, counter: str, products: Sequence[DescribedProduct]
+) -> tuple[str, tuple[Described | None, ...]]:
     """The descriptors by which a step loads its operands, where it has terms of one of several products; and the number
     of its first term among those of that one."""
     ends = list(itertools.accumulate(terms_of(one.contraction) for one in products))[:-1]
@@ -284,6 +304,16 @@ def stored_blocks(
     return found
 
 
+def block_widths(size: int, parts: int) -> list[int]:
+    """The columns of the blocks of `stored_blocks`, each once."""
+    most, found = stored_width(size, parts), set[int]()
+    for _, width in sub_tiles_of(size):
+        while width > most:
+            width //= 2
+        found.add(width)
+    return sorted(found)
+
+
 def interpreted_type(type_: str) -> str:
     """The type in which Triton's interpreter multiplies right."""
     return "float32" if type_ in ("bfloat16", *FP8) else type_
@@ -309,12 +339,12 @@ def in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most
     ]
 
 
-def describe_operand(side: Operand, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame) -> Described | None:
-    """The descriptor of an operand's blocks. None where it is not one load as it stands, or TMA cannot make it."""
+def boxes_of_operand(side: Operand, kernel: TileKernel, axes: tuple[Axis, Axis]) -> Boxes | None:
+    """How TMA can load an operand's blocks. None where it is not one load as it stands, or TMA cannot."""
     (factor, *others) = side.factors
     if others or factor.node.op is not Ops.INDEX or factor.node.dtype is not side.dtype:
         return None
-    return describe(next(load for load in kernel.loads if load.node is factor.node), axes, top)
+    return boxes_of(next(load for load in kernel.loads if load.node is factor.node), axes)
 
 
 def described_block(side: Operand, frame: Frame, described: Described, corner: tuple[str, str]) -> Block:
@@ -372,15 +402,120 @@ class Turns:
         return lines.name(f"({program} + {ahead}) % {self.programs}", "first") if ahead else program
 
 
-def counts_of(kernel: TileKernel, parameters: TileParameters) -> list[int]:
-    """What a tile's number counts through: parts of a split reduction, ranges that no axis holds, tiles."""
-    axes = axes_of(kernel, parameters)
-    return [parameters.split, *map(extent, rest_of(kernel, axes)), math.prod(axis.tiles for axis in axes)]
+@dataclass(frozen=True, eq=False)
+class TiledProduct(Tiled):
+    """The tiles of one product of a launch, and what each is made of."""
+
+    axes: tuple[Axis, Axis]
+    view: MatmulView
+    numbers: tuple[tuple[int, ...], ...]  # of the output ranges of each axis
+    step: int  # terms
+    tma: bool  # TMA loads what it can
+
+    @staticmethod
+    def of(view: MatmulView, p: TileParameters, step: int, tma: bool) -> TiledProduct:
+        """Those of a product by itself, see `products_of`."""
+        rows, columns = axes_of(view.kernel, p)
+        turned(view.contraction, p.axes)
+        return TiledProduct(view.kernel, (rows, columns), view, p.axes, step, tma)
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether the tile has the second operand's ranges as rows."""
+        return sorted(self.numbers[0]) != sorted(self.view.contraction.sides[0].ranges)
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether it has the operands' ranges as they are."""
+        return self.numbers == tuple(side.ranges for side in self.view.contraction.sides)
+
+    @cached_property
+    def own(self) -> Product:
+        """The contraction that is stored."""
+        return self._product(self.view.contraction)
+
+    @cached_property
+    def sharing(self) -> tuple[Product, ...]:
+        """Others with as many terms, each a sum of its own."""
+        return tuple(map(self._product, self.kernel.sharing_operand))
+
+    @cached_property
+    def chain(self) -> tuple[Product, ...]:
+        """What is added to the sum, along K, and the contraction itself last."""
+        return (*map(self._product, self.kernel.chained), self.own)
+
+    def _product(self, contraction: Contraction) -> Product:
+        return _planned(self.view, turned(contraction, self.numbers), self.axes, self.step, self.tma)
+
+    @property
+    def by_tma(self) -> tuple[Operand, ...]:
+        """The operands that TMA loads, of what is stored: none where it loads none of the first."""
+        found = (self.own, *self.sharing) if self.own.is_described else ()
+        return tuple(side for one in found for side in one.by_tma)
+
+    @cached_property
+    def in_one_loop(self) -> bool:
+        """Whether one loop goes through the terms of all of these."""
+        return are_one_loop(self.chain, self.step)
+
+    @cached_property
+    def sums(self) -> int:
+        """Sums of a tile: one for each element and each contraction."""
+        return self.axes[0].size * self.axes[1].size * len(self.kernel.together)
+
+    @cached_property
+    def read_for_each(self) -> tuple[Access, ...]:
+        """What is read beside the sum for each element of the tile."""
+        return read_for_each(self.kernel, [axis.ranges for axis in self.axes])
+
+    @cached_property
+    def halved(self) -> TiledProduct:
+        """Tiles with half of the columns."""
+        rows, columns = self.axes
+        return replace(self, axes=(rows, replace(columns, size=columns.size // 2)))
+
+    def fits_epilogue(self, parts: int) -> bool:
+        """Whether the tile's columns, stored in so many parts, are what is made of the result needs: all that belongs
+        together is in one block, and each block belongs to the same stores as a whole."""
+        uses = self.kernel.epilogue_uses
+        if not uses:
+            return True
+        columns = self.axes[1]
+        width = columns.size // parts
+        whole = all(use.first % width == 0 and use.count % width == 0 and width % use.unit == 0 for use in uses)
+        total = count_of(self.kernel, self.view.contraction.sides[1].ranges)
+        return self.is_in_order and is_power_of_two(columns.size) and whole and total % columns.size == 0
 
 
-def turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
-    """The contraction with the operand first that the parameters make the rows of."""
-    own = [sorted(n) for n in parameters.axes]
+@lru_cache(4096)
+def products_of(
+    view: MatmulView, form: str, axes: tuple[tuple[int, ...], ...], tile: tuple[int, ...], step: int, tma: bool
+) -> tuple[TiledProduct, ...]:
+    """The products of a launch, each in a form's tiles along its own ranges; `tma`: TMA loads what it can. A search
+    asks some thousand times for each. Raises UnsupportedTile where the tile's axes are not their rows and columns."""
+    p = TileParameters(form, axes, tile)
+    first, *others = view.launched
+    found = [TiledProduct.of(first, p, step, tma)]
+    for one in others:
+        sides = one.contraction.sides[::-1] if found[0].is_turned else one.contraction.sides
+        found.append(TiledProduct.of(one, p.changed(axes=tuple(side.ranges for side in sides)), step, tma))
+    return tuple(found)
+
+
+def _planned(view: MatmulView, contraction: Contraction, axes: tuple[Axis, Axis], step: int, tma: bool) -> Product:
+    if not tma:
+        return Product(contraction)
+    reduced = Axis(tuple(contraction.reduce.src[1:]), step)
+    sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]
+    first, second = contraction.sides
+    rows = boxes_of_operand(first, view.kernel, (axes[0], reduced))
+    columns = tuple(boxes_of_operand(second, view.kernel, (reduced, sub_tile)) for sub_tile in sub_tiles)
+    return Product(contraction, rows, columns) if rows is not None or any(columns) else Product(contraction)
+
+
+def turned(contraction: Contraction, numbers: Sequence[Sequence[int]]) -> Contraction:
+    """The contraction with the operand first that has the rows of a tile, whose axes hold these output ranges."""
+    own = [sorted(n) for n in numbers]
     if own == [sorted(side.ranges) for side in contraction.sides]:
         return contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
@@ -393,27 +528,10 @@ def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
     return {other.reduce: Block("0.0", "float32", constant=0.0) for other in kernel.chained}
 
 
-def fits_epilogue(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
-    block, and each block belongs to the same stores as a whole."""
-    if kernel.grouped and kernel.contraction is not None:
-        return all(fits_epilogue(*launched) for launched in launched_with(kernel, parameters))
-    if not kernel.epilogue_uses:
-        return True
-    assert kernel.contraction is not None
-    columns, parts = parameters.tile[1], parameters.epilogue_parts
-    width = columns // parts
-    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
-    whole = all(
-        held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.epilogue_uses
-    )
-    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
-    return in_order and is_power_of_two(columns) and whole and total % columns == 0
-
-
-def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
-    """What is read beside a contraction's sum for each element of the tile."""
-    return [x for x in kernel.epilogue_loads if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
+def read_for_each(kernel: TileKernel, axes: Iterable[Sequence[UOp]]) -> tuple[Access, ...]:
+    """What is read beside a contraction's sum for each element of a tile, whose axes have these ranges."""
+    held = [set(ranges) for ranges in axes]
+    return tuple(x for x in kernel.epilogue_loads if all(not ranges.isdisjoint(x.node.ranges) for ranges in held))
 
 
 def swizzled(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

@@ -1,28 +1,18 @@
-"""What a tile program takes, in seconds, from its parameters and figures of the target: no program is compiled.
+"""What a tile program takes, in seconds, from its plan and figures of the target: no program is compiled.
 
-What a form's programs take of a multiprocessor is in the form's own file; here is what all of them take beside that.
+What a form's programs take of a multiprocessor is in its plan; how that adds up is in `plan.py`.
 """
 
 from __future__ import annotations
 
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.tile.device import Figures, figures_of
-from kcg.kernel.tile.estimates import LAUNCH_S
-from kcg.kernel.tile.forms import form_of
+from kcg.kernel.tile.device import Figures
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.plan import seconds
 from kcg.types import Target
-
-UNTRIED = 0.005
-"""What an eviction policy (a reduction's first ones aside), a limit of registers or loads ahead in a loop over rows
-cost until it is measured: what is known to matter comes first."""
 
 
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
-    """What a program takes, launches included."""
-    figures, form = figures or figures_of(target), form_of(p)
-    seconds = form.seconds(kernel, target, p, figures)
-    if p.split > 1:
-        partials = 4 * p.split * form.partials_of(kernel)
-        seconds += LAUNCH_S / 2 + 2 * partials / figures.partial_bytes
-    untried = bool(p.evict_last) + bool(p.maxnreg) + form.is_untried(p)
-    return LAUNCH_S + seconds * (1 + UNTRIED * untried)
+    """What a program takes, launches included. Raises UnsupportedTile where there is none."""
+    return seconds(plan_of(kernel, target, p), target, figures)

@@ -24,6 +24,10 @@ MOST_AXES = 5
 MOST_ALONG = 256  # elements of a block along one axis
 
 
+Total = int | tuple[UOp, ...]
+"""Elements along an axis; or its ranges, where these say so only when the program runs."""
+
+
 @dataclass(frozen=True)
 class Boxes:
     """How blocks of an access lie in memory, where TMA can move them."""
@@ -32,12 +36,17 @@ class Boxes:
     leading: tuple[tuple[UOp, int], ...]  # ranges of one element each, and their steps
     transposed: bool  # the first axis is the one whose elements lie side by side
     sizes: tuple[int, int]  # elements of a block along the two axes
-    totals: tuple[str, str]  # elements along them
+    totals: tuple[Total, Total]
     wide: int  # the step along the other axis
 
     def ordered(self, of: tuple[V, V]) -> tuple[V, V]:
         """What is said of the two axes, in the order of memory."""
         return of[::-1] if self.transposed else of
+
+    def extents(self, frame: Frame) -> tuple[str, str]:
+        """The expressions of how many elements there are along the axes, in the order of memory."""
+        one, other = (str(of) if isinstance(of, int) else total_of(frame, of)[0] for of in self.totals)
+        return self.ordered((one, other))
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Described:
         return ", ".join([*(frame.value(r).text for r in self.leading), *ordered])
 
 
-def boxes_of(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Boxes | None:
+def boxes_of(access: Access, axes: tuple[Axis, Axis]) -> Boxes | None:
     """How TMA can move the blocks of an access; None where it cannot."""
     steps = access.steps
     if steps is None or access.gates:
@@ -91,19 +100,16 @@ def boxes_of(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Boxes | N
     inner = sizes[0] if transposed else sizes[1]
     if inner * itemsize < ALIGNED or max(sizes) > MOST_ALONG:
         return None
-    first, second = (total_of(outer, axis.ranges)[0] for axis in axes)
+    first, second = (axis.ranges if axis.is_symbolic else axis.total for axis in axes)
     start = f"p{access.buffer.slot}" + (f" + {steps[None]}" if steps.get(None) else "")
     assert wide is not None
     return Boxes(start, tuple((r, steps[r]) for r in leading), transposed, sizes, (first, second), wide)
 
 
-def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described | None:
-    """Writes the descriptor of an access before all else; None where there can be none."""
-    boxes = boxes_of(access, axes, outer)
-    if boxes is None:
-        return None
+def describe(boxes: Boxes, outer: Frame) -> Described:
+    """Writes the descriptor of such blocks before all else."""
     outer.writer.has_descriptors = True
-    shape = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.ordered(boxes.totals)]
+    shape = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.extents(outer)]
     strides = [*(str(step) for _, step in boxes.leading), str(boxes.wide), "1"]
     block = [*("1" for _ in boxes.leading), *map(str, boxes.ordered(boxes.sizes))]
     name = outer.lines.name(

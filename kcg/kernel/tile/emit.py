@@ -149,7 +149,7 @@ class Writer:
         *,
         interpreted: bool = False,
         fast_math: bool = False,
-        evictions: Mapping[int, str] | None = None,
+        evictions: Mapping[UOp, str] | None = None,
         style: Style = PLAIN,
         ptx: bool = False,
     ) -> None:
@@ -157,13 +157,7 @@ class Writer:
         self.accesses = {load.node: load for one in kernel.launched for load in one.loads}
         if style.by_parts:
             self.accesses |= needed_loads(kernel)
-        # of products of one launch each has the first one's
-        self.evictions = {
-            one.loads[number].node: policy
-            for one in kernel.launched
-            for number, policy in (evictions or {}).items()
-            if number < len(one.loads)
-        }
+        self.evictions = evictions or {}
         self.interpreted = interpreted
         self.style = style
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly

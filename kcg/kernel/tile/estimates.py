@@ -11,9 +11,6 @@ import math
 from kcg.compat.tiny import Ops
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import Access
-from kcg.kernel.tile.device import device_of
-from kcg.kernel.tile.parameters import TileParameters
-from kcg.types import Target
 
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
@@ -28,10 +25,10 @@ def either(*seconds: float, sharp: float = 4) -> float:
     return longest * float(sum((s / longest) ** sharp for s in seconds)) ** (1 / sharp) if longest > 0 else 0.0
 
 
-def spilled(registers: float, target: Target, p: TileParameters) -> float:
-    """How many times as long it takes for want of registers."""
-    most = device_of(target).registers_of_thread(p.num_warps)
-    return 1 + max(0.0, registers - min(p.maxnreg or most, most)) / SPILLED
+def spilled(wanted: float, most: int, limit: int) -> float:
+    """How many times as long it takes for want of registers, of which a thread has so many at most; `limit`: and no
+    more than that, where it is not 0."""
+    return 1 + max(0.0, wanted - min(limit or most, most)) / SPILLED
 
 
 def bytes_of(access: Access) -> float:

@@ -10,44 +10,36 @@ their own, without a causal mask or a bound of the keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.ast import extent, is_symbolic
-from kcg.kernel.reading.attention import LEAST, WIDEST, padded
+from kcg.kernel.reading.accesses import Access
+from kcg.kernel.reading.attention import LEAST, WIDEST
 from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import Attention, Shifted, TileKernel
 from kcg.kernel.reading.online import running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import (
-    Bound,
-    all_rows,
-    attention_axes,
-    attention_tiles,
-    masks_scores,
-    reach_of,
-    reached_share,
-    visited_blocks,
-)
+from kcg.kernel.tile.attention import Bound, reached_share
 from kcg.kernel.tile.attention_sums import Partials, write_attention_sums
-from kcg.kernel.tile.contraction import WGMMA_ROWS, describe_operand, described_block, interpreted_type, operand_block
-from kcg.kernel.tile.descriptors import Described
-from kcg.kernel.tile.device import Figures, device_of
+from kcg.kernel.tile.contraction import (
+    WGMMA_ROWS,
+    boxes_of_operand,
+    described_block,
+    interpreted_type,
+    operand_block,
+)
+from kcg.kernel.tile.descriptors import Boxes, Described, describe
+from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import BOTH, store_tile
-from kcg.kernel.tile.estimates import BESIDE_SUMS, SPECIAL, bytes_of, either, waves_of
-from kcg.kernel.tile.form import (
-    COMPILER_BYTES,
-    STAGES,
-    Axes,
-    Form,
-    precisions_of,
-    registers_for_sums,
-    tiles_up_to,
-)
+from kcg.kernel.tile.estimates import BESIDE_SUMS, bytes_of, waves_of
+from kcg.kernel.tile.form import COMPILER_BYTES, LEAST_BESIDE, STAGES, Axes, Form, precisions_of, tiles_up_to
 from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, TMA, TileParameters
+from kcg.kernel.tile.plan import MOST_PARTIALS, Dot, Loop, Need, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import accumulator, masked_term
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -55,12 +47,14 @@ from kcg.kernel.tile.tiles import (
     bind_scalar,
     count_of,
     flat_place,
+    is_power_of_two,
     open_frame,
     power_of_two,
     split_number,
     start_of,
     total_of,
 )
+from kcg.kernel.tile.views import AttentionView
 from kcg.types import Target
 
 KEPT_BYTES = 32 << 20  # of keys and values that L2 keeps while programs go through them (FlashAttention-3's limit)
@@ -82,28 +76,27 @@ FEW_STEPS = 4  # of keys, which are not split
 STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 
 
-class FlashAttention(Form):
+class FlashAttention(Form[AttentionView, "AttentionPlan"]):
     """Attention in Triton: all warps of a program do the same."""
 
     name = FLASH_ATTENTION
     noun = "flash attention"
     has_stages = True
-    is_of_attention = True
     fields = frozenset({"loads"})
-    needs_stress = True
+    sees = AttentionView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is not None
 
-    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
-        return (attention_axes(kernel),)
+    def axes(self, view: AttentionView) -> tuple[Axes, ...]:
+        return (view.axes,)
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-        return first_of_attention(kernel, target, axes)
+    def start(self, view: AttentionView, target: Target, axes: Axes) -> TileParameters:
+        return first_of_attention(view, target)
 
     # ---- the values of parameters
 
-    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+    def values(self, view: AttentionView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "split":
                 return KEY_SPLITS
@@ -111,153 +104,280 @@ class FlashAttention(Form):
                 return (POINTER, TMA) if device_of(target).has_tma else (POINTER,)
             case "num_stages":
                 return STAGES
-        return super().values(kernel, target, p, field)
+            case "maxnreg":
+                return (0,)
+        return super().values(view, target, p, field)
 
-    def tiles(self, kernel: TileKernel, p: TileParameters) -> list[tuple[int, ...]]:
-        return tiles_up_to(kernel, p, LEAST)
+    def tiles(self, view: AttentionView, p: TileParameters) -> list[tuple[int, ...]]:
+        return tiles_up_to(view.kernel, p, LEAST)
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
-        return steps_of_keys(kernel, STEPS)
+    def steps(self, view: AttentionView) -> tuple[int, ...]:
+        return steps_of_keys(view, STEPS)
 
-    def may_split(self, kernel: TileKernel) -> bool:
+    def may_split(self, view: AttentionView) -> bool:
         return True
 
-    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
-        attention = kernel.attention
-        assert attention is not None
-        return precisions_of(kernel, (attention.scores.sides[0].dtype, attention.values.dtype))
-
-    def register_limits(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:
-        return ()
-
-    # ---- what fits
-
-    def programs(self, kernel: TileKernel, p: TileParameters) -> int:
-        return p.split * attention_tiles(kernel, *p.tile)
-
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        """Also scores, weights and sums have to fit into the registers of its threads."""
-        attention = kernel.attention
-        assert attention is not None
-        device, (height,), step = device_of(target), p.tile, p.reduce_tile
-        threads = device.threads(p.num_warps)
-        width = padded(attention.columns)
-        if not LEAST <= height <= MOST_QUERIES or p.num_warps > MOST_WARPS or height * max(step, width) < threads:
-            return False
-        if not _fits_registers(kernel, target, p):
-            return False
-        _, steps = visited_blocks(reach_of(attention), Axis(attention.rows, height), extent(attention.keys), step)
-        if p.split > 1 and (p.split > steps or self.programs(kernel, p) > MOST_WAVES * target.cores):
-            return False
-        if p.num_stages > -(-steps // p.split) + 1 or attention_bytes(kernel, target, p) > device.shared_bytes:
-            return False
-        return p.loads != TMA or can_load_by_tma(kernel, p)
+    def precisions(self, view: AttentionView) -> tuple[str, ...]:
+        return precisions_of(view.kernel, (view.attention.scores.sides[0].dtype, view.attention.values.dtype))
 
     # ---- the program
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        return AttentionWriting(kernel, p, writer).written()
+    def planned(self, view: AttentionView, target: Target, p: TileParameters) -> AttentionPlan:
+        """Also raises UnsupportedTile where TMA is to load, and can load neither keys nor values."""
+        check_tile(view, p)
+        if not is_power_of_two(p.tile[0]):
+            raise UnsupportedTile("tile", "a power of two")
+        tile = AttentionTile(view, Axis(view.attention.rows, p.tile[0]), p.reduce_tile)
+        operands: tuple[Boxes | None, ...] = (None,) * 3
+        if p.loads == TMA:
+            operands = boxes_of_tile(view, p.tile[0], p.reduce_tile)
+            if operands[1] is None and operands[2] is None:
+                raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
+        tiles = p.split * tile.count
+        return AttentionPlan.of(
+            self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile, p.split)),
+            view=view, programs=tiles, tiles=tiles, tiled=tile, operands=operands, cores=target.cores,
+            partials=p.split * Partials.of(view).count if p.split > 1 else 0,
+        )  # fmt: skip
 
-    def partials_of(self, kernel: TileKernel) -> int:
-        return Partials.of(kernel).count
+    def write(self, plan: AttentionPlan, writer: Writer) -> Lines:
+        return AttentionWriting(plan, writer).written()
 
-    def partial_type(self, kernel: TileKernel) -> str:
-        return "float32"
-
-    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        return write_attention_sums(kernel, p, writer)
-
-    # ---- what it costs
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        return _seconds(kernel, target, p, figures)
+    def write_second(self, plan: AttentionPlan, writer: Writer) -> tuple[Lines, int]:
+        return write_attention_sums(plan.view, plan.split, writer)
 
 
-def steps_of_keys(kernel: TileKernel, steps: Sequence[int]) -> tuple[int, ...]:
+def check_tile(view: AttentionView, p: TileParameters) -> None:
+    """Raises UnsupportedTile where a tile is none of an attention."""
+    if p.axes != view.axes or len(p.tile) != 1:
+        raise UnsupportedTile("axes", "the tile's only axis has the queries")
+    if min(p.tile[0], p.reduce_tile) < LEAST or max(view.inner, view.width) > WIDEST:
+        raise UnsupportedTile("tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements")
+
+
+def steps_of_keys(view: AttentionView, steps: Sequence[int]) -> tuple[int, ...]:
     """Those numbers of keys of a step that are not far more than there are."""
-    assert kernel.attention is not None
-    return tuple(size for size in steps if size <= max(STEPS[0], power_of_two(extent(kernel.attention.keys))))
+    return tuple(size for size in steps if size <= max(STEPS[0], power_of_two(view.keys)))
 
 
-# ---- registers and shared memory
+# ---- the plan
 
 
-def _fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-    """Whether scores, weights and sums of an attention fit into the registers of its threads; and whether its products
-    without tensor cores are few enough to be compiled."""
-    attention = kernel.attention
-    assert attention is not None
-    device, (height,), step = device_of(target), p.tile, p.reduce_tile
-    threads = device.threads(p.num_warps)
-    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+@dataclass(frozen=True, eq=False)
+class AttentionTile:
+    """Some queries of one head, and the keys of a step."""
+
+    view: AttentionView
+    rows: Axis
+    step: int
+
+    @property
+    def keys(self) -> Axis:
+        """The keys, in blocks of a step."""
+        return Axis((self.view.attention.keys,), self.step)
+
+    @property
+    def terms(self) -> Axis:
+        """What scores are summed over, in one block."""
+        return Axis(self.view.terms, self.view.inner)
+
+    @property
+    def columns(self) -> Axis:
+        """Elements of a value, in one block."""
+        return Axis(self.view.attention.columns, self.view.width)
+
+    @property
+    def operands(self) -> tuple[tuple[Operand, tuple[Axis, Axis]], ...]:
+        """Queries, keys and values, each with the axes of its blocks."""
+        queries, keys = self.view.attention.scores.sides
+        values = self.view.attention.values
+        return (queries, (self.rows, self.terms)), (keys, (self.terms, self.keys)), (values, (self.keys, self.columns))
+
+    @property
+    def count(self) -> int:
+        """Such tiles, of all heads."""
+        return self.view.tiles(self.rows.size)
+
+    @property
+    def has_ragged_keys(self) -> bool:
+        """Whether the last block of keys may have some that do not exist."""
+        return is_symbolic(self.view.attention.keys) or self.view.keys % self.step != 0
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a block of keys has any that do not exist, or that a query of the tile does not reach."""
+        return self.view.reach.is_bounded or self.has_ragged_keys
+
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether some block of keys may be within reach of all queries of a tile."""
+        reach, lower, upper = self.view.reach, self.view.reach.lower, self.view.reach.upper
+        if reach.is_bounded and not reach.masks:
+            return False  # as of blocks along the diagonal
+        if lower is None or upper is None or not lower.is_like(upper):
+            return True
+        return upper.keys - lower.keys - lower.spread(self.rows) >= self.step
+
+    @property
+    def order(self) -> LongestFirst | None:
+        """In which order tiles are taken where the last queries have most keys; None where that does not matter."""
+        reach, heads = self.view.reach, math.prod(map(extent, self.view.heads))
+        upper = reach.upper
+        if upper is None or upper.axis is None or reach.is_even or self.rows.tiles == 1:
+            return None
+        (scores, values), inner, width = self.view.itemsizes, self.view.inner, self.view.width
+        nbytes = self.view.keys * (inner * scores + width * values)
+        together = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
+        place = self.rows.ranges.index(upper.axis)
+        outer = math.prod(map(extent, self.rows.ranges[:place])) if upper.is_aligned(self.rows) else 1
+        return LongestFirst(heads // together, self.rows.tiles // outer, together, outer)
+
+
+@lru_cache(1024)
+def boxes_of_tile(view: AttentionView, height: int, step: int) -> tuple[Boxes | None, ...]:
+    """How blocks of queries, keys and values lie in memory, of those that TMA can load, in tiles of so many queries. A
+    search asks some hundred times for each."""
+    tile = AttentionTile(view, Axis(view.attention.rows, height), step)
+    return tuple(boxes_of_operand(side, view.kernel, axes) for side, axes in tile.operands)
+
+
+@dataclass(frozen=True)
+class LongestFirst:
+    """What a program's number counts through where the last queries have most keys: of some heads together the last
+    tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
+
+    groups: int  # of heads
+    tiles: int  # along the axis by which keys grow, from the last one on
+    together: int  # heads
+    rows: int  # of such tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan(TilePlan):
+    """Tiles of queries, each of which goes through the keys that it reaches."""
+
+    view: AttentionView
+    tiled: AttentionTile
+    operands: tuple[Boxes | None, ...]  # how blocks of queries, keys and values lie in memory, of those that TMA loads
+    cores: int
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return shared_of(self.view, self.tile[0], self.step, self.blocks)
+
+    @property
+    def by_tma(self) -> tuple[Access, ...]:
+        sides = [side for (side, _), boxes in zip(self.tiled.operands, self.operands, strict=True) if boxes is not None]
+        nodes = {side.factors[0].node for side in sides}
+        return tuple(load for load in self.view.kernel.loads if load.node in nodes)
+
+    @property
+    def dots(self) -> tuple[Dot, ...]:
+        height, view = self.tile[0], self.view
+        return (
+            Dot(height, self.step, view.inner, self.precision),
+            Dot(height, view.width, self.step, self.precision),
+        )
+
+    @property
+    def loops_apart(self) -> bool:
+        """Whether blocks of keys that need no mask have a loop of their own."""
+        return self.split == 1 and self.tile[0] >= APART_ROWS and self.tiled.may_be_whole
+
+    def needs(self, device: Device) -> Iterator[Need]:
+        height, view = self.tile[0], self.view
+        yield Need("queries", height, MOST_QUERIES)
+        yield Need("warps", self.num_warps, MOST_WARPS)
+        yield Need("threads with an element each", self.threads, height * max(self.step, view.width))
+        if self.split > 1:
+            yield Need("partial sums", self.partials, MOST_PARTIALS)
+        yield from registers_of(view, device, (height, self.step), self.num_warps, self.precision)
+        _, steps = view.visited(height, self.step)
+        if self.split > 1:
+            yield Need("steps of each part", self.split, steps)
+            yield Need("waves of programs that share keys", self.programs, MOST_WAVES * self.cores)
+        yield Need("stages", self.num_stages, -(-steps // self.split) + 1)
+        yield Need("shared memory", self.shared_bytes, device.shared_bytes)
+
+    def times(self, target: Target, figures: Figures) -> Times:
+        return _times(self, target, figures)
+
+
+def registers_of(
+    view: AttentionView, device: Device, sizes: tuple[int, int], warps: int, precision: str
+) -> Iterator[Need]:
+    """Scores, weights and sums in the registers of threads; and products without tensor cores, which are to be few
+    enough to be compiled. `sizes` are queries and keys of a step."""
+    (height, step), threads = sizes, device.threads(warps)
+    scores, values = view.attention.scores.sides[0], view.attention.values
     plain = sum(
         height * step * size // threads
-        for size, dtype in ((inner, attention.scores.sides[0].dtype), (width, attention.values.dtype))
-        if dtype is dtypes.float32 and p.precision == "ieee" and not device.multiplies(dtype.name)
+        for size, dtype in ((view.inner, scores.dtype), (view.width, values.dtype))
+        if dtype is dtypes.float32 and precision == "ieee" and not device.multiplies(dtype.name)
     )
-    held = height * (step + width) // threads
-    return held <= registers_for_sums(target, p.num_warps) and plain <= MOST_UNROLLED
+    most = device.registers_of_thread(warps) - LEAST_BESIDE
+    yield Need("registers", height * (step + view.width) // threads, most)
+    yield Need("multiplications of a thread and step", plain, MOST_UNROLLED)
 
 
-def attention_bytes(kernel: TileKernel, target: Target, parameters: TileParameters, *, tiles: int = 1) -> int:
-    """About how much shared memory an attention's program takes: the queries of so many tiles, and the ring of keys and
+def shared_of(view: AttentionView, height: int, step: int, blocks: int, *, tiles: int = 1) -> tuple[Shared, ...]:
+    """About how much shared memory an attention's program takes: the queries of so many tiles, and rings of keys and
     values."""
-    attention = kernel.attention
-    assert attention is not None
-    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
-    scores, values = int(attention.scores.sides[0].dtype.itemsize), int(attention.values.dtype.itemsize)
-    ring = device_of(target).blocks(parameters.num_stages) * parameters.reduce_tile * (inner * scores + width * values)
-    return tiles * parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
+    scores, values = view.itemsizes
+    return (
+        Shared("queries", height * view.inner * scores, tiles),
+        Shared("keys", step * view.inner * scores, blocks),
+        Shared("values", step * view.width * values, blocks),
+        Shared("the compiler's", COMPILER_BYTES),
+    )
 
 
 # ---- the prior
 
 
-def first_of_attention(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+def first_of_attention(view: AttentionView, target: Target) -> TileParameters:
     """Of Inductor's attention on an H100: 128 queries by 128 keys and 4 warps for heads of 64, by 64 keys and 8 warps
     for heads of 128, 64 by 32 for heads of 256; fewer queries where there are few programs."""
-    attention = kernel.attention
-    assert attention is not None
-    widest = max(padded(attention.scores.reduce.src[1:]), padded(attention.columns))
+    widest, reach = max(view.inner, view.width), view.reach
     sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3), WIDEST: (64, 32, 8, 2)}
     height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
-    if attention.values.dtype.itemsize == 4:
+    if view.itemsizes[1] == 4:
         height, step, warps, stages = 64, 32, 4, 2
-    reach = reach_of(attention)
     if reach.lower is not None and warps == 4:
         step = min(step, BETWEEN_BOUNDS)
-    height = max(LEAST, min(height, power_of_two(count_of(kernel, axes[0]))))
-    while height > 64 and attention_tiles(kernel, height) < target.cores:
+    height = max(LEAST, min(height, power_of_two(count_of(view.kernel, view.axes[0]))))
+    while height > 64 and view.tiles(height) < target.cores:
         height //= 2
-    step = max(LEAST, min(step, power_of_two(extent(attention.keys))))
+    step = max(LEAST, min(step, power_of_two(view.keys)))
     device, threads = device_of(target), 32 * warps if height >= WGMMA_ROWS else 128
     sizes_held = (height, step, max(device.figures.group_warps, device.warps(threads)), stages)
-    height, step, warps, stages = _held_attention(kernel, target, axes, sizes_held)
-    _, steps = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
-    split = _split_of_keys(attention_tiles(kernel, height), steps, target.cores)
+    height, step, warps, stages = _held_attention(view, device, sizes_held)
+    _, steps = view.visited(height, step)
+    split = _split_of_keys(view.tiles(height), steps, target.cores)
     return TileParameters(
-        FLASH_ATTENTION, axes, (height,), reduce_tile=step, split=split, num_warps=warps,
+        FLASH_ATTENTION, view.axes, (height,), reduce_tile=step, split=split, num_warps=warps,
         num_stages=min(stages, -(-steps // split) + 1),
     )  # fmt: skip
 
 
-def _held_attention(
-    kernel: TileKernel, target: Target, axes: Axes, sizes: tuple[int, int, int, int]
-) -> tuple[int, int, int, int]:
+def _held_attention(view: AttentionView, device: Device, sizes: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     """Queries, keys of a step, warps and stages that the target's registers and shared memory hold: fewer stages than
     the sizes that are wished for, then more warps for the registers, then a smaller step, then fewer queries. Raises
     UnsupportedTile where there are none."""
     height, step, warps, stages = sizes
 
-    def made() -> TileParameters:
-        return TileParameters(FLASH_ATTENTION, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+    def crowded() -> bool:
+        needs = registers_of(view, device, (height, step), warps, "ieee")
+        return any(needed > most for _, needed, most in needs)
 
-    most = device_of(target).shared_bytes
-    while not _fits_registers(kernel, target, made()) or attention_bytes(kernel, target, made()) > most:
-        crowded = not _fits_registers(kernel, target, made())
-        if crowded and warps < MOST_WARPS:
+    def too_large() -> bool:
+        blocks = shared_of(view, height, step, device.blocks(stages))
+        return sum(one.nbytes * one.count for one in blocks) > device.shared_bytes
+
+    while (is_crowded := crowded()) or too_large():
+        if is_crowded and warps < MOST_WARPS:
             warps *= 2
-        elif not crowded and stages > 1:
+        elif not is_crowded and stages > 1:
             stages -= 1
         elif step > LEAST:
             step //= 2
@@ -289,54 +409,43 @@ def _split_of_keys(tiles: int, steps: int, cores: int) -> int:
 # ---- what it costs
 
 
-def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+def _times(plan: AttentionPlan, target: Target, f: Figures) -> Times:
     """Two products in each step and the exponentials between them, which wait for each other unless other warps have
     something to do meanwhile. Where a mask bounds the keys, tiles with few of them are last and fill the last wave."""
-    attention = kernel.attention
-    assert attention is not None
-    reach = reach_of(attention)
-    device, (height,), step = device_of(target), p.tile, p.reduce_tile
-    threads = device.threads(p.num_warps)
-    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
-    programs = attention_tiles(kernel, height) * p.split
-    mean, most = visited_blocks(reach, Axis(attention.rows, height), extent(attention.keys), step)
-    longest = -(-most // p.split)
-    steps = max(1.0, mean / p.split) if reach.is_bounded else longest  # of a tile, on average
-    itemsize = attention.values.dtype.itemsize
-    groups = max(1, p.num_warps // f.group_warps)
-    whole = height >= f.group_rows * groups and p.num_warps >= f.group_warps
+    view, device, height, step, threads = plan.view, device_of(target), plan.tile[0], plan.step, plan.threads
+    reach, inner, width = view.reach, view.inner, view.width
+    programs = plan.tiles
+    mean, most = view.visited(height, step)
+    longest = -(-most // plan.split)
+    steps = max(1.0, mean / plan.split) if reach.is_bounded else longest  # of a tile, on average
+    itemsize = view.itemsizes[1]
+    groups = max(1, plan.num_warps // f.group_warps)
+    whole = height >= f.group_rows * groups and plan.num_warps >= f.group_warps
     tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
-    between = reach.within(attention.weight).toposort(gate=lambda n: n is not attention.scores.reduce)
-    special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
-    weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
+    special, between = view.operations
+    weights_s = height * step * (special / f.special_ops + (between + 6) / f.plain_ops)
     load_s = step * (inner + width) * itemsize / f.l2_bytes
     registers = min(device.registers_of_one, height * (step + width) // threads + BESIDE_SUMS)
-    shared = attention_bytes(kernel, target, p)
-    together = device.resident(threads=threads, registers=registers, shared_bytes=shared)
+    together = device.resident(threads=threads, registers=registers, shared_bytes=plan.shared_bytes)
     together = max(1, min(together, -(-programs // max(1, target.cores))))
     groups *= together
-    waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
+    waiting_s = (f.flight_s + load_s) / max(plan.num_stages - 0.5, 0.5)
     alone_s = products_s + weights_s + waiting_s * 0.5
     step_s = max(products_s, weights_s, load_s, alone_s / (1 + 0.5 * (groups - 1))) + STEP_S
-    slots = target.cores * together
-    turns = programs / slots
+    turns = programs / (target.cores * together)
     waves = waves_of(turns) if reach.is_even else max(turns, longest / steps / together)
     busy_s = waves * together * steps * step_s
-    return with_bytes(kernel, p, busy_s, f)
+    return with_bytes(plan, busy_s, f)
 
 
-def with_bytes(kernel: TileKernel, p: TileParameters, busy_s: float, f: Figures) -> float:
+def with_bytes(plan: AttentionPlan, busy_s: float, f: Figures) -> Times:
     """What an attention takes whose programs are busy for so long: its bytes may take longer."""
-    attention = kernel.attention
-    assert attention is not None
-    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    reach = reach_of(attention)
-    nbytes = sum(
-        bytes_of(x) * (reached_share(reach, attention.keys) if attention.keys in x.address.ranges else 1.0)
-        for x in (*kernel.loads, kernel.store)
-    )
-    return either(busy_s + opening_s, nbytes / f.memory_bytes, sharp=3)
+    kernel, keys = plan.view.kernel, plan.view.attention.keys
+    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if plan.loads_by == TMA else 0.0)
+    share = reached_share(plan.view.reach, keys)
+    nbytes = sum(bytes_of(x) * (share if keys in x.address.ranges else 1.0) for x in (*kernel.loads, kernel.store))
+    return Times((busy_s + opening_s, nbytes / f.memory_bytes))
 
 
 # ---- the program
@@ -350,47 +459,37 @@ class AttentionWriting:
     all of these exist and are within reach of all queries.
     """
 
-    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
-        assert kernel.attention is not None
-        self.kernel, self.parameters, self.writer, self.attention = kernel, parameters, writer, kernel.attention
-        if parameters.axes != attention_axes(kernel):
-            raise UnsupportedTile("axes", "the tile's only axis has the queries")
-        (self.height,), self.step = parameters.tile, parameters.reduce_tile
-        over = tuple(self.attention.scores.reduce.src[1:])
-        self.inner, self.width = padded(over), padded(self.attention.columns)
-        if min(self.height, self.step) < LEAST or max(self.inner, self.width) > WIDEST:
-            raise UnsupportedTile(
-                "tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements"
-            )
-        self.rows, self.keys = Axis(self.attention.rows, self.height), Axis((self.attention.keys,), self.step)
-        self.terms, self.columns = Axis(over, self.inner), Axis(self.attention.columns, self.width)
-        self.top = open_frame(kernel, writer, ())
+    def __init__(self, plan: AttentionPlan, writer: Writer) -> None:
+        self.plan, self.writer, self.view, self.attention = plan, writer, plan.view, plan.view.attention
+        self.height, self.step, self.inner, self.width = plan.tile[0], plan.step, plan.view.inner, plan.view.width
+        self.tiled, self.rows, self.keys = plan.tiled, plan.tiled.rows, plan.tiled.keys
+        self.terms, self.columns = plan.tiled.terms, plan.tiled.columns
+        self.top = open_frame(plan.view.kernel, writer, ())
         self.body, self.key, self.whole = Lines(writer, self.top.lines), "", False
         self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
         self.product = writer.fresh("acc")
-        self.reach = reach_of(self.attention)
-        self.on_scores = masks_scores(self.attention, self.reach)
+        self.reach, self.on_scores = plan.view.reach, plan.view.masks_scores
         self.part = "0"  # which of the parts of the keys a program has
 
-    def written(self) -> tuple[Lines, int]:
-        described = self.described()
-        grid, start = self._opened(self.top, self.rows)
+    def written(self) -> Lines:
+        described = tuple(describe(one, self.top) if one is not None else None for one in self.plan.operands)
+        start = self._opened(self.top, self.tiled)
         sums = self._begun()
         end = self._end(self.top, start, self.rows)
         begin, end = self._part_of(self._begin(self.top, start, self.rows), end)
         for first, last, whole in self._loops(begin, end, start):
             self.whole = whole
             self._loop(first, last, start, described, sums)
-        leaving = self._stored if self.parameters.split == 1 else self._left
+        leaving = self._stored if self.plan.split == 1 else self._left
         leaving(start, (self.largest, *sums))
-        return self.top.lines, grid
+        return self.top.lines
 
     def _loops(self, begin: str, end: str, start: str) -> list[tuple[str, str, bool]]:
         """The loops over the keys from `begin` to `end`, each with its first and its last key and whether its blocks
         are whole."""
-        if not self._has_masks:
+        if not self.tiled.has_masks:
             return [(begin, end, True)]
-        if self.parameters.split > 1 or self.height < APART_ROWS or not self._may_be_whole:
+        if not self.plan.loops_apart:
             return [(begin, end, False)]
         lines, last, loops = self.top.lines, self._whole_blocks(self.top, start, self.rows), []
         if last == "0":
@@ -400,30 +499,10 @@ class AttentionWriting:
         else:
             first = self._first_whole(self.top, start, self.rows)
             loops.append((begin, lines.name(f"tl.minimum({first}, {end})", "end"), False))
-            if self.reach.upper is None and not self._has_ragged_keys:
+            if self.reach.upper is None and not self.tiled.has_ragged_keys:
                 return [*loops, (first, end, True)]
             begin, middle = first, lines.name(f"tl.maximum({last} * {self.step}, {first})", "whole")
         return [*loops, (begin, middle, True), (middle, end, False)]
-
-    @property
-    def _may_be_whole(self) -> bool:
-        """Whether some block of keys may be within reach of all queries of a tile."""
-        lower, upper = self.reach.lower, self.reach.upper
-        if self.reach.is_bounded and not self.reach.masks:
-            return False  # as of blocks along the diagonal
-        if lower is None or upper is None or not lower.is_like(upper):
-            return True
-        return upper.keys - lower.keys - lower.spread(self.rows) >= self.step
-
-    @property
-    def _has_masks(self) -> bool:
-        """Whether a block of keys has any that do not exist, or that a query of the tile does not reach."""
-        return self.reach.is_bounded or self._has_ragged_keys
-
-    @property
-    def _has_ragged_keys(self) -> bool:
-        """Whether the last block of keys may have some that do not exist."""
-        return is_symbolic(self.attention.keys) or extent(self.attention.keys) % self.step != 0
 
     def _loop(
         self, first: str, last: str, start: str, described: tuple[Described | None, ...], sums: Sequence[str]
@@ -453,56 +532,32 @@ class AttentionWriting:
         lines.add(f"{self.product} = tl.full([{self.height}, {self.width}], 0.0, tl.float32{of_values})")
         return sums
 
-    def described(self) -> tuple[Described | None, ...]:
-        """The descriptors of queries, keys and values; None of what pointers load. Raises UnsupportedTile where TMA is
-        to load, and can load neither keys nor values."""
-        if self.parameters.loads != TMA:
-            return None, None, None
-        queries, keys = self.attention.scores.sides
-        query = describe_operand(queries, self.kernel, (self.rows, self.terms), self.top)
-        key = describe_operand(keys, self.kernel, (self.terms, self.keys), self.top)
-        value = describe_operand(self.attention.values, self.kernel, (self.keys, self.columns), self.top)
-        if key is None and value is None:
-            raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
-        return query, key, value
-
-    def _opened(self, frame: Frame, tile: Axis, program: str = "") -> tuple[int, str]:
-        """How many programs there are, and at which query this one begins, which has so many as `tile`; binds what is a
-        program each. `program` is its number where that is not the launch's."""
-        rest = tuple(r for r in self.kernel.outputs if r not in (*self.attention.rows, *self.attention.columns))
-        counts = [self.parameters.split, *(extent(r) for r in rest), tile.tiles]
-        if (grid := math.prod(counts)) >= 1 << 31:
-            raise UnsupportedTile("grid", "2^31 programs or more")
+    def _opened(self, frame: Frame, tiled: AttentionTile, program: str = "") -> str:
+        """At which query a program begins; binds what is a program each. `program` is its number where that is not the
+        launch's."""
+        heads, tile, order = self.view.heads, tiled.rows, tiled.order
+        extents = [extent(r) for r in heads]
         program = program or frame.lines.name("tl.program_id(0)", "program")
-        upper = self.reach.upper
-        if upper is None or upper.axis is None or self.reach.is_even or tile.tiles == 1:
-            self.part, *digits, number = split_number(frame, program, counts)
+        if order is None:
+            self.part, *digits, number = split_number(frame, program, [self.plan.split, *extents, tile.tiles])
         else:
-            digits, number = self._longest_first(frame, program, [extent(r) for r in rest], tile, upper)
-        for axis, digit in zip(rest, digits, strict=True):
+            digits, number = self._longest_first(frame, program, extents, order)
+        for axis, digit in zip(heads, digits, strict=True):
             bind_scalar(frame, axis, digit)
-        return grid, start_of(frame, number, tile)
+        return start_of(frame, number, tile)
 
     def _longest_first(
-        self, frame: Frame, program: str, heads: list[int], tile: Axis, upper: Bound
+        self, frame: Frame, program: str, heads: list[int], order: LongestFirst
     ) -> tuple[list[str], str]:
-        """Which head and which tile a program has, where the last queries have most keys: of some heads together the
-        last tiles are first, so that short ones fill the last wave. L2 keeps the keys and values of so many heads."""
-        assert upper.axis is not None
-        lines, count = frame.lines, math.prod(heads)
-        sides = (self.inner, self.attention.scores.sides[1]), (self.width, self.attention.values)
-        nbytes = extent(self.attention.keys) * sum(size * side.dtype.itemsize for size, side in sides)
-        together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * nbytes <= KEPT_BYTES))
-        place = tile.ranges.index(upper.axis)
-        outer = math.prod(map(extent, tile.ranges[:place])) if upper.is_aligned(tile) else 1
-        tiles = tile.tiles // outer  # along the axis
-        counts = [self.parameters.split, count // together, tiles, together, outer]
+        """Which head and which tile a program has."""
+        lines = frame.lines
+        counts = [self.plan.split, order.groups, order.tiles, order.together, order.rows]
         self.part, group, turn, head, row = split_number(frame, program, counts)
-        number = lines.name(f"{tiles - 1} - {turn}") if tiles > 1 else "0"
-        if outer > 1:
-            number = lines.name(f"{row} * {tiles} + {number}")
+        number = lines.name(f"{order.tiles - 1} - {turn}") if order.tiles > 1 else "0"
+        if order.rows > 1:
+            number = lines.name(f"{row} * {order.tiles} + {number}")
         if group != "0":
-            head = lines.name(f"{group} * {together} + {head}")
+            head = lines.name(f"{group} * {order.together} + {head}")
         return split_number(frame, head, heads), number
 
     def _begin(self, frame: Frame, start: str, tile: Axis) -> str:
@@ -568,7 +623,7 @@ class AttentionWriting:
     def _part_of(self, first: str, end: str) -> tuple[str, str]:
         """The keys of a program's part of all from `first` up to `end`, in whole steps: of short ones the last parts
         have none."""
-        split, lines = self.parameters.split, self.top.lines
+        split, lines = self.plan.split, self.top.lines
         if split == 1:
             return first, end
         count, before = (end, "") if first == "0" else (f"{end} - {first}", f"{first} + ")
@@ -675,11 +730,11 @@ class AttentionWriting:
         for one, total in zip(self.attention.sums, of_rows[1:], strict=True):
             out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
         out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
-        store_tile(out, self.kernel.stored[0])
+        store_tile(out, self.view.kernel.stored[0])
 
     def _left(self, start: str, of_rows: Sequence[str]) -> None:
         """Leaves what a part of the keys came to for the second launch; `of_rows` as of `_stored`."""
-        lines, partials, every = self.top.lines, Partials.of(self.kernel), all_rows(self.kernel)
+        lines, partials, every = self.top.lines, Partials.of(self.view), self.view.all_rows
         offset = lines.name(f"{self.part} * {partials.count}", "offset")
         rows = Frame(lines, (self.height, 1), outer=self.top)
         self._bind_rows(rows, start)
@@ -710,7 +765,7 @@ class AttentionWriting:
         return frame
 
     def _precision(self, block: Block) -> str:
-        return self.writer.precision(self.parameters.precision) if block.type == "float32" else ""
+        return self.writer.precision(self.plan.precision) if block.type == "float32" else ""
 
 
 def _store_partial(frame: Frame, first: str, place: Block, text: str, ranges: Sequence[UOp]) -> None:
@@ -743,12 +798,3 @@ def _weight(attention: Attention, node: UOp, scores: Frame, *, masked: bool) -> 
     if masked and (mask := scores.masks.get(1)) is not None:
         text = scores.lines.name(f"tl.where({mask}, {text}, tl.full([], 0.0, tl.{type_}))", "weight")
     return text if block.axes == BOTH else scores.lines.name(f"tl.broadcast_to({text}, {scores.shape(BOTH)})", "weight")
-
-
-def can_load_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether TMA can load keys or values of an attention. Nothing else of a program depends on how it loads."""
-    try:
-        AttentionWriting(kernel, replace(parameters, loads=TMA), Writer(kernel)).described()
-    except UnsupportedTile:
-        return False
-    return True

@@ -11,20 +11,24 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
 
 from kcg.compat.tiny import DType, dtypes
-from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.tile.device import Device, Figures, device_of
+from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import PLAIN, Lines, Style, Writer, keeps_tail, power_of_sigmoid
 from kcg.kernel.tile.parameters import POINTER, TF32, TileParameters
-from kcg.kernel.tile.reduction import accumulator
-from kcg.kernel.tile.split import partials_of, write_sums
+from kcg.kernel.tile.plan import Loop, TilePlan
 from kcg.kernel.tile.targets import MOST_STAGES
-from kcg.kernel.tile.tiles import launched_tiles, power_of_two, tiles_of
+from kcg.kernel.tile.tiles import Axis, is_power_of_two, power_of_two
+from kcg.kernel.tile.views import View
 from kcg.types import Target
+
+V = TypeVar("V", bound=View)
+P = TypeVar("P", bound=TilePlan)
 
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
@@ -34,6 +38,16 @@ LEAST: dict[str, Any] = {
     "warp_specialize": False, "group": 1, "read_early": False, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target: of a field that a form has nothing to choose of, its only value."""
+
+ONLY = {
+    "tail": "programs share the last tiles of one product, or two each halves of its columns",
+    "loads": "only products have descriptors",
+    "persistent": "only products and specialised warps have persistent programs",
+    "epilogue_parts": "only products have parts",
+    "read_early": "programs finish a product's tiles themselves, or hold rows",
+    "warp_specialize": "only a product's loop, where its loads are TMA",
+}
+"""Who has a parameter, where it is not what asks for least."""
 
 COMPILER_BYTES = 1_056  # of shared memory: barriers and padding, the most seen
 WARPS = (1, 2, 4, 8, 16)
@@ -59,8 +73,9 @@ class Start(StrEnum):
     WALKED = "walked"  # where the cost is least, which is fitted: downhill from the prior's choice
 
 
-class Form:
-    """One form of programs. What is said here holds of forms that say nothing else."""
+class Form(Generic[V, P]):
+    """One form of programs, of the kernels that it has a view of. What is said here holds of forms that say nothing
+    else."""
 
     name: ClassVar[str]  # as it is stored
     noun: ClassVar[str]  # as it is called
@@ -68,23 +83,18 @@ class Form:
     has_stages: ClassVar[bool] = False  # its loop has stages, always
 
     # the kernels that it is of
-    is_of_products: ClassVar[bool] = False
-    is_of_attention: ClassVar[bool] = False
-    is_of_rows: ClassVar[bool] = False
-    reduces: ClassVar[bool] = True
+
+    sees: type[V]
 
     # what it has of that others have not
     fields: ClassVar[frozenset[str]] = frozenset()  # parameters
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of fields, whatever the kernel
     style: ClassVar[Style] = PLAIN  # of its text
     in_gluon: ClassVar[bool] = False
-    needs_stress: ClassVar[bool] = False  # every program of it needs a stress test
 
     # how it is searched
     start_at: ClassVar[Start] = Start.PRIOR
     uncertainty: ClassVar[float] = UNKNOWN  # of its cost, in log-seconds
-    most_elements: ClassVar[int] = 0  # of a program at once, and of a thread; 0: others say what fits
-    most_of_thread: ClassVar[int] = 0
 
     # ---- what it is of
 
@@ -92,45 +102,45 @@ class Form:
         """Whether a kernel may be of this form on a target."""
         raise NotImplementedError
 
-    def preference(self, kernel: TileKernel, target: Target) -> int:
+    def preference(self, view: V, target: Target) -> int:
         """The prior takes the form of a kernel that has most, and of equals the last one of the registry."""
         return 1
 
-    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
+    def axes(self, view: V) -> tuple[Axes, ...]:
         """Which output ranges may be which axis of the tile, the prior's choice first."""
         raise NotImplementedError
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    def start(self, view: V, target: Target, axes: Axes) -> TileParameters:
         """The prior's choice among the programs whose tile has these axes. Raises UnsupportedTile."""
         raise NotImplementedError
 
     # ---- the values of parameters
 
-    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+    def values(self, view: V, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         """What a field may be, given those before it."""
         match field:
             case "tile":
-                return tuple(self.tiles(kernel, p))
+                return tuple(self.tiles(view, p))
             case "reduce_tile":
-                return self.steps(kernel)
+                return self.steps(view)
             case "num_warps":
                 return self.warps(device_of(target))
             case "maxnreg":
-                return (0, *self.register_limits(kernel, target, p))
+                return (0, *self.register_limits(view, target, p))
             case "fast_math":
-                stored = kernel.all_stored
+                stored = view.kernel.all_stored
                 narrow = all(s.store.buffer.dtype in NARROW for s in stored)
                 sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in stored for n in s.value.toposort())
                 return (True, False) if sigmoid else (True,)
             case "precision":
-                return self.precisions(kernel)
+                return self.precisions(view)
         return (LEAST[field],)
 
-    def tiles(self, kernel: TileKernel, p: TileParameters) -> Iterable[tuple[int, ...]]:
+    def tiles(self, view: V, p: TileParameters) -> Iterable[tuple[int, ...]]:
         """Tiles with each axis up to the power of two that holds all of it."""
-        return tiles_up_to(kernel, p, 1)
+        return tiles_up_to(view.kernel, p, 1)
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+    def steps(self, view: V) -> tuple[int, ...]:
         """Elements of a reduction in one step."""
         raise NotImplementedError
 
@@ -139,11 +149,11 @@ class Form:
         found: tuple[int, ...] = self.fixed.get("num_warps") or warps_of(device, WARPS)
         return found
 
-    def may_split(self, kernel: TileKernel) -> bool:
+    def may_split(self, view: V) -> bool:
         """Whether programs may share the kernel's reductions."""
         return False
 
-    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
+    def precisions(self, view: V) -> tuple[str, ...]:
         """Of products, where these are of float32."""
         return ("ieee",)
 
@@ -151,101 +161,96 @@ class Form:
         """Parts of a tile in which its result takes least shared memory."""
         return 1
 
-    def register_limits(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:
+    def register_limits(self, view: V, target: Target, p: TileParameters) -> tuple[int, ...]:
         """Limits of a thread's registers by which more programs run on a multiprocessor at once, where the compiler by
         itself may take more: a thread has much of the tile to hold."""
         device = device_of(target)
         threads = device.threads(p.num_warps)
         if self.elements(p) // threads < MUCH_HELD or p.warp_specialize or p.persistent == 1:
             return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
-        held, likely, memory = self.held(kernel, target, p)
+        plan = self.plan(view, target, p)
+        held, likely, memory = plan.registers(device)
         counts = (p.persistent,) if p.persistent else TOGETHER
         limits = [
             device.registers // (threads * together) // 8 * 8
             for together in counts
             if together <= memory
             and together * threads <= device.threads_at_once
-            and self.programs(kernel, p) > target.cores * (together - 1)
+            and plan.tiles > target.cores * (together - 1)
         ]
         most = min(device.registers_of_one - 1, likely)
         return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= most)
-
-    def held(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, int, int]:
-        """Registers of a thread for what it holds of a tile, those that it likely takes, and programs that shared
-        memory has space for."""
-        device = device_of(target)
-        held = self.elements(p) // device.threads(p.num_warps)
-        return held, 2 * held, device.threads_at_once
-
-    # ---- what fits
 
     def elements(self, p: TileParameters) -> int:
         """Elements that a program has at once."""
         return math.prod(p.tile)
 
-    def programs(self, kernel: TileKernel, p: TileParameters) -> int:
-        """Tiles, with the parts of a split reduction."""
-        held = {n for numbers in p.axes for n in numbers}
-        rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-        return p.split * rest * math.prod(launched_tiles(kernel, p) if kernel.grouped else tiles_of(kernel, p))
-
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
-        raise NotImplementedError
-
-    def fits_threads(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        """Whether the threads of a program have elements each, and no more than they hold, and its stages steps."""
-        threads, elements = device_of(target).threads(p.num_warps), self.elements(p)
-        if elements > self.most_elements or elements // threads > self.most_of_thread:
-            return False
-        if p.num_stages > 1 and p.num_stages > steps_of(kernel, p) // p.split:
-            return False
-        if depth_of(kernel.reductions) > 1 and elements > DEEP_ELEMENTS:
-            return False
-        return elements >= threads or p.num_warps == 1
-
-    def shared_bytes(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        """About how much shared memory a program takes; 0 where that is never near the limit."""
-        return 0
-
     # ---- the program
 
-    def check(self, kernel: TileKernel, p: TileParameters) -> None:
+    def check(self, view: V, p: TileParameters) -> None:
         """Raises UnsupportedTile where no kernel has such a program."""
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        """The lines of the program's function, and how many programs there are. Raises UnsupportedTile."""
+    def view(self, kernel: TileKernel) -> V:
+        """What the form sees in a kernel. Raises UnsupportedTile where it is not of it."""
+        return self.sees.of(kernel)
+
+    def plan(self, view: V, target: Target, p: TileParameters) -> P:
+        """The program of parameters, decided; whether a device has room for it is `plan.fits`'s to say. Raises
+        UnsupportedTile, with the construct that is in the way, where there is no such program."""
+        self._check(view, p)
+        return self.planned(view, target, p)
+
+    def planned(self, view: V, target: Target, p: TileParameters) -> P:
+        """See `plan`; of parameters that the form has."""
         raise NotImplementedError
 
-    def partials_of(self, kernel: TileKernel) -> int:
-        """How many values each part of a split reduction leaves for the second launch."""
-        return partials_of(kernel)
+    @cached_property
+    def lacking(self) -> tuple[str, ...]:
+        """The parameters of some forms that it has not."""
+        return tuple(field for field in ONLY if field not in self.fields)
 
-    def partials(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        """How many values all programs leave for it; 0 where there is none."""
-        return p.split * self.partials_of(kernel) if p.split > 1 else 0
+    def _check(self, view: V, p: TileParameters) -> None:
+        """Refuses parameters that the form has not for this kernel."""
+        kernel = view.kernel
+        if kernel.reductions and not is_power_of_two(p.reduce_tile):
+            raise UnsupportedTile("reduce_tile", "a power of two")
+        if not is_power_of_two(p.num_warps) or p.num_stages < 1 or p.split < 1:
+            raise UnsupportedTile("num_warps, num_stages or split")
+        if p.split > 1 and not self.may_split(view):
+            raise UnsupportedTile(
+                "split", "its reductions do not all give one value for each output from the same ranges"
+            )
+        for field in self.lacking:
+            if getattr(p, field) != LEAST[field] or (field == "loads" and p.warp_specialize):
+                raise UnsupportedTile(field, ONLY[field])
+        self.check(view, p)
+        if p.epilogue_parts not in (1, 2) or (p.epilogue_parts == 2 and p.tile[1] < 32):
+            raise UnsupportedTile("epilogue_parts", "1, or 2 halves of at least 16 columns")
+        if any(n >= len(kernel.loads) for n in (*p.evict_first, *p.evict_last)):
+            raise UnsupportedTile("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
 
-    def partial_type(self, kernel: TileKernel) -> str:
-        """Their type."""
-        return accumulator(kernel.reductions[0])
+    def decided(self, target: Target, p: TileParameters, axes: tuple[Axis, ...], loop: Loop) -> dict[str, Any]:
+        """What plans of all forms say: what parameters decide by themselves, and what it is on the target."""
+        device = device_of(target)
+        return {
+            "form": self.name, "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "tile": p.tile,
+            "loop": loop, "threads": device.threads(p.num_warps), "blocks": device.blocks(p.num_stages),
+            "ptx": device.ptx, "split": p.split, "tail": p.tail, "group": p.group, "persistent": p.persistent,
+            "loads_by": p.loads, "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,
+            "warp_specialize": p.warp_specialize, "epilogue_parts": p.epilogue_parts, "read_early": p.read_early,
+            "fast_math": p.fast_math, "precision": p.precision, "evict_first": p.evict_first,
+            "evict_last": p.evict_last,
+        }  # fmt: skip
 
-    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        """The launch that adds them; and how many programs it has."""
-        return write_sums(kernel, p, writer)
+    def write(self, plan: P, writer: Writer) -> Lines:
+        """The lines of the program's function. Raises UnsupportedTile where a value has no expression."""
+        raise NotImplementedError
 
-    def has_several_products(self, kernel: TileKernel, p: TileParameters) -> bool:
-        """Whether a program of a form of products has more than one on the tensor core."""
-        return False
+    def write_second(self, plan: P, writer: Writer) -> tuple[Lines, int]:
+        """The launch that adds what programs left for it; and how many programs it has."""
+        raise NotImplementedError
 
     # ---- what it costs
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        """What a program takes, without its launches."""
-        raise NotImplementedError
-
-    def is_untried(self, p: TileParameters) -> bool:
-        """Whether a program has hints that cost something until they are measured, beside those of all forms."""
-        return bool(p.evict_first)
 
     def is_familiar(self, p: TileParameters, prior: TileParameters) -> bool:
         """Whether all values are among those that the cost was fitted on, or the prior's own."""
@@ -285,11 +290,6 @@ def precisions_of(kernel: TileKernel, operands: Iterable[DType], nearly: tuple[s
 def registers_for_sums(target: Target, warps: int) -> int:
     """Registers that each thread of a program of so many warps has for sums and for what it holds of rows."""
     return device_of(target).registers_of_thread(warps) - LEAST_BESIDE
-
-
-def steps_of(kernel: TileKernel, p: TileParameters) -> int:
-    """Steps of a program's loop over all terms."""
-    return -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
 
 
 def keeps_small(kernel: TileKernel, target: Target) -> bool:

@@ -11,32 +11,28 @@ multiprocessor share its tensor core, its way to L2 and its memory; they run in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.ast import extent, is_symbolic
-from kcg.kernel.reading.accesses import Access
-from kcg.kernel.reading.contractions import Contraction, Operand
+from kcg.kernel.reading.accesses import Access, Stored
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     FEW_ROWS,
-    MIN_BYTES_TILE,
-    MIN_TILE,
     WGMMA_ROWS,
+    DescribedProduct,
     Finished,
-    Loop,
-    Product,
+    ProductLoop,
     Sums,
+    TiledProduct,
     Turns,
-    are_one_loop,
-    counts_of,
-    describe_operand,
-    fits_epilogue,
     in_parts,
     in_the_sum,
+    products_of,
     read_before,
     read_for_each,
     stored_blocks,
@@ -44,11 +40,10 @@ from kcg.kernel.tile.contraction import (
     sub_tiles_of,
     swizzled,
     terms_of_part,
-    turned,
     write_contraction,
     write_step,
 )
-from kcg.kernel.tile.descriptors import Described, describe
+from kcg.kernel.tile.descriptors import Boxes, boxes_of, describe
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type, runs_of
 from kcg.kernel.tile.epilogue import store_branch, store_tile
@@ -56,6 +51,8 @@ from kcg.kernel.tile.estimates import BESIDE_SUMS, LAUNCH_S, SPECIAL, either, sp
 from kcg.kernel.tile.eviction import deaf_copies, reused, streamed
 from kcg.kernel.tile.form import (
     COMPILER_BYTES,
+    LEAST_BESIDE,
+    ONLY,
     STAGES,
     UNCERTAIN,
     Axes,
@@ -65,29 +62,25 @@ from kcg.kernel.tile.form import (
     precisions_of,
     registers_for_sums,
     settled,
-    steps_of,
 )
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TF32, TMA, TileParameters
+from kcg.kernel.tile.plan import MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, stepped_extent
-from kcg.kernel.tile.split import SPLITS, may_split, store_partials, write_sums
+from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import (
     Axis,
-    axes_of,
-    axis_of_others,
     bind_axis,
     bind_scalar,
     count_of,
     launched_tiles,
-    launched_with,
     open_frame,
     power_of_two,
-    rest_of,
     split_number,
     start_of,
-    tiles_of,
 )
+from kcg.kernel.tile.views import MIN_TILE, MatmulView
 from kcg.types import Target
 
 BETWEEN = (96, 144, 160, 192, 288, 320, 384)
@@ -121,44 +114,43 @@ MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
 
 
-class Matmul(Form):
+class Matmul(Form[MatmulView, "MatmulPlan"]):
     """Products in Triton: all warps of a program do the same."""
 
     name = CONTRACTION
     noun = "matmul"  # a convolution is one too, as implicit GEMM
     is_usual = True
     has_stages = True
-    is_of_products = True
     fields = frozenset(("loads", "persistent", "tail", "epilogue_parts", "warp_specialize", "read_early"))
     start_at = Start.WALKED
     uncertainty = UNCERTAIN
+    sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is None and kernel.contraction is not None
 
-    def preference(self, kernel: TileKernel, target: Target) -> int:
-        assert kernel.contraction is not None
-        rows, columns = (count_of(kernel, side.ranges) for side in kernel.contraction.sides)
-        return 2 if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= _least_terms(kernel) // 2 else 0
+    def preference(self, view: MatmulView, target: Target) -> int:
+        rows, columns = (count_of(view.kernel, side.ranges) for side in view.contraction.sides)
+        return 2 if min(rows, columns) >= FEW_ROWS and view.kernel.reduce_extent >= view.least_terms // 2 else 0
 
-    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
-        assert kernel.contraction is not None
-        rows, columns = (side.ranges for side in kernel.contraction.sides)
-        if any(one.epilogue_uses for one in kernel.launched):  # it is made of neighbouring columns
+    def axes(self, view: MatmulView) -> tuple[Axes, ...]:
+        rows, columns = (side.ranges for side in view.contraction.sides)
+        if any(one.epilogue_uses for one in view.kernel.launched):  # it is made of neighbouring columns
             return ((rows, columns),)
-        few = count_of(kernel, rows) < 64 <= count_of(kernel, columns)
+        few = count_of(view.kernel, rows) < 64 <= count_of(view.kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-        made = _first(kernel, target, axes)
-        return settled(kernel, target, made, self.elements(made))
+    def start(self, view: MatmulView, target: Target, axes: Axes) -> TileParameters:
+        made = _first(view, target, axes, lambda p: self.planned(view, target, p).shared_bytes)
+        return settled(view.kernel, target, made, self.elements(made))
 
     # ---- the values of parameters
 
-    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+    def values(self, view: MatmulView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+        kernel = view.kernel
         match field:
             case "split":
-                return SPLITS if may_split(kernel) else (1,)
+                return SPLITS if view.may_split else (1,)
             case "group":
                 return GROUPS
             case "loads":
@@ -167,7 +159,7 @@ class Matmul(Form):
                 # of pieces none was faster than one program a tile
                 return (0, 1, 2) if p.tile[1] not in BETWEEN else (0,)
             case "tail":
-                return _tails(kernel, p)
+                return _tails(view, p)
             case "epilogue_parts":
                 return (1, 2) if p.tile[1] >= 64 else (1,)
             case "warp_specialize":
@@ -178,120 +170,35 @@ class Matmul(Form):
                 return STAGES
             case "read_early":
                 alone = p.split == p.tail == 1
-                return (False, True) if alone and reads_in_epilogue(kernel, p) else (False,)
+                return (False, True) if alone and _reads_for_each(view, p.axes) else (False,)
             case "evict_first":
-                return streamed(kernel, target, p, _deaf(kernel, p))
+                return streamed(kernel, target, p, _deaf(view, p))
             case "evict_last":
-                return reused(kernel, target, p, _deaf(kernel, p), large=True)
-        return super().values(kernel, target, p, field)
+                return reused(kernel, target, p, _deaf(view, p), large=True)
+        return super().values(view, target, p, field)
 
-    def tiles(self, kernel: TileKernel, p: TileParameters) -> list[tuple[int, ...]]:
+    def tiles(self, view: MatmulView, p: TileParameters) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [()]
         for numbers in p.axes:
-            count = count_of(kernel, numbers)
+            count = count_of(view.kernel, numbers)
             sizes = powers(MIN_TILE, LARGEST_SIZE, count)
             if found != [()]:
                 sizes = sorted([*sizes, *(size for size in BETWEEN if size <= power_of_two(count))])
             found = [(*tile, size) for tile in found for size in sizes]
         return found
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
-        least, whole = _least_terms(kernel), power_of_two(stepped_extent(kernel))
+    def steps(self, view: MatmulView) -> tuple[int, ...]:
+        least, whole = view.least_terms, power_of_two(stepped_extent(view.kernel))
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
 
-    def may_split(self, kernel: TileKernel) -> bool:
-        return may_split(kernel)
+    def may_split(self, view: MatmulView) -> bool:
+        return view.may_split
 
-    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
-        assert kernel.contraction is not None
-        return precisions_of(kernel, (kernel.contraction.sides[0].dtype,), ("tf32x3",))
+    def precisions(self, view: MatmulView) -> tuple[str, ...]:
+        return precisions_of(view.kernel, (view.contraction.sides[0].dtype,), ("tf32x3",))
 
     def least_parts(self, tile: tuple[int, ...]) -> int:
         return 2 if tile[1] >= 64 else 1
-
-    def held(self, kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, int, int]:
-        device = device_of(target)
-        threads = device.threads(p.num_warps)
-        beside = self.elements(p) // threads if reads_in_epilogue(kernel, p) else 0
-        held = sums_of(kernel, p) // threads
-        return held, held + beside + MOST_BESIDE, device.shared_bytes // max(1, shared_taken(kernel, target, p))
-
-    # ---- what fits
-
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        steps, device = steps_of(kernel, p), device_of(target)
-        if p.split > 1 and p.split > steps // 2:
-            return False
-        if not _fits_registers(kernel, target, p):
-            return False
-        if p.num_stages > steps // p.split + 1 or shared_taken(kernel, target, p) > device.shared_bytes:
-            return False
-        if not fits_epilogue(kernel, p) or not _may_be_unrolled(kernel, target, p):
-            return False
-        if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
-            return False
-        if p.loads == TMA and not can_describe(kernel, p):
-            return False
-        programs = self.programs(kernel, p)
-        if p.tail > 1:
-            slots = max(1, target.cores) * max(1, p.persistent)
-            whole, left = divmod(programs, slots)
-            if p.split > 1 or not whole or not left or not _fits_stream_k(kernel, target, p, left):
-                return False
-        if p.persistent and programs <= target.cores * p.persistent:
-            return False  # each program has one tile anyway
-        return swizzle_matters(kernel, p)
-
-    def shared_bytes(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        return shared_taken(kernel, target, p)
-
-    # ---- the program
-
-    def check(self, kernel: TileKernel, p: TileParameters) -> None:
-        check_axes(p)
-        if p.tail > 1 and (p.split > 1 or not (may_stream_k(kernel) or can_halve(kernel, p))):
-            raise UnsupportedTile(
-                "tail", "programs share the last tiles of one product, or two each halves of its columns"
-            )
-        if kernel.grouped and (p.read_early or p.warp_specialize):
-            raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
-        if p.read_early and (p.split > 1 or p.tail > 1):
-            raise UnsupportedTile("read_early", "programs finish a product's tiles themselves, or hold rows")
-        if p.warp_specialize and p.loads != TMA:
-            raise UnsupportedTile("warp_specialize", "only a product's loop, where its loads are TMA")
-        if p.warp_specialize and p.persistent and p.tail > 1:
-            raise UnsupportedTile(
-                "warp_specialize", "programs that have whole tiles and parts of others have no such loop"
-            )
-
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        return _write_launch(kernel, target, p, writer)
-
-    def partials(self, kernel: TileKernel, target: Target, p: TileParameters) -> int:
-        if p.split > 1:
-            return super().partials(kernel, target, p)
-        tail = stream_k_of(kernel, target, p)
-        return tail.left * tail.count * math.prod(p.tile) if tail is not None else 0
-
-    def write_second(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        if (tail := stream_k_of(kernel, target, p)) is not None:
-            return _write_stream_k(kernel, tail, p, writer)
-        return write_sums(kernel, p, writer)
-
-    def has_several_products(self, kernel: TileKernel, p: TileParameters) -> bool:
-        """A `tl.dot` for each piece of its columns, each contraction, and halves of the last tiles; or one of them that
-        is made of three, or goes through several sums."""
-        return (
-            len(sub_tiles_of(p.tile[1])) > 1
-            or bool(kernel.chained or kernel.sharing_operand or kernel.grouped)
-            or p.precision == "tf32x3"
-            or (p.tail > 1 and can_halve(kernel, p))
-        )
-
-    # ---- what it costs
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        return _seconds(kernel, target, p, figures)
 
     def is_familiar(self, p: TileParameters, prior: TileParameters) -> bool:
         known = {
@@ -305,6 +212,62 @@ class Matmul(Form):
             return False  # took up to 1.7 times as long as expected
         return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())
 
+    # ---- the program
+
+    def check(self, view: MatmulView, p: TileParameters) -> None:
+        check_axes(p)
+        if p.tail > 1 and (p.split > 1 or not (view.may_stream_k or can_halve(view, p))):
+            raise UnsupportedTile("tail", ONLY["tail"])
+        if view.kernel.grouped and (p.read_early or p.warp_specialize):
+            raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
+        if p.read_early and (p.split > 1 or p.tail > 1):
+            raise UnsupportedTile("read_early", ONLY["read_early"])
+        if p.warp_specialize and p.loads != TMA:
+            raise UnsupportedTile("warp_specialize", ONLY["warp_specialize"])
+        if p.warp_specialize and p.persistent and p.tail > 1:
+            raise UnsupportedTile(
+                "warp_specialize", "programs that have whole tiles and parts of others have no such loop"
+            )
+
+    def planned(self, view: MatmulView, target: Target, p: TileParameters) -> MatmulPlan:
+        """Also raises UnsupportedTile where TMA is to load a product, and can load neither of its operands."""
+        products, least = _products_of(view, p), view.least_terms
+        if min(p.tile) < MIN_TILE or p.reduce_tile < least:
+            raise UnsupportedTile("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
+        if not all(one.fits_epilogue(p.epilogue_parts) for one in products):
+            raise UnsupportedTile("tile", "what is made of the result needs other columns in one block")
+        halves = p.tail > 1 and not view.may_stream_k
+        loaded = (*products, *(one.halved for one in products)) if halves else products
+        if p.loads == TMA and not all(one.own.is_described for one in loaded):
+            raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
+        tiles = p.split * sum(one.tiles for one in products)
+        slots = max(1, target.cores) * max(1, p.persistent)
+        stream_k = _stream_k(products[0], tiles, slots, p.tail) if p.tail > 1 and not halves else None
+        programs, partials = tiles, p.split * partials_of(view.kernel) if p.split > 1 else 0
+        if stream_k is not None:
+            programs, partials = stream_k.items, stream_k.left * stream_k.count * math.prod(p.tile)
+        if p.persistent:
+            programs = min(tiles, target.cores * p.persistent)
+            if halves and not 0 < 2 * (tiles % programs) <= programs:
+                raise UnsupportedTile("tail", "there is no last wave that halves of its tiles fit into")
+        return MatmulPlan.of(
+            self.decided(target, p, products[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)),
+            view=view, programs=programs, tiles=tiles, products=products, slots=slots, stream_k=stream_k,
+            halves=halves, partials=partials,
+        )  # fmt: skip
+
+    def write(self, plan: MatmulPlan, writer: Writer) -> Lines:
+        return _write_launch(plan, writer)
+
+    def write_second(self, plan: MatmulPlan, writer: Writer) -> tuple[Lines, int]:
+        if plan.stream_k is not None:
+            return _write_stream_k(plan, plan.stream_k, writer)
+        return write_sums(plan.view.kernel, plan.split, writer)
+
+
+def _products_of(view: MatmulView, p: TileParameters) -> tuple[TiledProduct, ...]:
+    return products_of(view, CONTRACTION, p.axes, p.tile, p.reduce_tile, p.loads == TMA)
+
 
 def check_axes(p: TileParameters) -> None:
     """Raises UnsupportedTile where a tile is none of a product."""
@@ -312,157 +275,290 @@ def check_axes(p: TileParameters) -> None:
         raise UnsupportedTile("axes", "a product's tile has rows and columns")
 
 
-def _least_terms(kernel: TileKernel) -> int:
-    """Of a step of a tensor core."""
-    assert kernel.contraction is not None
-    return MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
+# ---- which parameters there are
 
 
-# ---- what fits
-
-
-def _tails(kernel: TileKernel, p: TileParameters) -> tuple[int, ...]:
+def _tails(view: MatmulView, p: TileParameters) -> tuple[int, ...]:
     """Programs that may share each tile of the last wave."""
     if p.split > 1:
         return (1,)
-    if not may_stream_k(kernel):
-        return (1, 2) if can_halve(kernel, p.changed(tail=2)) else (1,)
+    if not view.may_stream_k:
+        return (1, 2) if can_halve(view, p.changed(tail=2)) else (1,)
     ahead = not p.persistent or p.loads == TMA  # else no loads run on from part to part
     return TAILS if ahead else (1,)
 
 
-def _fits_registers(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-    """Whether the sums of a tile fit into registers, with what is read early."""
-    threads, elements = device_of(target).threads(p.num_warps), math.prod(p.tile)
-    if not sums_fit(kernel, target, p) or elements < threads:
-        return False
-    # half as many registers again for two bytes each, and addresses
-    early = (sums_of(kernel, p) + elements) // threads if p.read_early else 0
-    return early <= registers_for_sums(target, p.num_warps)
-
-
-def _may_be_unrolled(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-    """Whether products without tensor cores are few enough to be compiled."""
-    assert kernel.contraction is not None
-    device, dtype = device_of(target), kernel.contraction.sides[0].dtype
-    if dtype is not dtypes.float32 or p.precision != "ieee" or device.multiplies(dtype.name):
-        return True
-    sums = sums_of(kernel, p)
-    return sums <= MOST_SUMS and sums * p.reduce_tile // device.threads(p.num_warps) <= MOST_UNROLLED
-
-
-def swizzle_matters(kernel: TileKernel, p: TileParameters) -> bool:
-    """Whether rows of tiles are taken together where that changes anything: of as many as there are, the least."""
-    below = max((group for group in GROUPS if group < p.group), default=0)
-    tiles = tiles_of(kernel, p)
-    return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
-
-
-def _fits_stream_k(kernel: TileKernel, target: Target, p: TileParameters, left: int) -> bool:
-    """Whether parts of the tiles left have something to do, and are few; or whether halves of them fit into a wave."""
-    slots = max(1, target.cores) * max(1, p.persistent)
-    if may_stream_k(kernel):
-        return p.tail <= steps_of(kernel, p) // 2 and left * p.tail <= 2 * slots
-    half = halved(p)
-    described, threads = p.loads != TMA or can_describe(kernel, half), device_of(target).threads(p.num_warps)
-    return can_halve(kernel, p) and 2 * left <= slots and described and math.prod(half.tile) >= threads
-
-
-def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether TMA can load an operand of a contraction in tiles of these parameters."""
-    return all(_by_tma(*launched) for launched in launched_with(kernel, parameters))
-
-
-def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
-    """The operands of a contraction that TMA loads with these parameters."""
-    return _by_tma(kernel, parameters) if parameters.loads == TMA else ()
-
-
-def _by_tma(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
-    """The operands of a contraction that TMA can load in tiles of these parameters: none, maybe."""
-    key = parameters.axes, parameters.tile, parameters.reduce_tile
-    if key not in kernel.by_tma:  # a search asks some thousand times for each
-        kernel.by_tma[key] = _described_operands(kernel, replace(parameters, loads=TMA))
-    return kernel.by_tma[key]
-
-
-def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
-    try:
-        one, other = axes_of(kernel, parameters)
-        top = open_frame(kernel, Writer(kernel), ())
-        found = list[Operand]()
-        for number, contraction in enumerate(turned(each, parameters) for each in kernel.together):
-            describe_both = _described_or_none if number else _described
-            rows, columns = describe_both(contraction, kernel, (one, other), top, parameters)
-            by_tma = (rows is not None, any(sub_tile is not None for sub_tile in columns))
-            found += [side for side, described in zip(contraction.sides, by_tma, strict=True) if described]
-    except UnsupportedTile:
-        return ()
-    return tuple(found)
-
-
-def may_stream_k(kernel: TileKernel) -> bool:
-    """Whether programs may share the last tiles of a contraction, which have one sum each: also what several
-    contractions come to together."""
-    if kernel.chained:
-        sums = [one.reduce for one in (*kernel.chained, *kernel.together)]
-        alone = set(sums) == set(kernel.reductions) and not kernel.also and not kernel.sharing_operand
-        return alone and not any(map(is_symbolic, (*kernel.outputs, *(r for one in sums for r in one.src[1:]))))
-    return may_split(kernel) and not kernel.sharing_operand
-
-
-def can_halve(kernel: TileKernel, parameters: TileParameters) -> bool:
+def can_halve(view: MatmulView, p: TileParameters) -> bool:
     """Whether two programs may share a last tile by its columns: of persistent programs, where they cannot share its
     sums, and where no half is outside the result or has less than what is made of it needs."""
-    if may_stream_k(kernel) or not parameters.persistent or parameters.tail != 2:
+    if view.may_stream_k or not p.persistent or p.tail != 2 or p.tile[1] < 2 * MIN_TILE:
         return False
-    launched = launched_with(kernel, parameters)
-    whole = all(axes_of(*one)[1].total % parameters.tile[1] == 0 for one in launched)
-    return parameters.tile[1] >= 2 * MIN_TILE and whole and fits_epilogue(kernel, halved(parameters))
+    products = _products_of(view, p)
+    return all(one.axes[1].total % p.tile[1] == 0 and one.halved.fits_epilogue(1) for one in products)
 
 
-def halved(parameters: TileParameters) -> TileParameters:
-    """The parameters of tiles with half of the columns, whose blocks are finished as wide as before."""
-    rows, columns = parameters.tile
-    return replace(parameters, tile=(rows, columns // 2), epilogue_parts=1)
+def _reads_for_each(view: MatmulView, axes: Axes) -> bool:
+    """Whether a product reads something else for each element of its result, as of a residual."""
+    return bool(read_for_each(view.kernel, ([view.kernel.outputs[n] for n in axis] for axis in axes)))
 
 
-def _deaf(kernel: TileKernel, p: TileParameters) -> frozenset[UOp]:
+def _deaf(view: MatmulView, p: TileParameters) -> frozenset[UOp]:
     """The loads for which Triton drops an eviction policy."""
-    inside = (node for one in kernel.together for node in one.reduce.backward_slice)
-    return deaf_copies(p, inside) | {side.factors[0].node for side in described_operands(kernel, p)}
+    inside = (node for one in view.kernel.together for node in one.reduce.backward_slice)
+    by_tma = _products_of(view, p)[0].by_tma if p.loads == TMA else ()
+    return deaf_copies(p, inside) | {side.factors[0].node for side in by_tma}
+
+
+# ---- the plan
+
+
+@dataclass(frozen=True)
+class StreamK:
+    """So many tiles are a program each; those left are shared by `count` programs each."""
+
+    whole: int
+    left: int
+    count: int
+
+    @property
+    def items(self) -> int:
+        """Whole tiles and parts of others."""
+        return self.whole + self.left * self.count
+
+
+def _stream_k(product: TiledProduct, tiles: int, slots: int, count: int) -> StreamK:
+    """The tiles of a product's last wave, of so many programs at once, where `count` programs share their sums. Raises
+    UnsupportedTile where there is no such wave."""
+    whole = tiles // slots * slots
+    if not whole or whole == tiles:
+        raise UnsupportedTile("tail", "there is no last wave that is not full")
+    if (tiles - whole) * count * product.axes[0].size * product.axes[1].size >= 1 << 31:
+        raise UnsupportedTile("tail", "2^31 partial sums or more")
+    return StreamK(whole, tiles - whole, count)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Tiles of one product that persistent programs take in turn; `plan` is that of halves where they are halves."""
+
+    plan: MatmulPlan
+    product: TiledProduct
+    turns: Turns
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulPlan(TilePlan):
+    """Tiles of a product, or of several, each with its prologue and its epilogue."""
+
+    view: MatmulView
+    products: tuple[TiledProduct, ...]  # of the launch
+    slots: int  # programs that run in turn: of tiles, a wave of so many
+    stream_k: StreamK | None = None  # the last wave's tiles are shared by their terms
+    halves: bool = False  # they are shared by their columns
+
+    # ---- what its tiles are
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along each axis: of several products those of all their columns, or of all their rows."""
+        found = list(self.products[0].counts)
+        for one in self.products[1:]:
+            found[self.axis_of_others] += one.counts[self.axis_of_others]
+        rows, columns = found
+        return rows, columns
+
+    @property
+    def axis_of_others(self) -> int:
+        """Along which axis the products of one launch lie beside each other."""
+        in_order = self.products[0].numbers[1] == self.view.contraction.sides[1].ranges
+        return 0 if in_order == self.view.kernel.grouped_rows else 1
+
+    @cached_property
+    def halved(self) -> MatmulPlan:
+        """Tiles with half of the columns, whose blocks are finished as wide as before."""
+        products = tuple(one.halved for one in self.products)
+        (axes, tile), tiles = (products[0].axes, products[0].sizes), 2 * self.tiles
+        return replace(self, axes=axes, tile=tile, tiles=tiles, products=products, epilogue_parts=1, halves=False)
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What persistent programs take in turn: the tiles of each product, one after the other; then halves of the
+        tiles left, where two programs share each of these."""
+        every = [self.split * one.tiles for one in self.products]
+        whole = sum(every) // self.programs * self.programs if self.halves else sum(every)
+        before = left = 0
+        found, later = list[Share](), list[Share]()
+        for number, (product, count) in enumerate(zip(self.products, every, strict=True)):
+            own_whole = max(0, min(count, whole - before))
+            if own_whole:
+                found.append(Share(self, product, Turns(self.programs, before, 0, own_whole)))
+            if own_whole < count:
+                turns = Turns(self.programs, 2 * left, own_whole, count - own_whole, halves=True)
+                later.append(Share(self.halved, self.halved.products[number], turns))
+            before, left = before + count, left + count - own_whole
+        return (*found, *later)
+
+    @property
+    def sums(self) -> int:
+        """Sums that a program keeps."""
+        return self.products[0].sums
+
+    @property
+    def reduced(self) -> tuple[UOp, ...]:
+        """The ranges of the terms."""
+        return tuple(self.view.contraction.reduce.src[1:])
+
+    @property
+    def sub_tiles(self) -> tuple[tuple[int, int], ...]:
+        """The pieces of a tile's columns."""
+        return sub_tiles_of(self.tile[1])
+
+    @property
+    def dots(self) -> tuple[Dot, ...]:
+        widths = [width for one in (self, *((self.halved,) if self.halves else ())) for _, width in one.sub_tiles]
+        count = sum(len(one.kernel.together) + len(one.kernel.chained) for one in self.products)
+        return tuple(Dot(self.tile[0], width, self.step, self.precision) for width in widths for _ in range(count))
+
+    @property
+    def by_tma(self) -> tuple[Access, ...]:
+        nodes = {side.factors[0].node for one in self.products for side in one.by_tma}
+        return tuple(load for one in self.products for load in one.kernel.loads if load.node in nodes)
+
+    # ---- how they are finished
+
+    def flattens_branches(self, product: TiledProduct) -> bool:
+        """Whether persistent programs' loops are one although tiles end in branches."""
+        by_tma = self.loads_by == TMA and not self.warp_specialize
+        return bool(self.persistent) and by_tma and product.kernel.is_branching
+
+    def is_one_loop(self, product: TiledProduct) -> bool:
+        """Whether one loop goes through the terms of all that is added to a product."""
+        return not self.warp_specialize and product.in_one_loop
+
+    def stores_by_tma(self, product: TiledProduct) -> bool:
+        """Whether a tile's plain result leaves by TMA where it can. Not where the ring is full while a tile is finished
+        and moves of branches or of partial tiles need room beside it, which stores through pointers share."""
+        of_parts = bool(self.persistent) and self.stream_k is not None
+        return self.loads_by == TMA and not (self.flattens_branches(product) or of_parts)
+
+    def boxes_of_result(self, product: TiledProduct, plain: Stored, columns: Axis) -> Boxes | None:
+        """How blocks of so many columns of a plain result leave by TMA; None where they are stored through pointers."""
+        if not self.stores_by_tma(product) or plain.gates or any(map(is_symbolic, product.rest)):
+            return None  # a descriptor masks the tile only
+        return boxes_of(plain.store, (product.axes[0], columns))
+
+    def is_of_one_store(self, product: TiledProduct) -> bool:
+        """Whether what is made of pairs of columns is made of whole tiles: a tile is of one store."""
+        branches = product.kernel.epilogue
+        edges = [one for branch in branches for one in (branch.use.first, branch.use.count)]
+        return any(branch.pairs for branch in branches) and not any(edge % product.axes[1].size for edge in edges)
+
+    @property
+    def partial_width(self) -> int:
+        """The most columns of a partial tile that are stored at once: all, or so many that float32 sums take no more
+        room beside a ring that is full than a result of 16 bits does."""
+        return stored_width(self.tile[1], 2 * self.epilogue_parts) if self.persistent else self.tile[1]
+
+    # ---- what they take
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """About how much shared memory a program takes: the ring of its operands' blocks, and with TMA the part of the
+        result that is on its way out, which has the ring's place where the program ends with it. Of 50 programs whose
+        operands are loaded as they stand the compiler said from 28 % less to 1 % more; of 90 whose operands are
+        computed, as floats of 16 bits, as much for all but one, which took 14 % more."""
+        return max(_shared_bytes(self, one) for one in self.products)
+
+    @cached_property
+    def pair_registers(self) -> float:
+        """About how many registers a thread takes while it makes something of pairs of columns: for its sums, more for
+        each that is in work, and addresses of what it copies for the loop; 0 where nothing is made of pairs. Of 12
+        programs of Flux's query, key and value this says of 10 by Triton 3.9, and of 8 by 3.6, whether they spill; of
+        those through pointers it expects too much."""
+        return max(_pair_registers(self, one) for one in self.products)
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether groups of four warps share the columns of a tile: there are more of them than rows."""
+        return WGMMA_ROWS <= self.tile[0] < self.num_warps * WGMMA_ROWS // 4
+
+    @property
+    def partial_type(self) -> str:
+        return accumulator(self.view.kernel.reductions[0])
+
+    @cached_property
+    def loaded(self) -> tuple[int, int]:
+        """Rows and columns of which a program loads terms."""
+        return _loaded_along(self.view, self.products[0].is_turned, self.tile)
+
+    def registers(self, device: Device) -> Registers:
+        beside = self.area // self.threads if self.products[0].read_for_each else 0
+        held = self.sums // self.threads
+        return Registers(held, held + beside + MOST_BESIDE, device.shared_bytes // max(1, self.shared_bytes))
+
+    def needs(self, device: Device) -> Iterator[Need]:
+        steps, sums, threads, (rows, columns) = self.loop.steps, self.sums, self.threads, self.products[0].counts
+        if self.split > 1:
+            yield Need("steps of each part", self.split, steps // 2)
+            yield Need("partial sums", self.partials, MOST_PARTIALS)
+        most = device.registers_of_thread(self.num_warps) - LEAST_BESIDE
+        yield Need("registers for sums", sums // threads, most)
+        yield Need("threads with an element each", threads, self.area)
+        if self.read_early:  # half as many registers again for two bytes each, and addresses
+            yield Need("registers for what is read early", (sums + self.area) // threads, most)
+        yield Need("stages", self.num_stages, steps // self.split + 1)
+        yield Need("shared memory", self.shared_bytes, device.shared_bytes)
+        dtype = self.view.contraction.sides[0].dtype
+        if dtype is dtypes.float32 and self.precision == "ieee" and not device.multiplies(dtype.name):
+            yield Need("sums without tensor cores", sums, MOST_SUMS)
+            yield Need("multiplications of a thread and step", sums * self.step // threads, MOST_UNROLLED)
+        if self.warp_specialize:
+            yield Need("warps", abs(self.num_warps - 4), 0)
+            yield Need("stages of specialised warps", self.num_stages, most_specialized_stages())
+        if self.stream_k is not None:
+            yield Need("steps of each part of a tile", self.tail, steps // 2)
+            yield Need("parts of tiles in two waves", self.stream_k.left * self.tail, 2 * self.slots)
+        if self.halves:
+            yield Need("whole waves", 1, self.tiles // self.slots)
+            yield Need("halves of tiles in a wave", 2 * (self.tiles % self.slots), self.slots)
+            yield Need("threads with an element of a half each", self.threads, self.halved.area)
+        if self.persistent:
+            yield Need("tiles for each program in turn", self.slots + 1, self.tiles)
+        yield from swizzle_needs(self.group, rows, columns)
+
+    def times(self, target: Target, figures: Figures) -> Times:
+        return _times(self, target, figures)
+
+
+def swizzle_needs(group: int, rows: int, columns: int) -> Iterator[Need]:
+    """What rows of tiles that are taken together need to change anything: of as many as there are, the least."""
+    if group != 1:
+        below = max((size for size in GROUPS if size < group), default=0)
+        yield Need("columns of tiles", 2, columns)
+        yield Need("rows of tiles", max(below, group // 2) + 1, rows)
 
 
 # ---- registers and shared memory
 
 
-def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters) -> int:
-    """About how much shared memory a contraction's program takes, in bytes: the ring of its operands' blocks, and with
-    TMA the part of the result that is on its way out, which has the ring's place where the program ends with it. Of 50
-    programs whose operands are loaded as they stand the compiler said from 28 % less to 1 % more; of 90 whose operands
-    are computed, as floats of 16 bits, as much for all but one, which took 14 % more.
-    """
-    assert kernel.contraction is not None
-    if kernel.grouped:
-        return max(shared_taken(one, target, own) for one, own in launched_with(kernel, parameters))
-    rows, columns = parameters.tile
-    device = device_of(target)
-    ring = ring_bytes(kernel, device, parameters)
+def _shared_bytes(plan: MatmulPlan, product: TiledProduct) -> int:
+    kernel, (rows, columns) = product.kernel, plan.tile
+    ring = ring_bytes(plan, product)
     widest = max(int(one.store.buffer.dtype.itemsize) for one in kernel.written)
-    if parameters.loads != TMA:
-        if not parameters.persistent or kernel.is_branching or (parameters.tail > 1 and may_stream_k(kernel)):
+    if plan.loads_by != TMA:
+        if not plan.persistent or kernel.is_branching or plan.stream_k is not None:
             return ring
         # the next tile's loads begin while this one is on its way out, at most 64 elements of 16 bits a thread at once
-        elements = rows * stored_width(columns, parameters.epilogue_parts)
-        widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in _loads_of_epilogue(kernel, parameters)), 0)
-        leaving = (elements if widest >= 4 else min(elements, 64 * device.threads(parameters.num_warps))) * widest
-        return ring + max(leaving, elements * _joined_bytes(kernel, parameters))
+        elements = rows * stored_width(columns, plan.epilogue_parts)
+        widest = max(widest, *(int(x.buffer.dtype.itemsize) for x in product.read_for_each), 0)
+        leaving = (elements if widest >= 4 else min(elements, 64 * plan.threads)) * widest
+        return ring + max(leaving, elements * _joined_bytes(plan, product))
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
-    itemsize = 4 if reads_in_epilogue(kernel, parameters) else stored
-    joined = _joined_bytes(kernel, parameters)
-    if not stores_by_tma(kernel, parameters):  # of few rows or shared columns float32 sums move, halves of these twice
-        moved = rows < 2 * WGMMA_ROWS or shares_columns(parameters)
+    itemsize = 4 if product.read_for_each else stored
+    joined = _joined_bytes(plan, product)
+    if not plan.stores_by_tma(product):  # of few rows or shared columns float32 sums move, halves of these twice
+        moved = rows < 2 * WGMMA_ROWS or plan.shares_columns
         itemsize = max(4 if moved else stored, 2 * joined)
     elif kernel.is_branching:  # the loop is not flattened: what no descriptor stores has the ring's place
         itemsize = stored if kernel.plain else 0
@@ -470,109 +566,68 @@ def shared_taken(kernel: TileKernel, target: Target, parameters: TileParameters)
         itemsize = joined + widest + (stored if kernel.plain else 0)
     elif joined:
         itemsize = joined + stored
-    leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
-    if parameters.warp_specialize:
+    leaving = rows * stored_width(columns, plan.epilogue_parts) * itemsize
+    if plan.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
-    return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
+    return (ring + leaving if plan.persistent else max(ring, leaving)) + COMPILER_BYTES
 
 
-def ring_bytes(kernel: TileKernel, device: Device, p: TileParameters) -> int:
-    """What is loaded for a contraction, in bytes. An operand that is loaded as it stands has a block for each stage; of
-    one that is computed each load has one less, and the columns' its result. That of the rows stays in registers, or
-    moves through shared memory where the other one is computed too."""
-    assert kernel.contraction is not None
-    itemsize, sides = int(kernel.contraction.sides[0].dtype.itemsize), kernel.loading
-    if sorted(p.axes[0]) != sorted(kernel.contraction.sides[0].ranges):
+def ring_bytes(plan: MatmulPlan, product: TiledProduct) -> int:
+    """What is loaded for a product, in bytes. An operand that is loaded as it stands has a block for each stage; of one
+    that is computed each load has one less, and the columns' its result. That of the rows stays in registers, or moves
+    through shared memory where the other one is computed too."""
+    itemsize, sides = int(product.view.contraction.sides[0].dtype.itemsize), product.kernel.loading
+    if product.is_turned:
         sides = sides[::-1]
     both = not any(one.as_it_is for side in sides for one in side)
     total = 0
-    for place, (size, operands) in enumerate(zip(p.tile, sides, strict=True)):
+    for place, (size, operands) in enumerate(zip(plan.tile, sides, strict=True)):
         for one in operands:
             if one.as_it_is:
-                total += device.blocks(p.num_stages) * itemsize * size
+                total += plan.blocks * itemsize * size
             else:
                 held = place == 1 or both
-                total += (p.num_stages - 1) * (one.bytes_each * size + one.bytes_term) + held * itemsize * size
-    return total * p.reduce_tile
+                total += (plan.num_stages - 1) * (one.bytes_each * size + one.bytes_term) + held * itemsize * size
+    return total * plan.step
 
 
-def shares_columns(p: TileParameters) -> bool:
-    """Whether groups of four warps share the columns of a contraction's tile: there are more of them than rows."""
-    return WGMMA_ROWS <= p.tile[0] < p.num_warps * WGMMA_ROWS // 4
-
-
-def pair_registers(kernel: TileKernel, target: Target, p: TileParameters) -> float:
-    """About how many registers a thread takes while it makes something of pairs of a contraction's columns: for its
-    sums, more for each that is in work, and addresses of what it copies for the loop; 0 where nothing is made of pairs.
-    Of 12 programs of Flux's query, key and value this says of 10 by Triton 3.9, and of 8 by 3.6, whether they spill; of
-    those through pointers it expects too much.
-    """
-    assert kernel.contraction is not None
-    if kernel.grouped:
-        return max(pair_registers(one, target, own) for one, own in launched_with(kernel, p))
-    if not any(branch.pairs for branch in kernel.epilogue):
+def _pair_registers(plan: MatmulPlan, product: TiledProduct) -> float:
+    if not any(branch.pairs for branch in product.kernel.epilogue):
         return 0
-    threads, itemsize = device_of(target).threads(p.num_warps), kernel.contraction.sides[0].dtype.itemsize
-    sums = math.prod(p.tile) // threads
-    found = sums + PAIR_REGISTERS * (sums / p.epilogue_parts)
-    if p.epilogue_parts > 1 and shares_columns(p):
+    sums, itemsize = plan.area // plan.threads, product.view.contraction.sides[0].dtype.itemsize
+    found = sums + PAIR_REGISTERS * (sums / plan.epilogue_parts)
+    if plan.epilogue_parts > 1 and plan.shares_columns:
         found += SHARED_COLUMNS
-    if p.loads != TMA:
-        found += COPY_REGISTERS * (sum(p.tile) * p.reduce_tile * itemsize // (threads * VECTOR_BYTES))
+    if plan.loads_by != TMA:
+        found += COPY_REGISTERS * (sum(plan.tile) * plan.step * itemsize // (plan.threads * VECTOR_BYTES))
     return found
 
 
-def _joined_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+def _joined_bytes(plan: MatmulPlan, product: TiledProduct) -> int:
     """Bytes of shared memory for each element of a half, where groups of four warps share columns: they put halves
     together there, in float32, and both at once where the result lies in memory along the tile's rows."""
-    if parameters.epilogue_parts == 1 or not shares_columns(parameters):
+    if plan.epilogue_parts == 1 or not plan.shares_columns:
         return 0
-    return 8 if len(kernel.outputs) - 1 in parameters.axes[0] else 4
+    return 8 if len(product.kernel.outputs) - 1 in product.numbers[0] else 4
 
 
-def loaded_along(kernel: TileKernel, parameters: TileParameters) -> tuple[int, int]:
-    """Rows and columns of which a contraction's program loads terms: those of its tile, of contractions that share
-    one operand those of each one's other operand."""
-    assert kernel.contraction is not None
-    rows, columns = parameters.tile
-    one, other = kernel.operands
-    if sorted(parameters.axes[0]) != sorted(kernel.contraction.sides[0].ranges):
-        one, other = other, one
-    return one * rows, other * columns
-
-
-def sums_of(kernel: TileKernel, parameters: TileParameters) -> int:
-    """Sums that a contraction's program keeps: one for each element of its tile and each contraction."""
-    return math.prod(parameters.tile) * len(kernel.together)
-
-
-def sums_fit(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-    """Whether the sums of a contraction's tile fit into the registers of its threads."""
-    threads = device_of(target).threads(p.num_warps)
-    return sums_of(kernel, p) // threads <= registers_for_sums(target, p.num_warps)
-
-
-def reads_in_epilogue(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a contraction reads something else for each element of its result, as of a residual."""
-    return bool(_loads_of_epilogue(kernel, parameters))
-
-
-def _loads_of_epilogue(kernel: TileKernel, p: TileParameters) -> list[Access]:
-    return [
-        x
-        for x in kernel.epilogue_loads
-        if all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in p.axes)
-    ]
+def _loaded_along(view: MatmulView, is_turned: bool, tile: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of which a program loads terms: those of its tile, of contractions that share one operand those
+    of each one's other operand."""
+    one, other = view.kernel.operands[::-1] if is_turned else view.kernel.operands
+    return one * tile[0], other * tile[1]
 
 
 # ---- the prior
 
 
-def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+def _first(
+    view: MatmulView, target: Target, axes: Axes, shared_bytes: Callable[[TileParameters], int]
+) -> TileParameters:
     """A tile of at most 128 × 256 and 32,768 accumulators, 8 warps from 16,384, halved while the last wave leaves a
     fifth of the multiprocessors idle: what others measured on Hopper."""
-    contraction = kernel.contraction
-    assert contraction is not None
+    kernel, contraction = view.kernel, view.contraction
+    is_turned = sorted(axes[0]) != sorted(contraction.sides[0].ranges)
     rows, columns = (count_of(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
     wide = dtype.itemsize == 4
@@ -591,9 +646,9 @@ def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
 
     while efficiency() < 0.8 and max(tile) > 64:
         tile[0 if tile[0] > tile[1] else 1] //= 2
-    step = max(_least_terms(kernel), min(32 if wide else 64, power_of_two(count)))
+    step = max(view.least_terms, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
-    loaded = sum(loaded_along(kernel, TileParameters(CONTRACTION, axes, (tile[0], tile[1]))))
+    loaded = sum(_loaded_along(view, is_turned, tile))
     stages = max(1, min(4, device_of(target).shared_bytes // (loaded * step * itemsize), -(-count // step)))
     device = device_of(target)
     threads = 256 if tile[0] * tile[1] * sums >= WIDE_TILE else 128
@@ -602,49 +657,52 @@ def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     unit = math.lcm(*(held.unit for held in helds))
     edges = [edge for held in helds for edge in (held.first, held.count)]
     edges += [
-        count_of(one, one.contraction.sides[1].ranges)
-        for one in kernel.launched
-        if one.contraction and one.epilogue_uses
+        count_of(one.kernel, one.contraction.sides[1].ranges) for one in view.launched if one.kernel.epilogue_uses
     ]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
     tile[1] = max(tile[1], unit, MIN_TILE)
-    tile[0], warps = _held_sums(kernel, target, axes, (tile[0], tile[1]), warps)
+    tile[0], warps = _held_sums(view, target, (tile[0], tile[1]), warps)
     split = 1
-    if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
+    if view.may_split and programs() * 2 <= target.cores and count >= 16 * step:
         split = min(power_of_two(target.cores // programs()), power_of_two(count // (8 * step) + 1) // 2)
     made = TileParameters(
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, num_warps=warps,
         group=8 if rows >= 8 * tile[0] and columns > tile[1] else 1, num_stages=stages,
     )  # fmt: skip
-    if not fits_epilogue(kernel, made):
+    if not all(one.fits_epilogue(made.epilogue_parts) for one in _products_of(view, made)):
         raise UnsupportedTile("several kernels", "no tile of the result has what belongs together")
-    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and reads_in_epilogue(kernel, made):
+    if not wide and split == 1 and count <= SHORT_TERMS and not kernel.grouped and _reads_for_each(view, axes):
         small = (min(tile[0], SHORT_TILE[0]), min(tile[1], SHORT_TILE[1]))
         return replace(made, tile=small, num_warps=4, num_stages=1, read_early=True)
-    if not wide and device_of(target).has_tma and split == 1 and can_describe(kernel, made):
+    if not wide and device_of(target).has_tma and split == 1 and _can_describe(view, made):
         made = replace(made, loads=TMA)
         many = programs() >= 2 * target.cores
         if many or kernel.grouped:
             halves = tile[1] >= 128 and tile[1] // 2 >= unit
             made = replace(made, persistent=int(many), epilogue_parts=2 if halves else 1)  # room for a stage
-    while made.num_stages > 1 and shared_taken(kernel, target, made) > device_of(target).shared_bytes:
+    while made.num_stages > 1 and shared_bytes(made) > device_of(target).shared_bytes:
         made = replace(made, num_stages=made.num_stages - 1)
     return made
 
 
-def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, int], warps: int) -> tuple[int, int]:
+def _can_describe(view: MatmulView, p: TileParameters) -> bool:
+    """Whether TMA can load an operand of each product in tiles of these parameters."""
+    return all(one.own.is_described for one in _products_of(view, p.changed(loads=TMA)))
+
+
+def _held_sums(view: MatmulView, target: Target, tile: tuple[int, int], warps: int) -> tuple[int, int]:
     """Rows of a contraction's tile, and warps, whose registers hold its sums where columns that belong together are
     many: more warps, then fewer rows. Raises UnsupportedTile where not even a tensor core's fewest rows are held."""
-    rows, columns = tile
-    while not sums_fit(kernel, target, TileParameters(CONTRACTION, axes, (rows, columns), num_warps=warps)):
+    (rows, columns), device, sums = tile, device_of(target), len(view.kernel.together)
+    while rows * columns * sums // device.threads(warps) > registers_for_sums(target, warps):
         if warps < MOST_WARPS:
             warps *= 2
         elif rows > MIN_TILE:
             rows //= 2
         else:
             raise UnsupportedTile(
-                "several kernels" if kernel.epilogue_uses else "tile",
+                "several kernels" if view.kernel.epilogue_uses else "tile",
                 f"{columns:,} columns of the result belong together, of which the registers do not hold {rows} rows",
             )
     return rows, warps
@@ -653,95 +711,55 @@ def _held_sums(kernel: TileKernel, target: Target, axes: Axes, tile: tuple[int, 
 # ---- the program
 
 
-def _write_launch(kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def _write_launch(plan: MatmulPlan, writer: Writer) -> Lines:
     """The tiles of a contraction, or of several: each program takes a branch by its number, or tiles of all in turn.
 
     The branches follow each other: of one inside another's `else` Triton adds up the shared memory.
     """
-    top = open_frame(kernel, writer, ())
-    if parameters.persistent:
-        return top.lines, _write_turns(kernel, parameters, target, top)
-    if not kernel.grouped:
-        return top.lines, _write_tiles(kernel, target, parameters, top)
+    top = open_frame(plan.view.kernel, writer, ())
+    if plan.persistent:
+        for share in plan.shares:
+            _write_tiles(share.plan, share.product, top, turns=share.turns)
+        return top.lines
+    if len(plan.products) == 1:
+        _write_tiles(plan, plan.products[0], top)
+        return top.lines
     number, begin = top.lines.name("tl.program_id(0)", "program"), 0
-    for one, own in launched_with(kernel, parameters):
-        inside = Frame(Lines(writer, top.lines), (), outer=top)
-        tile = inside.lines.name(f"{number} - {begin}", "tile") if begin else number
-        end = begin + _write_tiles(one, target, own, inside, number=tile)
+    for product in plan.products:
+        inside, end = Frame(Lines(writer, top.lines), (), outer=top), begin + plan.split * product.tiles
+        _write_tiles(
+            plan, product, inside, number=inside.lines.name(f"{number} - {begin}", "tile") if begin else number
+        )
         conditions = [f"({number} >= {begin})"] if begin else []
-        conditions += [f"({number} < {end})"] if one is not kernel.launched[-1] else []
+        conditions += [f"({number} < {end})"] if product is not plan.products[-1] else []
         top.lines.extend(f"if {' & '.join(conditions)}:", inside.lines)
         begin = end
-    return top.lines, begin
-
-
-def _write_turns(kernel: TileKernel, parameters: TileParameters, target: Target, top: Frame) -> int:
-    """A loop over the tiles of each contraction, one loop after the other; then such loops over halves of the tiles
-    left, where two programs share each of these. Returns how many programs there are."""
-    launched = launched_with(kernel, parameters)
-    tiles = [math.prod(counts_of(*one)) for one in launched]
-    programs = min(sum(tiles), target.cores * parameters.persistent)
-    halves = parameters.tail > 1 and not may_stream_k(kernel)
-    whole = sum(tiles) // programs * programs if halves else sum(tiles)
-    if halves and not 0 < 2 * (sum(tiles) - whole) <= programs:
-        raise UnsupportedTile("tail", "there is no last wave that halves of its tiles fit into")
-    before = left = 0
-    later = list[tuple[TileKernel, TileParameters, Turns]]()
-    for (one, own), count in zip(launched, tiles, strict=True):
-        own_whole = max(0, min(count, whole - before))
-        if own_whole:
-            _write_tiles(one, target, own, top, turns=Turns(programs, before, 0, own_whole))
-        if own_whole < count:
-            turns = Turns(programs, 2 * left, own_whole, count - own_whole, halves=True)
-            later.append((one, halved(own), turns))
-        before, left = before + count, left + count - own_whole
-    for one, own, turns in later:
-        _write_tiles(one, target, own, top, turns=turns)
-    return programs
+    return top.lines
 
 
 def _write_tiles(
-    kernel: TileKernel,
-    target: Target,
-    parameters: TileParameters,
-    top: Frame,
-    *,
-    number: str = "",
-    turns: Turns | None = None,
-) -> int:
-    """Writes what the program with a number does, by default that of the launch; with `turns` it is a loop over tiles.
-    Returns how many programs there are."""
-    writer, contraction = top.writer, kernel.contraction
-    assert contraction is not None
-    one, other = axes_of(kernel, parameters)
-    axes = (one, other)
-    contraction = turned(contraction, parameters)
-    least = _least_terms(kernel)
-    if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
-        raise UnsupportedTile("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
-    rest = rest_of(kernel, axes)
-    rows, columns = (axis.tiles for axis in axes)
-    counts = counts_of(kernel, parameters)
+    plan: MatmulPlan, product: TiledProduct, top: Frame, *, number: str = "", turns: Turns | None = None
+) -> None:
+    """Writes what the program with a number does, by default that of the launch; with `turns` it is a loop over
+    tiles."""
+    writer, axes, rest, tail = top.writer, product.axes, product.rest, plan.stream_k
+    rows, columns = product.counts
     if turns is not None and turns.halves:
-        columns, counts[-1] = columns // 2, counts[-1] // 2
-    tiles = grid = math.prod(counts)
-    if tiles >= 1 << 31:
-        raise UnsupportedTile("grid", "2^31 programs or more")
-    before = [turned(other, parameters) for other in kernel.chained]
-    described = _described(contraction, kernel, axes, top, parameters)
-    others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
-    chain = [Product(of, *by_tma) for of, by_tma in zip((*before, contraction), (*others, described), strict=True)]
-    in_one_loop = are_one_loop(chain, parameters.reduce_tile) and not parameters.warp_specialize
+        columns //= 2
+    counts = [plan.split, *product.places, rows * columns]
+    own = product.own.described(top)
+    chain = [*(one.described(top) for one in product.chain[:-1]), own]
+    in_one_loop = plan.is_one_loop(product)
     number = number or top.lines.name("tl.program_id(0)", "program")
-    root = top
-    tail = stream_k_of(kernel, target, parameters)
+    root, tiles = top, math.prod(counts)
     if turns is not None and tail is not None and in_one_loop:
-        _write_items(kernel, parameters, top, axes, chain, Items(tail, turns.programs, number))
-        return turns.programs
+        _write_items(plan, product, top, chain, Items(tail, turns.programs, number))
+        return
     if tail is not None:
-        tiles = grid = tail.whole + tail.left * tail.count
+        tiles = tail.items
+    program = number
     if turns is not None:
-        grid, program, number = turns.programs, number, writer.fresh("tile")
+        number = writer.fresh("tile")
         root = Frame(Lines(writer, top.lines), (), outer=top)
         if tail is None:
             tiles = turns.tiles * (2 if turns.halves else 1)
@@ -757,116 +775,60 @@ def _write_tiles(
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
-    row, column = swizzled(root, digits[-1], rows, columns, parameters.group)
+    row, column = swizzled(root, digits[-1], rows, columns, plan.group)
     if half:
         column = root.lines.name(f"{column} * 2 + {half}", "column")
-    part = part or Part(digits[0], parameters.split)
-    specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
+    part = part or Part(digits[0], plan.split)
+    specialized = ", warp_specialize=True" if plan.warp_specialize else ""
     options = specialized if turns is None else ""
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
-    if parameters.read_early:
-        read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
-    others_of = [turned(other, parameters) for other in kernel.sharing_operand]
-    sharing = tuple(Product(other, *_described_or_none(other, kernel, axes, top, parameters)) for other in others_of)
+    if plan.read_early:
+        read_before(root, axes, starts, plan.epilogue_parts, [load.node for load in product.read_for_each])
+    sharing = tuple(one.described(top) for one in product.sharing)
     sums = None
-    for *first, last in [chain] if in_one_loop else [[product] for product in chain]:
-        loop = Loop(
-            parameters.reduce_tile, parameters.precision, last.rows, last.columns, part=part, shared=shared,
-            options=options, sharing_operand=sharing, chained=tuple(first),
+    for *first, last in [chain] if in_one_loop else [[one] for one in chain]:
+        loop = ProductLoop(
+            plan.step, plan.precision, last, part=part, shared=shared, options=options, sharing_operand=sharing,
+            chained=tuple(first),
         )  # fmt: skip
-        sums = write_contraction(last.contraction, root, axes, starts, loop, to=sums)
+        sums = write_contraction(root, axes, starts, loop, to=sums)
     assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
-    blocks = stored_blocks((contraction, *others_of), root, lines, sums, parameters.epilogue_parts)
-    _finish(kernel, parameters, axes, blocks, top, part)
+    contractions = tuple(one.contraction for one in (product.own, *product.sharing))
+    _finish(plan, product, stored_blocks(contractions, root, lines, sums, plan.epilogue_parts), top, part)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
-        root.lines.extend("else:", _partial_tile(root, sums, unit, most=_partial_width(parameters)))
+        root.lines.extend("else:", _partial_tile(root, sums, unit, most=plan.partial_width))
     if turns is not None:
-        in_branches = flattens_branches(kernel, parameters)
-        how = specialized or (", flatten=True" if in_branches or not (kernel.is_branching or tail) else "")
+        in_branches = plan.flattens_branches(product)
+        how = specialized or (", flatten=True" if in_branches or not (product.kernel.is_branching or tail) else "")
         if in_branches and not writer.interpreted:
             root.lines.add(_END_OF_TILE.format(item))
         begin = turns.first(top.lines, program)
-        top.lines.extend(f"for {item} in tl.range({begin}, {tiles}, {grid}{how}):", root.lines)
-    return grid
+        top.lines.extend(f"for {item} in tl.range({begin}, {tiles}, {turns.programs}{how}):", root.lines)
 
 
-def _finish(
-    kernel: TileKernel,
-    parameters: TileParameters,
-    axes: tuple[Axis, Axis],
-    blocks: Sequence[Finished],
-    top: Frame,
-    part: Part,
-) -> None:
+def _finish(plan: MatmulPlan, product: TiledProduct, blocks: Sequence[Finished], top: Frame, part: Part) -> None:
     """Stores all that is made of a tile's sums; of a split reduction the sums of a part."""
-    for together in [blocks] if _are_of_one_store(kernel, axes[1]) else [[block] for block in blocks]:
+    kernel = product.kernel
+    for together in [blocks] if plan.is_of_one_store(product) else [[block] for block in blocks]:
         for block in together:
             block.frame.bound |= in_the_sum(kernel)
         for block in together[1:]:
             for plain in kernel.plain:  # asked for before anything is stored
                 block.frame.value(plain.value)
         for block in together:
-            if parameters.split > 1:
+            if plan.split > 1:
                 store_partials(block.frame, kernel, part)
                 continue
             for plain in kernel.plain:
-                descriptor = None  # masks the tile only
-                outer = block.frame.outer
-                masked = outer is not None and outer.scalar_masks
-                if stores_by_tma(kernel, parameters) and not plain.gates and not masked:
-                    descriptor = describe(plain.store, (axes[0], block.columns), top)
-                store_tile(block.frame, plain, descriptor, block.starts)
+                boxes = plan.boxes_of_result(product, plain, block.columns)
+                store_tile(block.frame, plain, describe(boxes, top) if boxes is not None else None, block.starts)
         for branch in kernel.epilogue:
             store_branch(together, kernel, branch)
 
 
-def flattens_branches(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a persistent program's loops are one although its tiles end in branches."""
-    by_tma = parameters.loads == TMA and not parameters.warp_specialize
-    return bool(parameters.persistent) and kernel.is_branching and by_tma
-
-
-def stores_by_tma(kernel: TileKernel, parameters: TileParameters) -> bool:
-    """Whether a tile's plain result leaves by TMA where it can. Not where the ring is full while a tile is finished and
-    moves of branches or of partial tiles need room beside it, which stores through pointers share."""
-    of_parts = parameters.persistent and parameters.tail > 1 and may_stream_k(kernel)
-    apart = flattens_branches(kernel, parameters) or of_parts
-    return parameters.loads == TMA and not apart
-
-
-def _are_of_one_store(kernel: TileKernel, columns: Axis) -> bool:
-    """Whether what is made of pairs of a contraction's columns is made of whole tiles: a tile is of one store."""
-    held = [one for branch in kernel.epilogue for one in (branch.use.first, branch.use.count)]
-    return any(branch.pairs for branch in kernel.epilogue) and not any(count % columns.size for count in held)
-
-
 # ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order
-
-
-@dataclass(frozen=True)
-class StreamK:
-    """So many tiles are a program each; those left are shared by `count` programs each."""
-
-    whole: int
-    left: int
-    count: int
-
-
-def stream_k_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> StreamK | None:
-    """The tiles of a contraction's last wave, where programs share their reductions. Raises UnsupportedTile where there
-    is no such wave."""
-    if parameters.tail <= 1 or not may_stream_k(kernel):
-        return None
-    tiles = math.prod(counts_of(kernel, parameters))
-    programs = max(1, target.cores) * max(1, parameters.persistent)
-    whole = tiles // programs * programs
-    if not whole or whole == tiles:
-        raise UnsupportedTile("tail", "there is no last wave that is not full")
-    if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
-        raise UnsupportedTile("tail", "2^31 partial sums or more")
-    return StreamK(whole, tiles - whole, parameters.tail)
 
 
 @dataclass(frozen=True)
@@ -879,17 +841,12 @@ class Items:
 
 
 def _write_items(
-    kernel: TileKernel,
-    parameters: TileParameters,
-    top: Frame,
-    axes: tuple[Axis, Axis],
-    chain: Sequence[Product],
-    items: Items,
+    plan: MatmulPlan, product: TiledProduct, top: Frame, chain: Sequence[DescribedProduct], items: Items
 ) -> None:
     """One loop over the terms of all items of a program, so that loads run ahead from one to the next: Triton flattens
     loops only where the inner one's bounds do not depend on the outer one. What `chain` is, see `are_one_loop`."""
-    writer, lines, step, tail = top.writer, top.lines, parameters.reduce_tile, items.tail
-    whole, of_part = (terms_of_part(kernel.terms, step, count) for count in (1, tail.count))
+    writer, lines, step, tail, axes = top.writer, top.lines, plan.step, items.tail, product.axes
+    whole, of_part = (terms_of_part(product.kernel.terms, step, count) for count in (1, tail.count))
     parts = lines.name(
         f"({tail.left * tail.count + items.programs - 1} - {items.program}) // {items.programs}", "parts"
     )
@@ -907,8 +864,8 @@ def _write_items(
     opening.lines.add(f"{counter} = tl.where({shared}, {unit} % {tail.count} * {of_part}, 0)")
     opening.lines.add(f"{last} = {counter} + tl.where({shared}, {of_part - step}, {whole - step})")
     number = opening.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {item})", "tile")
-    digits = split_number(opening, number, counts_of(kernel, parameters)[1:])
-    row, column = swizzled(opening, digits[-1], axes[0].tiles, axes[1].tiles, parameters.group)
+    digits = split_number(opening, number, [*product.places, math.prod(product.counts)])
+    row, column = swizzled(opening, digits[-1], axes[0].tiles, axes[1].tiles, plan.group)
     found = [start_of(opening, row, axes[0]), start_of(opening, column, axes[1]), *digits[:-1]]
     held = [text if text.isdigit() else writer.fresh("held") for text in found]
     for name, text in zip(held, found, strict=True):
@@ -921,28 +878,21 @@ def _write_items(
     body.extend(f"if {begins}:", opening.lines)
     inside, end = Frame(body, (), outer=top), Frame(Lines(writer, body), (), outer=top)
     for frame in (inside, end):
-        for axis, digit in zip(rest_of(kernel, axes), held[2:], strict=True):
+        for axis, digit in zip(product.rest, held[2:], strict=True):
             bind_scalar(frame, axis, digit)
-    *chained, product = chain
-    loop = Loop(step, parameters.precision, product.rows, product.columns, chained=tuple(chained))
-    sums = write_step(product.contraction, inside, axes, (held[0], held[1]), loop, body, counter=counter)
+    *chained, last_of_chain = chain
+    loop = ProductLoop(step, plan.precision, last_of_chain, chained=tuple(chained))
+    sums = write_step(inside, axes, (held[0], held[1]), loop, body, counter=counter)
     finishing = Lines(writer, end.lines)
-    blocks = stored_blocks((product.contraction,), end, finishing, sums, parameters.epilogue_parts)
-    _finish(kernel, parameters, axes, blocks, top, Part("0", 1))
+    blocks = stored_blocks((last_of_chain.contraction,), end, finishing, sums, plan.epilogue_parts)
+    _finish(plan, product, blocks, top, Part("0", 1))
     end.lines.extend(f"if {unit} < 0:", finishing)
-    end.lines.extend("else:", _partial_tile(end, sums, unit, most=_partial_width(parameters)))
+    end.lines.extend("else:", _partial_tile(end, sums, unit, most=plan.partial_width))
     for zero in sums.zeros():
         lines.add(zero)
         end.lines.add(zero)
     body.extend(f"if {counter} == {last}:", end.lines)
     lines.extend(f"for {writer.fresh('step')} in range({steps}):", body)
-
-
-def _partial_width(parameters: TileParameters) -> int:
-    """The most columns of a partial tile that are stored at once: all, or so many that float32 sums take no more room
-    beside a ring that is full than a result of 16 bits does."""
-    columns = parameters.tile[1]
-    return stored_width(columns, 2 * parameters.epilogue_parts) if parameters.persistent else columns
 
 
 def _partial_tile(root: Frame, sums: Sums, unit: str, *, most: int) -> Lines:
@@ -959,24 +909,22 @@ def _partial_tile(root: Frame, sums: Sums, unit: str, *, most: int) -> Lines:
     return lines
 
 
-def _write_stream_k(kernel: TileKernel, tail: StreamK, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def _write_stream_k(plan: MatmulPlan, tail: StreamK, writer: Writer) -> tuple[Lines, int]:
     """The second launch: adds the parts of each tile in order, some rows a program, and finishes them."""
-    contraction = kernel.contraction
-    assert contraction is not None
-    one, other = axes_of(kernel, parameters)
+    (product,) = plan.products
+    kernel, contraction, (one, other) = product.kernel, product.view.contraction, product.axes
     top = open_frame(kernel, writer, ())
-    rest = rest_of(kernel, (one, other))
     height = min(STREAM_K_ROWS, one.size)
-    counts = counts_of(kernel, parameters)[1:]
+    counts = [*product.places, math.prod(product.counts)]
     number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
     tile = top.lines.name(f"{tail.whole} + {number}", "tile")
     digits = split_number(top, tile, counts)
-    for axis, digit in zip(rest, digits[:-1], strict=True):
+    for axis, digit in zip(product.rest, digits[:-1], strict=True):
         bind_scalar(top, axis, digit)
-    row, column = swizzled(top, digits[-1], one.tiles, other.tiles, parameters.group)
+    row, column = swizzled(top, digits[-1], one.tiles, other.tiles, plan.group)
     rows = replace(one, size=height)
     first = top.lines.name(f"{start_of(top, row, one)} + {strip} * {height}", "start")
-    elements, type_ = math.prod(parameters.tile), accumulator(kernel.reductions[0])
+    elements, type_ = plan.area, accumulator(kernel.reductions[0])
     for at, width in sub_tiles_of(other.size):
         frame = Frame(top.lines, (height, width), outer=top)
         inside = top.lines.name(
@@ -995,33 +943,6 @@ def _write_stream_k(kernel: TileKernel, tail: StreamK, parameters: TileParameter
         frame.bound |= in_the_sum(kernel)
         store_tile(frame, kernel.stored[0])
     return top.lines, tail.left * (one.size // height)
-
-
-def _described_or_none(
-    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
-) -> tuple[Described | None, tuple[Described | None, ...]]:
-    """As `_described`; of a contraction that is added to another one it may be that TMA can load none."""
-    try:
-        return _described(contraction, kernel, axes, top, parameters)
-    except UnsupportedTile:
-        return None, ()
-
-
-def _described(
-    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
-) -> tuple[Described | None, tuple[Described | None, ...]]:
-    """The first operand, and the pieces of the second, where TMA loads them. Raises UnsupportedTile where none can
-    be."""
-    if parameters.loads != TMA:
-        return None, ()
-    reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
-    sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]
-    first, second = contraction.sides
-    rows = describe_operand(first, kernel, (axes[0], reduced), top)
-    columns = tuple(describe_operand(second, kernel, (reduced, sub_tile), top) for sub_tile in sub_tiles)
-    if rows is None and not any(columns):
-        raise UnsupportedTile("loads", "no operand lies in memory as TMA takes it")
-    return rows, columns
 
 
 # ---- what it costs
@@ -1052,108 +973,98 @@ class Tile:
         return either(alone, programs * (self.shared_s / parts * crowded + end_s / 2), sharp=6)
 
 
-def _seconds(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
-    assert kernel.contraction is not None
-    batch = math.prod(kernel.extents[n] for n in kernel.contraction.batch)
-    counts = launched_tiles(kernel, p)
-    tiles = counts[0] * counts[1] * batch * p.split
-    together = _resident(kernel, target, p)
+def _times(plan: MatmulPlan, target: Target, f: Figures) -> Times:
+    counts, tiles, area = plan.counts, plan.tiles, plan.area
+    together = _resident(plan, device_of(target))
     slots = target.cores * together
-    nbytes, missing = traffic_of(kernel, p, counts, slots, target.cache_bytes)
-    flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
-    tile = _tile(kernel, p, f, tiles, flight_s)
-    programs = target.cores * max(1, p.persistent)  # that tiles are counted by where the last wave's are shared
+    nbytes, missing = traffic_of(plan, counts, slots, target.cache_bytes)
+    flight_s = f.flight_s + f.cold_s * max(missing, _cold(plan.group, counts, tiles / slots))
+    tile = _tile(plan, f, tiles, flight_s)
+    programs = target.cores * max(1, plan.persistent)  # that tiles are counted by where the last wave's are shared
     left = tiles % programs
-    sums_s = LAUNCH_S / 2 + 8 * left * p.tail * math.prod(p.tile) / f.partial_bytes
-    if p.persistent:
-        rounds = -(-p.persistent // together)  # where not all programs run at once
-        turns_s = len(kernel.launched) * tile.opening_s + tiles // programs * tile.wave(together, opens=False)
-        if p.tail > 1 and not may_stream_k(kernel):
-            turns_s += _tile(kernel, halved(p), f, 2 * tiles, flight_s).wave(together)
+    sums_s = LAUNCH_S / 2 + 8 * left * plan.tail * area / f.partial_bytes
+    if plan.persistent:
+        rounds = -(-plan.persistent // together)  # where not all programs run at once
+        turns_s = len(plan.products) * tile.opening_s + tiles // programs * tile.wave(together, opens=False)
+        if plan.halves:
+            turns_s += _tile(plan.halved, f, 2 * tiles, flight_s).wave(together)
         elif left:
-            turns_s += -(-left * p.tail // programs) * tile.wave(together, opens=False, parts=p.tail)
-            turns_s += sums_s / rounds if p.tail > 1 else 0.0
+            turns_s += -(-left * plan.tail // programs) * tile.wave(together, opens=False, parts=plan.tail)
+            turns_s += sums_s / rounds if plan.tail > 1 else 0.0
         busy_s = rounds * turns_s
-    elif p.tail > 1:
-        part_s = tile.opening_s + tile.chain_s / p.tail + tile.part_s
-        busy_s = tiles // programs * tile.wave(1) + -(-left * p.tail // programs) * part_s + sums_s
+    elif plan.tail > 1:
+        part_s = tile.opening_s + tile.chain_s / plan.tail + tile.part_s
+        busy_s = tiles // programs * tile.wave(1) + -(-left * plan.tail // programs) * part_s + sums_s
     else:
         full, left = divmod(tiles, slots)
         last = -(-left // target.cores)
         spare = 1.0 - left / max(1, last * target.cores)
         busy_s = full * tile.wave(together) + (tile.wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
-    return either(busy_s, nbytes / f.memory_bytes, sharp=3) * spilled(pair_registers(kernel, target, p), target, p)
+    most = device_of(target).registers_of_thread(plan.num_warps)
+    return Times((busy_s, nbytes / f.memory_bytes), slower=spilled(plan.pair_registers, most, plan.maxnreg))
 
 
-def _tile(kernel: TileKernel, p: TileParameters, f: Figures, tiles: int, flight_s: float) -> Tile:
+def _tile(plan: MatmulPlan, f: Figures, tiles: int, flight_s: float) -> Tile:
     """One tile of so many, whose loads take so long from their issue to their data."""
-    contraction = kernel.contraction
-    assert contraction is not None
-    itemsize = contraction.sides[0].dtype.itemsize
-    counts = launched_tiles(kernel, p)
-    steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
+    view, step = plan.view, plan.step
+    itemsize = view.contraction.sides[0].dtype.itemsize
+    steps = max(1, -(-view.kernel.terms // (step * plan.split)))
 
-    product_s = 2 * sums_of(kernel, p) * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
-    products = len(sub_tiles_of(p.tile[1])) * len(kernel.together)
-    product_s *= 1 + f.piece_share * (products - 1) + f.pointer_share * (p.loads != TMA)
-    loaded = loaded_along(kernel, p)
-    load_s = sum(loaded) * p.reduce_tile * itemsize / f.block_bytes
-    apart_s = _apart(p, loaded, counts, tiles) * p.reduce_tile * itemsize / f.apart_bytes
-    waiting_s = (flight_s + load_s + f.product_share * product_s) / max(p.num_stages - 1, 0.5)
+    product_s = 2 * plan.sums * step / (f.tensor_ops * _tensor_share(plan, itemsize, f))
+    products = len(plan.sub_tiles) * len(view.kernel.together)
+    product_s *= 1 + f.piece_share * (products - 1) + f.pointer_share * (plan.loads_by != TMA)
+    load_s = sum(plan.loaded) * step * itemsize / f.block_bytes
+    apart_s = _apart(plan.group, plan.loaded, plan.counts, tiles) * step * itemsize / f.apart_bytes
+    waiting_s = (flight_s + load_s + f.product_share * product_s) / max(plan.num_stages - 1, 0.5)
     step_s = f.step_s
-    held_s = _held_s(kernel, p, f)
+    held_s = _held_s(plan, f)
     if held_s:  # what goes through registers is waited for in its own step
         step_s += held_s + flight_s
     chain_s = steps * (either(product_s, waiting_s, load_s, apart_s) + step_s)
     shared_s = steps * either(product_s, load_s, apart_s, held_s)
-    part_s = 4 * math.prod(p.tile) / f.store_bytes
-    opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
-    return Tile(chain_s, shared_s, epilogue_s(kernel, p, f), part_s, opening_s, f.crowding)
+    part_s = 4 * plan.area / f.store_bytes
+    opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if plan.loads_by == TMA else 0.0)
+    return Tile(chain_s, shared_s, epilogue_s(plan, f), part_s, opening_s, f.crowding)
 
 
-def _apart(p: TileParameters, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
-    """Rows and columns for each of some neighbours in one step, where those that several ask for count once."""
+def _apart(group: int, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
+    """Rows and columns for each of some neighbours in one step, where those that several ask for count once; `group`
+    rows of tiles are taken together."""
     near = max(1, min(NEIGHBOURS, tiles))
-    high = min(near, p.group, counts[0]) if counts[1] > 1 else min(near, counts[0])
+    high = min(near, group, counts[0]) if counts[1] > 1 else min(near, counts[0])
     wide = min(counts[1], -(-near // high))
     high = max(high, min(counts[0], near // wide))
     return (high * loaded[0] + wide * loaded[1]) / near
 
 
-def _held_s(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
+def _held_s(plan: MatmulPlan, f: Figures) -> float:
     """Seconds of one step in which a multiprocessor moves operands through registers, element by element: rows of odd
     length are aligned to less than an asynchronous copy takes."""
-    contraction = kernel.contraction
-    assert contraction is not None
-    reduced = tuple(contraction.reduce.src[1:])
-    sizes = {p.axes[0]: p.tile[0], p.axes[1]: p.tile[1]}
-    stored = (p.tile[0], stored_width(p.tile[1], p.epilogue_parts))
-    at_once = _at_once(kernel, kernel.store, p) // kernel.store.buffer.dtype.itemsize
+    kernel, (rows, columns), step = plan.view.kernel, plan.tile, plan.step
+    reduced, of_rows, of_columns = set(plan.reduced), set(plan.axes[0].ranges), set(plan.axes[1].ranges)
+    stored = (rows, stored_width(columns, plan.epilogue_parts))
+    at_once = _at_once(plan, kernel.store) // kernel.store.buffer.dtype.itemsize
     seconds = 0.0
     for load in kernel.loads:
-        own = {number for number, axis in enumerate(kernel.outputs) if axis in load.node.ranges}
-        size = next((size for held, size in sizes.items() if own & set(held)), 0)
-        if load in kernel.epilogue_loads or not size or not set(reduced) & set(load.node.ranges):
+        ranges = set(load.node.ranges)
+        size = rows if ranges & of_rows else columns if ranges & of_columns else 0
+        if load in kernel.epilogue_loads or not size or not reduced & ranges:
             continue
-        if _at_once(kernel, load, p) >= LEAST_COPY:
+        if _at_once(plan, load) >= LEAST_COPY:
             continue
-        block = (p.tile[0], p.reduce_tile) if own & set(p.axes[0]) else (p.reduce_tile, p.tile[1])
+        block = (rows, step) if ranges & of_rows else (step, columns)
         apart = max(1, at_once) if block == stored else 1  # Triton gives a thread as many neighbours as it stores
-        seconds += size * p.reduce_tile * min(apart, MOST_APART) / f.held_elements
+        seconds += size * step * min(apart, MOST_APART) / f.held_elements
     return seconds
 
 
-def _at_once(kernel: TileKernel, access: Access, p: TileParameters) -> int:
-    """Bytes that a thread may move at once of an access of a contraction's tile, by what is known of its address."""
-    assert kernel.contraction is not None
+def _at_once(plan: MatmulPlan, access: Access) -> int:
+    """Bytes that a thread may move at once of an access of a tile, by what is known of its address."""
     steps, itemsize = access.steps, access.buffer.dtype.itemsize
     if steps is None or access.gates:
         return int(itemsize)
-    axes: list[tuple[tuple[UOp, ...], int]] = [(tuple(kernel.contraction.reduce.src[1:]), p.reduce_tile)]
-    axes += [
-        (tuple(kernel.outputs[n] for n in held), math.gcd(*(width for _, width in sub_tiles_of(size))))
-        for held, size in zip(p.axes, p.tile, strict=True)
-    ]
+    axes: list[tuple[tuple[UOp, ...], int]] = [(plan.reduced, plan.step)]
+    axes += [(axis.ranges, math.gcd(*(width for _, width in sub_tiles_of(axis.size)))) for axis in plan.axes]
     found: int = 1
     for ranges, size in axes:
         first, last = runs_of(ranges, steps)[-1]
@@ -1164,61 +1075,56 @@ def _at_once(kernel: TileKernel, access: Access, p: TileParameters) -> int:
     return min(found * int(itemsize), MOST_COPY)
 
 
-def _cold(p: TileParameters, counts: Sequence[int], turns: float) -> float:
+def _cold(group: int, counts: Sequence[int], turns: float) -> float:
     """The share of waves that find blocks of an operand in memory, not in L2: all until each column was taken once."""
-    return min(1.0, max(1 / max(turns, 1.0), min(p.group, counts[0]) / counts[0]))
+    return min(1.0, max(1 / max(turns, 1.0), min(group, counts[0]) / counts[0]))
 
 
-def _tensor_share(p: TileParameters, itemsize: int, f: Figures) -> float:
+def _tensor_share(plan: MatmulPlan, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a tile can use, its pieces one after the other."""
-    widths = [width for _, width in sub_tiles_of(p.tile[1])]
-    return p.tile[1] / sum(width / _piece_share(p, width, itemsize, f) for width in widths)
+    return plan.tile[1] / sum(width / _piece_share(plan, width, itemsize, f) for _, width in plan.sub_tiles)
 
 
-def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> float:
+def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
-    rows = p.tile[0]
-    groups = max(1, p.num_warps // f.group_warps)
+    rows = plan.tile[0]
+    groups = max(1, plan.num_warps // f.group_warps)
     inner = columns if rows >= f.group_rows * groups else max(16, columns * rows // (f.group_rows * groups))
     share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
-    if rows < f.group_rows or p.num_warps < f.group_warps:  # not wgmma
+    if rows < f.group_rows or plan.num_warps < f.group_warps:  # not wgmma
         share *= 0.6 * min(1.0, rows / f.group_rows)
-    of_float32 = f.tf32_share if p.precision == TF32 else f.float32_share
+    of_float32 = f.tf32_share if plan.precision == TF32 else f.float32_share
     return float(share * (2 / itemsize if itemsize <= 2 else of_float32))
 
 
-def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
+def _resident(plan: MatmulPlan, device: Device) -> int:
     """Programs that a multiprocessor runs at once."""
-    device = device_of(target)
-    threads = device.threads(p.num_warps)
-    sums, elements = (count // threads for count in (sums_of(kernel, p), math.prod(p.tile)))
-    registers = sums + BESIDE_SUMS + (elements // 2 if p.read_early else 0)
-    registers = min(device.registers_of_one, max(registers, int(pair_registers(kernel, target, p))))
-    if p.warp_specialize:
+    threads = plan.threads
+    sums, elements = plan.sums // threads, plan.area // threads
+    registers = sums + BESIDE_SUMS + (elements // 2 if plan.read_early else 0)
+    registers = min(device.registers_of_one, max(registers, int(plan.pair_registers)))
+    if plan.warp_specialize:
         threads *= 3
-    shared = max(1, shared_taken(kernel, target, p))
-    most = device.resident(threads=threads, registers=registers, shared_bytes=shared)
-    return min(most, p.persistent) if p.persistent else most
+    most = device.resident(threads=threads, registers=registers, shared_bytes=max(1, plan.shared_bytes))
+    return min(most, plan.persistent) if plan.persistent else most
 
 
-def epilogue_s(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
+def epilogue_s(plan: MatmulPlan, f: Figures) -> float:
     """Of one tile: what is computed of its sums, read beside them, and stored."""
-    contraction = kernel.contraction
-    assert contraction is not None
-    elements = math.prod(p.tile)
-    if p.split > 1:
-        return 4 * sums_of(kernel, p) / f.store_bytes
+    kernel = plan.view.kernel
+    if plan.split > 1:
+        return 4 * plan.sums / f.store_bytes
     special = sum(n.op in SPECIAL for n in kernel.finishing)
-    if p.fast_math and special > 1:
+    if plan.fast_math and special > 1:
         special -= 1  # exponential and reciprocal are one tanh
     nbytes, held = 0.0, 0.0
-    read = () if p.read_early else kernel.epilogue_loads  # else it comes while the loop runs
+    read = () if plan.read_early else kernel.epilogue_loads  # else it comes while the loop runs
     for access in (*_stores(kernel), *read):
         share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
         nbytes += access.buffer.dtype.itemsize * share
-        held += share * (_at_once(kernel, access, p) < LEAST_COPY)
+        held += share * (_at_once(plan, access) < LEAST_COPY)
     moved_s = nbytes / f.store_bytes + held / f.held_elements
-    return float(elements) * (moved_s + special / f.special_ops + len(kernel.finishing) / f.plain_ops)
+    return float(plan.area) * (moved_s + special / f.special_ops + len(kernel.finishing) / f.plain_ops)
 
 
 def _stores(kernel: TileKernel) -> list[Access]:
@@ -1226,21 +1132,17 @@ def _stores(kernel: TileKernel) -> list[Access]:
     return [stored.store for stored in kernel.plain] or [kernel.store]
 
 
-def traffic_of(
-    kernel: TileKernel, p: TileParameters, counts: Sequence[int], slots: int, cache_bytes: int
-) -> tuple[float, float]:
+def traffic_of(plan: MatmulPlan, counts: Sequence[int], slots: int, cache_bytes: int) -> tuple[float, float]:
     """Bytes from and to memory, and the share of the columns' blocks that are not in L2 when a wave asks for them.
 
     Rows of tiles are gone through in groups; each group asks for all columns again, which L2 holds only if all that is
     asked for in between leaves room for them.
     """
-    contraction = kernel.contraction
-    assert contraction is not None
-    batch = max(1, math.prod(kernel.extents[n] for n in contraction.batch))
-    itemsize = contraction.sides[0].dtype.itemsize
-    loaded = loaded_along(kernel, p)
-    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, loaded, strict=True))
-    group = min(p.group, counts[0])
+    kernel = plan.view.kernel
+    batch = max(1, math.prod(plan.products[0].places))
+    itemsize = plan.view.contraction.sides[0].dtype.itemsize
+    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, plan.loaded, strict=True))
+    group = min(plan.group, counts[0])
     passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
     between = columns + group * rows / counts[0]
     missing = min(1.0, max(0.0, 2 * between / max(1, cache_bytes) - 1)) if passes > 1 else 0.0
@@ -1251,6 +1153,6 @@ def traffic_of(
     )
     copies = [1, 1]
     if kernel.grouped_rows:  # each has an operand of its own on either side
-        copies[1 - axis_of_others(kernel, p)] = len(kernel.launched)
+        copies[1 - plan.axis_of_others] = len(kernel.launched)
     once = rows * copies[0] + columns * copies[1]
     return batch * (once + columns * (passes - 1) * missing) + others, missing

@@ -72,14 +72,14 @@ def shared_layout(sizes: Sequence[int], dtype: DType) -> str:
     return f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, sizes))}], gl.{TYPES[dtype]})"
 
 
-def descriptor(boxes: Boxes, start: str, dtype: DType) -> str:
-    """What makes the descriptor of blocks in memory, from their first element on."""
-    return _descriptor(start, boxes.ordered(boxes.totals), [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
+def descriptor(boxes: Boxes, start: str, extents: Sequence[str], dtype: DType) -> str:
+    """What makes the descriptor of blocks in memory, from their first element on; `extents` as `Boxes.extents`."""
+    return _descriptor(start, extents, [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
 
 
-def descriptor_of_all(boxes: Boxes, dtype: DType) -> str:
+def descriptor_of_all(boxes: Boxes, extents: Sequence[str], dtype: DType) -> str:
     """As `descriptor`, of the blocks at all places of the leading ranges, which are its first axes."""
-    totals = [*(str(extent(r)) for r, _ in boxes.leading), *boxes.ordered(boxes.totals)]
+    totals = [*(str(extent(r)) for r, _ in boxes.leading), *extents]
     strides = [*(step for _, step in boxes.leading), boxes.wide, 1]
     return _descriptor(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
 

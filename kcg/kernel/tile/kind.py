@@ -13,10 +13,10 @@ from kcg.kernel.kinds import Tools, Traits, Unsupported
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile, kept_tile
-from kcg.kernel.tile.forms import form_of
-from kcg.kernel.tile.generate import workspace_of
+from kcg.kernel.tile.forms import form_of, plan_of
 from kcg.kernel.tile.joining import expected_saving_s
-from kcg.kernel.tile.parameters import TF32, TMA, TileParameters
+from kcg.kernel.tile.parameters import TF32, TileParameters
+from kcg.kernel.tile.plan import needs_stress, workspace_bytes
 from kcg.kernel.tile.targets import missing, supported, triton_version
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
@@ -74,21 +74,16 @@ class TileKind:
         it is about as fast."""
         return _traits(schedule.body)
 
-    def needs_stress(self, region: Region, schedule: Schedule) -> bool:
-        """Whether it is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen of
-        these has to run very often before it is believed (docs/tiles.md)."""
-        p = TileParameters.from_json(schedule.body)
-        form = form_of(p)
-        if p.loads == TMA or p.warp_specialize or form.needs_stress:
-            return True
+    def needs_stress(self, region: Region, schedule: Schedule, target: Target) -> bool:
+        """See `kcg.kernel.tile.plan.needs_stress`."""
         try:
-            return form.is_of_products and form.has_several_products(read_region(region), p)
+            return needs_stress(plan_of(read_region(region), target, TileParameters.from_json(schedule.body)))
         except UnsupportedTile:  # no program is made of it
             return False
 
     def workspace_bytes(self, region: Region, schedule: Schedule, target: Target) -> int:
         """Partial sums, and what its launches hand on."""
-        return workspace_of(read_region(region), target, TileParameters.from_json(schedule.body))
+        return workspace_bytes(plan_of(read_region(region), target, TileParameters.from_json(schedule.body)))
 
     def saving_s(self, candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
         """See `kcg.kernel.tile.joining`."""

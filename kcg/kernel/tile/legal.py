@@ -11,8 +11,9 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.form import LEAST
-from kcg.kernel.tile.forms import form_of, forms_of
+from kcg.kernel.tile.forms import form_of, forms_of, plan_of
 from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.plan import fits
 from kcg.types import Target
 
 FIELDS = (
@@ -61,7 +62,7 @@ def _may_fit(kernel: TileKernel, target: Target, least: TileParameters, field: s
     if field == "tile":
         made = made.changed(epilogue_parts=form.least_parts(value))
     if "reduce_tile" in later:
-        made = made.changed(reduce_tile=min(form.steps(kernel)))
+        made = made.changed(reduce_tile=min(form.steps(form.view(kernel))))
     warps = form.warps(device_of(target)) if "num_warps" in later else (made.num_warps,)
     return any(_fits(kernel, target, made.changed(num_warps=count)) for count in warps)
 
@@ -79,9 +80,10 @@ def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
     """The prior's choice for each form and each arrangement of axes that has one, the best guess of all first."""
     found = []
     for form in forms_of(kernel, target):
-        for axes in form.axes(kernel):
+        view = form.view(kernel)
+        for axes in form.axes(view):
             with suppress(UnsupportedTile):
-                found.append(form.start(kernel, target, axes))
+                found.append(form.start(view, target, axes))
     return tuple(found)
 
 
@@ -101,12 +103,12 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         return (LEAST[field],)
     form = form_of(parameters)
     found = form.fixed.get(field)
-    return form.values(kernel, target, parameters, field) if found is None else found
+    return form.values(form.view(kernel), target, parameters, field) if found is None else found
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
-    form = form_of(p)
-    if p.split > 1 and p.split * form.partials_of(kernel) >= 1 << 31:
+    try:
+        return fits(plan_of(kernel, target, p), device_of(target))
+    except UnsupportedTile:
         return False
-    return form.fits(kernel, target, p)

@@ -7,8 +7,9 @@ Also matrix-vector products of one vector, several in a launch (`vectors.py`). W
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from kcg.compat.tiny import UOp
@@ -18,31 +19,31 @@ from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import FEW_ROWS
-from kcg.kernel.tile.device import Figures, device_of
+from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Style, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import SPECIAL, bytes_of, either, spans_of, waves_of
 from kcg.kernel.tile.eviction import deaf_copies, read_once, reused, streamed
-from kcg.kernel.tile.form import EACH, ROWS_TILE, Axes, Form, settled, steps_of, tiles_up_to
+from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, ROWS_TILE, Axes, Form, settled, tiles_up_to
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, TileParameters
-from kcg.kernel.tile.reduction import Part, itemsize_of_rows, reducer, stepped_extent
-from kcg.kernel.tile.split import SPLITS, may_split, store_partials
+from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Shared, TilePlan, Times
+from kcg.kernel.tile.reduction import Part, accumulator, itemsize_of_rows, may_split, reducer, stepped_extent
+from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tiles import (
     MAX_BLOCK,
+    Tiled,
     axes_of,
     bind_axis,
     bind_scalar,
     count_of,
-    launched_tiles,
     launched_with,
     open_frame,
     power_of_two,
-    rest_of,
     split_number,
     start_of,
-    tiles_of,
 )
 from kcg.kernel.tile.vectors import alike, bind_products
+from kcg.kernel.tile.views import PointwiseView, ReductionView, View
 from kcg.types import Target
 
 ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copied to shared memory
@@ -52,120 +53,183 @@ LOOP_TILE = 2_048
 STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps in flight
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
+NO_LOOP = Loop("nothing", 0, 0)
+MOST_OF_THREAD = 128  # elements
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 SECTOR = 32  # bytes that memory moves at least
 
 
-class Pointwise(Form):
+class Pointwise(Form[PointwiseView, "StreamPlan"]):
     """Every element of the output by itself."""
 
     name = ELEMENTWISE
     noun = "elementwise"
-    reduces = False
     style = Style(by_parts=True)
-    most_elements, most_of_thread = 16_384, 128
+    sees = PointwiseView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is None and not kernel.reductions
 
-    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
-        return _arrangements(kernel, aside=True)
+    def axes(self, view: PointwiseView) -> tuple[Axes, ...]:
+        return _arrangements(view.kernel, aside=True)
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-        made = _first_of_elements(kernel, target, axes)
-        return settled(kernel, target, made, self.elements(made))
+    def start(self, view: PointwiseView, target: Target, axes: Axes) -> TileParameters:
+        made = _first_of_elements(view.kernel, target, axes)
+        return settled(view.kernel, target, made, self.elements(made))
 
-    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+    def values(self, view: PointwiseView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "evict_first":
-                return streamed(kernel, target, p)
+                return streamed(view.kernel, target, p)
             case "evict_last":
-                return reused(kernel, target, p)
-        return super().values(kernel, target, p, field)
+                return reused(view.kernel, target, p)
+        return super().values(view, target, p, field)
 
-    def tiles(self, kernel: TileKernel, p: TileParameters) -> Iterable[tuple[int, ...]]:
-        held = count_of(kernel, [n for numbers in p.axes for n in numbers])
-        return [tile for tile in tiles_up_to(kernel, p, 1) if math.prod(tile) >= min(LEAST_ELEMENTS, held)]
+    def tiles(self, view: PointwiseView, p: TileParameters) -> Iterable[tuple[int, ...]]:
+        held = count_of(view.kernel, [n for numbers in p.axes for n in numbers])
+        return [tile for tile in tiles_up_to(view.kernel, p, 1) if math.prod(tile) >= min(LEAST_ELEMENTS, held)]
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
+    def steps(self, view: PointwiseView) -> tuple[int, ...]:
         return (0,)
 
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        return self.fits_threads(kernel, target, p)
+    def planned(self, view: PointwiseView, target: Target, p: TileParameters) -> StreamPlan:
+        tiled = _tiled(view, p.axes, p.tile)
+        return StreamPlan.of(
+            self.decided(target, p, tiled[0].axes, NO_LOOP),
+            view=view, programs=tiled[0].tiles, tiles=tiled[0].tiles, tiled=tiled, most_elements=16_384,
+        )  # fmt: skip
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        return _write_launch(kernel, p, writer)
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        return _seconds(kernel, target, p, figures)
+    def write(self, plan: StreamPlan, writer: Writer) -> Lines:
+        return _write_launch(plan, writer)
 
 
-class Reduction(Form):
+class Reduction(Form[ReductionView, "StreamPlan"]):
     """Rows of one kernel, each reduced to a value or to several."""
 
     name = REDUCTION
     noun = "reduction"
     style = Style(by_parts=True)
-    most_elements, most_of_thread = 32_768, 128
+    sees = ReductionView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         if kernel.attention is not None or kernel.rows is not None or not kernel.reductions:
             return False
         return kernel.contraction is None or not (kernel.epilogue_uses or kernel.grouped)
 
-    def axes(self, kernel: TileKernel) -> tuple[Axes, ...]:
-        return _arrangements(kernel, aside=not _reads_rows(kernel))
+    def axes(self, view: ReductionView) -> tuple[Axes, ...]:
+        return _arrangements(view.kernel, aside=not _reads_rows(view.kernel))
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-        made = _first_of_rows(kernel, target, axes)
-        return settled(kernel, target, made, self.elements(made))
+    def start(self, view: ReductionView, target: Target, axes: Axes) -> TileParameters:
+        made = _first_of_rows(view.kernel, target, axes)
+        return settled(view.kernel, target, made, self.elements(made))
 
-    def values(self, kernel: TileKernel, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+    def values(self, view: ReductionView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "split":
-                return SPLITS if may_split(kernel) else (1,)
+                return SPLITS if view.may_split else (1,)
             case "num_stages":
-                return ROW_STAGES if copied_bytes(kernel, p) else (1,)
+                return ROW_STAGES if copied_bytes(view.kernel, p) else (1,)
             case "evict_first":
-                return streamed(kernel, target, p, _deaf(kernel, p), always=True)
+                return streamed(view.kernel, target, p, _deaf(view.kernel, p), always=True)
             case "evict_last":
-                return reused(kernel, target, p, _deaf(kernel, p))
-        return super().values(kernel, target, p, field)
+                return reused(view.kernel, target, p, _deaf(view.kernel, p))
+        return super().values(view, target, p, field)
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
-        count = stepped_extent(kernel)
+    def steps(self, view: ReductionView) -> tuple[int, ...]:
+        count = stepped_extent(view.kernel)
         whole = power_of_two(count)
-        most = max(whole, whole_row(count, itemsize_of_rows(kernel)))
+        most = max(whole, whole_row(count, itemsize_of_rows(view.kernel)))
         return tuple(1 << i for i in range(15) if 1 << i <= most and (1 << i >= min(whole, 4)))
 
-    def may_split(self, kernel: TileKernel) -> bool:
-        return may_split(kernel)
+    def may_split(self, view: ReductionView) -> bool:
+        return view.may_split
 
     def elements(self, p: TileParameters) -> int:
         return math.prod(p.tile) * max(1, p.reduce_tile)
 
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        device, steps = device_of(target), steps_of(kernel, p)
-        if (p.split > 1 and p.split > steps // 2) or not self.fits_threads(kernel, target, p):
-            return False
-        copied = copied_bytes(kernel, p) if p.num_stages > 1 else 0
-        return device.blocks(p.num_stages) * copied <= device.shared_bytes
-
-    def check(self, kernel: TileKernel, p: TileParameters) -> None:
+    def check(self, view: ReductionView, p: TileParameters) -> None:
+        kernel = view.kernel
         if kernel.grouped and kernel.contraction is not None:
             raise UnsupportedTile("form", "products of one launch are matmuls")
         if kernel.grouped and p.axes != (tuple(range(len(kernel.outputs))),):
             raise UnsupportedTile("axes", "products of one launch have tiles of rows")
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
-        return _write_launch(kernel, p, writer)
+    def planned(self, view: ReductionView, target: Target, p: TileParameters) -> StreamPlan:
+        tiled = _tiled(view, p.axes, p.tile)
+        if self.elements(p) > MAX_BLOCK:
+            raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
+        tiles = p.split * sum(one.tiles for one in tiled)
+        return StreamPlan.of(
+            self.decided(target, p, tiled[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)),
+            view=view, programs=tiles, tiles=tiles, tiled=tiled, depth=view.depth, most_elements=32_768,
+            copied=copied_bytes(view.kernel, p) if p.num_stages > 1 else 0,
+            partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
+        )  # fmt: skip
 
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        displaced = _displaced(kernel, target, p)
-        return _seconds(kernel, target, p, figures, ahead=p.num_stages, displaced=displaced)
+    def write(self, plan: StreamPlan, writer: Writer) -> Lines:
+        return _write_launch(plan, writer)
 
-    def is_untried(self, p: TileParameters) -> bool:
-        return p.num_stages > 1
+    def write_second(self, plan: StreamPlan, writer: Writer) -> tuple[Lines, int]:
+        return write_sums(plan.view.kernel, plan.split, writer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan(TilePlan):
+    """Tiles of a kernel, or of each product of a launch, whose reductions are loops inside of them."""
+
+    tiled: tuple[Tiled, ...]  # of each kernel of the launch
+    most_elements: int  # of a program at once
+    depth: int = 0  # reductions inside of each other
+    copied: int = 0  # bytes of a step that a loop over rows copies to shared memory ahead
+
+    @property
+    def elements(self) -> int:
+        return self.area * max(1, self.step)
+
+    @property
+    def partial_type(self) -> str:
+        return accumulator(self.view.kernel.reductions[0])
+
+    @property
+    def steps_of_reductions(self) -> tuple[int, ...]:
+        """Elements in one step of the reductions by depth: the longest has the loop's, those inside or around it take
+        one element."""
+        return (*(1,) * (self.depth - 1), self.step) if self.depth else ()
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return (Shared("steps of rows", self.copied, self.blocks),)
+
+    @property
+    def untried(self) -> int:
+        """Of a reduction evicting first is known to matter."""
+        ahead = self.num_stages > 1 if self.depth else bool(self.evict_first)
+        return bool(self.evict_last) + bool(self.maxnreg) + ahead
+
+    def needs(self, device: Device) -> Iterator[Need]:
+        steps, elements = self.loop.steps, self.elements
+        if self.split > 1:
+            yield Need("steps of each part", self.split, steps // 2)
+            yield Need("partial sums", self.partials, MOST_PARTIALS)
+        yield Need("elements of a program", elements, self.most_elements)
+        yield Need("elements of a thread", elements // self.threads, MOST_OF_THREAD)
+        if self.num_stages > 1:
+            yield Need("stages", self.num_stages, steps // self.split)
+            yield Need("shared memory", self.shared_bytes, device.shared_bytes)
+        if self.depth > 1:
+            yield Need("elements of reductions inside of others", elements, DEEP_ELEMENTS)
+        if self.num_warps > 1:
+            yield Need("threads with an element each", self.threads, elements)
+
+    def times(self, target: Target, figures: Figures) -> Times:
+        return _times(self, target, figures)
+
+
+@lru_cache(4096)
+def _tiled(view: View, axes: Axes, tile: tuple[int, ...]) -> tuple[Tiled, ...]:
+    """The tiles of each kernel of a launch. A search asks some thousand times for each."""
+    p = TileParameters((view.kernel.reductions and REDUCTION) or ELEMENTWISE, axes, tile)
+    return tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(view.kernel, p))
 
 
 # ---- the axes of a tile
@@ -346,99 +410,77 @@ def _deaf(kernel: TileKernel, p: TileParameters) -> frozenset[UOp]:
 # ---- the program
 
 
-def _write_launch(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+def _write_launch(plan: StreamPlan, writer: Writer) -> Lines:
     """Tiles of a kernel, or of each product of a launch: a branch by the program's number where these are no one
     text."""
-    depth = depth_of(kernel.reductions)
-    sizes = (*parameters.tile, *_block_steps(kernel, parameters, depth))
-    if math.prod(sizes) > MAX_BLOCK:
-        raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
-    if not kernel.grouped:
-        root = open_frame(kernel, writer, sizes)
-        return root.lines, _write_tiles(kernel, parameters, root, root.lines.name("tl.program_id(0)", "program"))
-    lines, groups, begin = Lines(writer), alike(kernel, parameters), 0
+    sizes = (*plan.tile, *plan.steps_of_reductions)
+    first, *others = plan.tiled
+    if not others:
+        root = open_frame(first.kernel, writer, sizes)
+        _write_tiles(plan, first, root, root.lines.name("tl.program_id(0)", "program"))
+        return root.lines
+    lines, groups, begin = Lines(writer), alike(plan.tiled), 0
     number = lines.name("tl.program_id(0)", "program")
     for group in groups:
-        (first, own), *_ = group
-        frame = open_frame(first, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines))
+        (first, *_) = group
+        frame = open_frame(first.kernel, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines))
         inside = frame.lines.name(f"{number} - {begin}", "tile") if begin else number
-        tiles = sum(math.prod(tiles_of(*one)) for one in group)
-        _write_tiles(first, own, frame, bind_products(frame, group, inside))
+        _write_tiles(plan, first, frame, bind_products(frame, group, inside))
+        tiles = sum(one.tiles for one in group)
         conditions = [f"({number} >= {begin})"] if begin else []
         conditions += [f"({number} < {begin + tiles})"] if group is not groups[-1] else []
         if conditions:
             lines.extend(f"if {' & '.join(conditions)}:", frame.lines)
         begin += tiles
-    if begin >= 1 << 31:
-        raise UnsupportedTile("grid", "2^31 programs or more")
-    return lines, begin
+    return lines
 
 
-def _write_tiles(kernel: TileKernel, parameters: TileParameters, root: Frame, number: str) -> int:
-    """Writes what the program with a number does. Returns how many programs there are."""
-    axes = axes_of(kernel, parameters)
-    rest = rest_of(kernel, axes)
-    counts = [parameters.split, *(extent(r) for r in rest), *(axis.tiles for axis in axes)]
-    grid = math.prod(counts)
-    if grid >= 1 << 31:
-        raise UnsupportedTile("grid", "2^31 programs or more")
-    digits = split_number(root, number, counts)
-    for axis, digit in zip(rest, digits[1 : 1 + len(rest)], strict=True):
-        bind_scalar(root, axis, digit)
-    for place, (axis, digit) in enumerate(zip(axes, digits[1 + len(rest) :], strict=True)):
+def _write_tiles(plan: StreamPlan, tiled: Tiled, root: Frame, number: str) -> None:
+    """Writes what the program with a number does, of the tiles of one kernel."""
+    kernel, axes, rest = tiled.kernel, tiled.axes, tiled.rest
+    part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
+    for of_rest, digit in zip(rest, digits[: len(rest)], strict=True):
+        bind_scalar(root, of_rest, digit)
+    for place, (axis, digit) in enumerate(zip(axes, digits[len(rest) :], strict=True)):
         bind_axis(root, axis, place, start_of(root, digit, axis))
-    part = Part(digits[0], parameters.split)
-    root.reduce = reducer(kernel, first_axis=len(axes), part=part, stages=parameters.num_stages)
-    if parameters.split > 1:
-        store_partials(root, kernel, part)
+    own = Part(part, plan.split)
+    root.reduce = reducer(kernel, first_axis=len(axes), part=own, stages=plan.num_stages)
+    if plan.split > 1:
+        store_partials(root, kernel, own)
     else:
         for stored in kernel.stored:
             store_tile(root, stored)
-    return grid
-
-
-def _block_steps(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
-    """The steps of reductions: the longest has that of the parameters, those inside or around it take one element."""
-    if depth <= 1:
-        return (parameters.reduce_tile,) * depth
-    return (*(1,) * (depth - 1), parameters.reduce_tile)
 
 
 # ---- what it costs
 
 
-def _seconds(
-    kernel: TileKernel, target: Target, p: TileParameters, f: Figures, *, ahead: int = 1, displaced: float = 0.0
-) -> float:
-    """A stream of bytes; loads of so many steps are on their way `ahead`, and of L2 so many bytes are displaced."""
-    per_program = math.prod(p.tile) * max(1, p.reduce_tile)
+def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
+    """A stream of bytes; loads of so many steps are on their way ahead as there are stages, and a reduction displaces
+    bytes of L2."""
+    device, kernel, (first, *_) = device_of(target), plan.view.kernel, plan.tiled
     outputs = math.prod(kernel.extents)
-    terms, steps = _terms_and_steps(kernel, p)
-    held = {n for axis in p.axes for n in axis}
-    others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    programs = math.prod(launched_tiles(kernel, p)) * others * p.split
+    terms, steps = _terms_and_steps(plan)
+    programs, per_program = plan.programs, plan.elements
     nbytes, used, moved = 0.0, 0.0, 0.0  # from memory; of each element in flight, and from L2
-    for one, own in launched_with(kernel, p):
-        for access in (*one.loads, one.store):
+    for one in plan.tiled:
+        for access in (*one.kernel.loads, one.kernel.store):
             # some parts of sectors come twice
-            nbytes += bytes_of(access) * (1 + (_spread(access, one, own) - 1) / 2)
+            nbytes += bytes_of(access) * (1 + (_spread(access, one, plan.step) - 1) / 2)
     for access in (*kernel.loads, kernel.store):
         each = min(1.0, spans_of(access) / max(1, outputs * terms)) * access.buffer.dtype.itemsize
         used += each
-        moved += each * _spread(access, kernel, p)
-    device = device_of(target)
-    threads = device.threads(p.num_warps)
-    elements = max(1, per_program // threads)
+        moved += each * _spread(access, first, plan.step)
+    elements = max(1, per_program // plan.threads)
     whole = sum(spans_of(load) >= outputs * terms for load in kernel.loads)
     # of sums and maxima the compiler took 40 to 79 of 16 and 32 elements, of products of two 59 and 102, 180 of 64
     registers = min(device.registers_of_one, int(24 + (1.2 + 0.6 * max(1, whole)) * elements))
-    together = device.resident(threads=threads, registers=registers)
+    together = device.resident(threads=plan.threads, registers=registers)
     busy = min(programs, target.cores)
-    turns = programs / (target.cores * together)
-    waves = waves_of(turns)
+    waves = waves_of(programs / (target.cores * together))
     at_once = max(1.0, min(programs / target.cores, together))
     all_elements = programs * per_program * steps  # also those that do not exist
-    nbytes += f.written_share * displaced
+    nbytes += f.written_share * (_displaced(plan, target.cache_bytes) if plan.depth else 0.0)
     flying = at_once * per_program * max(used, 0.5)
     stream_s = either(
         nbytes / f.memory_bytes,
@@ -449,49 +491,44 @@ def _seconds(
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
     compute_s = all_elements * work / (f.plain_ops * busy) / 4
     # what one program waits for, others of its multiprocessor fill
+    ahead = plan.num_stages if plan.depth else 1
     chain_s = waves * (f.opening_s / 2 + steps * (f.flight_s + f.cold_s) / ahead) / min(at_once, ENOUGH)
-    return either(stream_s, compute_s, sharp=3) + chain_s
+    return Times((stream_s, compute_s), after_s=chain_s)
 
 
-def _terms_and_steps(kernel: TileKernel, p: TileParameters) -> tuple[int, int]:
+def _terms_and_steps(plan: StreamPlan) -> tuple[int, int]:
     """Terms of each value that is stored, and steps of a program's loops: of a reduction inside of others as many as it
     takes in all of theirs, of which each goes element by element."""
-    terms = max(1, kernel.reduce_extent)
-    deepest = depth_of(kernel.reductions) - 1
-    if deepest < 1 or not p.reduce_tile:
-        return terms, -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
-    loops = loops_of(kernel.reductions)
-    steps = (times * -(-count // (p.reduce_tile if depth == deepest else 1)) for times, count, depth in loops)
-    return max(times * count for times, count, _ in loops), -(-max(steps) // p.split)
+    terms, step, deepest = max(1, plan.loop.extent), plan.step, plan.depth - 1
+    if deepest < 1 or not step:
+        return terms, -(-terms // (step * plan.split)) if step else 1
+    loops = loops_of(plan.view.kernel.reductions)
+    steps = (times * -(-count // (step if depth == deepest else 1)) for times, count, depth in loops)
+    return max(times * count for times, count, _ in loops), -(-max(steps) // plan.split)
 
 
-def _displaced(kernel: TileKernel, target: Target, p: TileParameters) -> float:
+def _displaced(plan: StreamPlan, cache_bytes: int) -> float:
     """Bytes of L2 that a reduction takes for what it reads: what kernels before wrote there has to go to memory."""
-    kept: dict[int, float] = {}
-    for one in kernel.launched:
-        for number, load in enumerate(one.loads):
-            if number not in p.evict_first:
-                kept[load.buffer.slot] = bytes_of(load)
-    return min(sum(kept.values()), float(target.cache_bytes))
+    kept = {one.access.buffer.slot: bytes_of(one.access) for one in plan.loads if one.eviction != "evict_first"}
+    return min(sum(kept.values()), float(cache_bytes))
 
 
-def _spread(access: Access, kernel: TileKernel, p: TileParameters) -> float:
-    """How many bytes move for one that is used, by the step along the direction in which a tile is longest."""
-    steps = affine(access.address)
+def _spread(access: Access, tiled: Tiled, step: int) -> float:
+    """How many bytes move for one that is used, by the step along the direction in which a tile is longest; `step` is
+    that of the reduction."""
+    steps = access.steps
     if steps is None:
         return 2.0
-    beside = [r for r, step in steps.items() if r is not None and abs(step) == 1]
-    if not beside:
+    beside = next((r for r, size in steps.items() if r is not None and abs(size) == 1), None)
+    if beside is None:
         return 1.0
-    (axis,) = beside[:1]
     along = 1
-    if axis in kernel.outputs:
-        number = kernel.outputs.index(axis)
-        for held, size in zip(p.axes, p.tile, strict=True):
-            if number in held:  # ranges after it change faster
-                faster = math.prod(kernel.extents[n] for n in held[held.index(number) + 1 :])
-                along = max(1, size // faster)
-    elif p.reduce_tile:
-        along = p.reduce_tile
-    width = min(along, extent(axis)) * access.buffer.dtype.itemsize
+    if beside in tiled.kernel.outputs:
+        for axis in tiled.axes:
+            if beside in axis.ranges:  # ranges after it change faster
+                faster = math.prod(map(extent, axis.ranges[axis.ranges.index(beside) + 1 :]))
+                along = max(1, axis.size // faster)
+    elif step:
+        along = step
+    width = min(along, extent(beside)) * access.buffer.dtype.itemsize
     return float(max(1.0, SECTOR / max(1, width)))

@@ -20,10 +20,12 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     fp8 = dtypes.fp8e4m3
     if not device_of(target).multiplies(fp8.name) and any(buffer.dtype is fp8 for buffer in kernel.buffers):
         raise UnsupportedTile("data type fp8e4m3", "tile programs have it where tensor cores multiply it")
-    form = max(reversed(forms_of(kernel, target)), key=lambda one: one.preference(kernel, target))
-    return form.start(kernel, target, form.axes(kernel)[0])
+    form = max(reversed(forms_of(kernel, target)), key=lambda one: one.preference(one.view(kernel), target))
+    view = form.view(kernel)
+    return parameters_of(kernel, target, form.name, form.axes(view)[0])
 
 
 def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
     """The prior's choice among the programs of one form whose tile has these axes."""
-    return REGISTRY[form].start(kernel, target, axes)
+    made: TileParameters = REGISTRY[form].start(REGISTRY[form].view(kernel), target, axes)
+    return made

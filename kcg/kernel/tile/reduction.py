@@ -51,6 +51,28 @@ def stepped_extent(kernel: TileKernel) -> int:
     return max(inside, default=kernel.reduce_extent)
 
 
+def may_split(kernel: TileKernel) -> bool:
+    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
+    first = kernel.reductions[0] if kernel.reductions else None
+    return (
+        first is not None
+        and kernel.attention is None
+        and kernel.rows is None
+        and not kernel.also
+        and not kernel.chained
+        and not kernel.grouped
+        and all(
+            r.src[1:] == first.src[1:]
+            and r.arg == first.arg
+            and set(r.ranges) == set(kernel.outputs)
+            and accumulator(r) == accumulator(first)
+            and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
+            for r in kernel.reductions
+        )
+        and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
+    )
+
+
 def itemsize_of_rows(kernel: TileKernel) -> int:
     """Bytes of an element of the largest buffer that a kernel reads."""
     largest = max((load.buffer for load in kernel.loads), key=lambda buffer: buffer.size, default=kernel.store.buffer)

@@ -25,7 +25,7 @@ from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.expected import cost_of, suspects
 from kcg.kernel.tile.form import Axes, Start
-from kcg.kernel.tile.forms import form_of
+from kcg.kernel.tile.forms import form_of, plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import TMA, TileParameters
@@ -392,9 +392,9 @@ class TileSpace:
                 yield schedule_of(one)
 
     def _refusal(self, p: TileParameters) -> float:
-        if (form := form_of(p)).start_at is not Start.WALKED:
+        if form_of(p).start_at is not Start.WALKED:
             return 0.0
-        share = form.shared_bytes(self.kernel, self.target, p) / device_of(self.target).shared_bytes
+        share = plan_of(self.kernel, self.target, p).shared_bytes / device_of(self.target).shared_bytes
         return 1 / (1 + math.exp(-(share - 1) / CROWDED)) if share > 1 - 4 * CROWDED else 0.0
 
     def _kept(self, what: str, key: Any, make: Callable[[], V]) -> V:

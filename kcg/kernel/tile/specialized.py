@@ -18,29 +18,30 @@ first blocks come. (As in FlashAttention-3.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kcg.compat.tiny import DType
 from kcg.kernel.ast import extent
-from kcg.kernel.reading.attention import padded
-from kcg.kernel.reading.contractions import Operand
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import attention_axes, attention_tiles, blocks_of_tiles, reach_of, visited_blocks
-from kcg.kernel.tile.descriptors import Boxes, boxes_of
-from kcg.kernel.tile.device import Figures, device_of
+from kcg.kernel.tile.attention import blocks_of_tiles
+from kcg.kernel.tile.descriptors import Boxes
+from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.flash_attention import (
+    AttentionPlan,
+    AttentionTile,
     AttentionWriting,
-    FlashAttention,
-    attention_bytes,
+    boxes_of_tile,
+    check_tile,
     first_of_attention,
+    shared_of,
     steps_of_keys,
     with_bytes,
 )
-from kcg.kernel.tile.form import Axes
+from kcg.kernel.tile.form import Axes, Form
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     GROUP_ROWS,
@@ -58,11 +59,14 @@ from kcg.kernel.tile.gluon import (
     specialized,
 )
 from kcg.kernel.tile.parameters import SPECIALIZED, TMA, TileParameters
+from kcg.kernel.tile.plan import Loop, Need, Shared, Times
 from kcg.kernel.tile.ring import Place, Ring
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame, power_of_two
+from kcg.kernel.tile.views import AttentionView
 from kcg.types import Target
 
+ITEMSIZE = 2  # of an operand's element
 PROGRAM_ROWS = tuple(groups * GROUP_ROWS for groups in REGISTERS)
 STEPS = (64, 128)  # keys of a step
 MOST_SLOTS = 4  # of a ring
@@ -78,136 +82,227 @@ is hidden behind the tile before, where a program takes tiles in turn. By five a
 .94, .92, 1.05, 1.04 and .91 of what a program a tile takes, by these figures .95, .92, 1.10, 1.01 and .99."""
 
 
-class SpecializedAttention(FlashAttention):
+class SpecializedAttention(Form[AttentionView, "SpecializedPlan"]):
     """Attention by warps that load and warps that compute."""
 
     name = SPECIALIZED
     noun = "warp-specialised attention"
+    has_stages = True
     fields = frozenset(("loads", "persistent"))
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "tile": tuple((rows,) for rows in PROGRAM_ROWS), "num_warps": (4,), "split": (1,), "loads": (TMA,),
-        "persistent": (0, 1), "num_stages": tuple(range(2, MOST_SLOTS + 1)),
+        "persistent": (0, 1), "num_stages": tuple(range(2, MOST_SLOTS + 1)), "maxnreg": (0,), "precision": ("ieee",),
     }  # fmt: skip
     in_gluon = True
+    sees = AttentionView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        return kernel.attention is not None and _may_specialize(kernel, target)
+        return kernel.attention is not None and self._may_specialize(AttentionView.of(kernel), target)
 
-    def preference(self, kernel: TileKernel, target: Target) -> int:
+    def preference(self, view: AttentionView, target: Target) -> int:
         """Its programs share no keys."""
-        return int(first_of_attention(kernel, target, attention_axes(kernel)).split == 1)
+        return int(first_of_attention(view, target).split == 1)
 
-    def start(self, kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
-        return _first(kernel, target, axes)
+    def axes(self, view: AttentionView) -> tuple[Axes, ...]:
+        return (view.axes,)
 
-    def steps(self, kernel: TileKernel) -> tuple[int, ...]:
-        return steps_of_keys(kernel, STEPS)
+    def start(self, view: AttentionView, target: Target, axes: Axes) -> TileParameters:
+        return _first(view, target)
 
-    def may_split(self, kernel: TileKernel) -> bool:
-        return False
+    def steps(self, view: AttentionView) -> tuple[int, ...]:
+        return steps_of_keys(view, STEPS)
 
-    def precisions(self, kernel: TileKernel) -> tuple[str, ...]:
-        return ("ieee",)
-
-    def fits(self, kernel: TileKernel, target: Target, p: TileParameters) -> bool:
-        if p.persistent and self.programs(kernel, p) <= target.cores:
+    def _may_specialize(self, view: AttentionView, target: Target) -> bool:
+        """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
+        if not device_of(target).has_wgmma or not most_specialized_stages() or view.keys < STEPS[0]:
             return False
-        fits = _shared_bytes(kernel, target, p) <= device_of(target).shared_bytes
-        return fits and can_specialize(kernel, target, p)
+        if math.prod(map(extent, view.attention.rows)) <= GROUP_ROWS:  # of which the second group has none
+            return False
+        if not _sizes(view):
+            return False
+        try:
+            self.planned(view, target, _first(view, target))
+        except UnsupportedTile:
+            return False
+        return True
 
-    def write(self, kernel: TileKernel, target: Target, p: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    def planned(self, view: AttentionView, target: Target, p: TileParameters) -> SpecializedPlan:
+        """Raises UnsupportedTile where TMA cannot load all operands, or a group has no registers for its part."""
+        check_tile(view, p)
+        if p.loads != TMA or p.num_warps != 4 or p.tile[0] not in PROGRAM_ROWS:
+            raise UnsupportedTile("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
+        tile = AttentionTile(view, Axis(view.attention.rows, p.tile[0]), p.reduce_tile)
+        group = AttentionTile(view, Axis(view.attention.rows, GROUP_ROWS), p.reduce_tile)
+        itemsizes = {side.dtype.itemsize for side, _ in group.operands}
+        if itemsizes != {ITEMSIZE} or max(view.inner, view.width) > WIDEST:
+            raise UnsupportedTile("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
+        if not fits_registers(view, p.tile[0], p.reduce_tile):
+            groups = p.tile[0] // GROUP_ROWS
+            raise UnsupportedTile("form", f"{groups} groups of specialised warps have too few registers for it")
+        if p.persistent > 1:
+            raise UnsupportedTile(
+                "persistent", "specialised warps of one program take all registers of a multiprocessor"
+            )
+        operands = boxes_of_tile(view, GROUP_ROWS, p.reduce_tile)
+        if None in operands:
+            raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
+        cores = max(1, target.cores)
+        tiles = tile.count
+        return SpecializedPlan.of(
+            self.decided(target, p, (tile.rows,), Loop("keys", view.keys, p.reduce_tile)),
+            view=view, programs=min(tiles, cores) if p.persistent else tiles, tiles=tiles, tiled=tile,
+            operands=operands, cores=cores, group_of=group,
+        )  # fmt: skip
+
+    def write(self, plan: SpecializedPlan, writer: Writer) -> Lines:
         """Writes that of the groups and that of the loads among the helpers."""
-        return _Specialized(kernel, target, p, writer).written()
-
-    def seconds(self, kernel: TileKernel, target: Target, p: TileParameters, figures: Figures) -> float:
-        """Judged by clocks, as sustained."""
-        clock = figures.tensor_ops / (2 * figures.products_a_clock)
-        return with_bytes(kernel, p, _clocks(kernel, target, p) / clock, figures)
+        return _Specialized(plan, writer).written()
 
 
 # ---- the prior
 
 
-def _first(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+def _first(view: AttentionView, target: Target) -> TileParameters:
     """The tile and the step that take least by products, exponentials and waves (`_clocks_of_steps`). Blocks of narrow
     heads are small and soon gone through: they come two ahead. Without a mask that bounds the keys tiles are taken in
     turn, where multiprocessors have several and shared memory the queries of two: Flux's attention took 393 µs instead
     of 418, causal heads mostly 4 to 5 % longer (one H100)."""
-    attention = kernel.attention
-    assert attention is not None
-    width = padded(attention.columns)
-    if not (sizes := _sizes(kernel)):
+    if not (sizes := _sizes(view)):
         raise UnsupportedTile("form", "specialised warps have too few registers for rows of so many elements")
-    rows, step = min(sizes, key=lambda size: _clocks_of_steps(kernel, target, *size))
-    narrow = max(padded(attention.scores.reduce.src[1:]), width) <= NARROW_HEAD
-    made = TileParameters(
-        SPECIALIZED, axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=3 if narrow else 2
-    )
-    in_turn = replace(made, persistent=1)
-    several = attention_tiles(kernel, rows) > target.cores > 0 and not reach_of(attention).is_bounded
-    return in_turn if several and _shared_bytes(kernel, target, in_turn) <= device_of(target).shared_bytes else made
+    rows, step = min(sizes, key=lambda size: _clocks_of_steps(view, target, *size))
+    stages, device = 3 if max(view.inner, view.width) <= NARROW_HEAD else 2, device_of(target)
+    made = TileParameters(SPECIALIZED, view.axes, (rows,), reduce_tile=step, loads=TMA, num_warps=4, num_stages=stages)
+    several = view.tiles(rows) > target.cores > 0 and not view.reach.is_bounded
+    taken = shared_of(view, rows, step, device.blocks(stages), tiles=QUERY_SLOTS)
+    in_turn = several and sum(one.nbytes * one.count for one in taken) <= device.shared_bytes
+    return replace(made, persistent=1) if in_turn else made
 
 
-def _sizes(kernel: TileKernel) -> list[tuple[int, int]]:
+def _sizes(view: AttentionView) -> list[tuple[int, int]]:
     """Queries of a program and keys of a step for which groups of specialised warps have registers."""
-    assert kernel.attention is not None
-    most = max(power_of_two(extent(kernel.attention.keys)), STEPS[0])
+    most = max(power_of_two(view.keys), STEPS[0])
     steps = [step for step in STEPS if step <= most]
-    return [(rows, step) for rows in PROGRAM_ROWS for step in steps if fits_registers(kernel, rows, step)]
+    return [(rows, step) for rows in PROGRAM_ROWS for step in steps if fits_registers(view, rows, step)]
 
 
-def _clocks_of_steps(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+def _clocks_of_steps(view: AttentionView, target: Target, rows: int, step: int) -> float:
     """About how many clocks specialised warps take in all their steps."""
-    attention, clocks = kernel.attention, _clocks_of_step(kernel, target, rows, step)
-    assert attention is not None
-    reach, turns = reach_of(attention), attention_tiles(kernel, rows) / max(1, target.cores)
-    mean, steps = visited_blocks(reach, Axis(attention.rows, rows), extent(attention.keys), step)
-    if reach.is_even:
+    clocks, turns = _clocks_of_step(view, target, rows, step), view.tiles(rows) / max(1, target.cores)
+    mean, steps = view.visited(rows, step)
+    if view.reach.is_even:
         return math.ceil(turns) * steps * clocks
     return max(steps, turns * mean) * clocks  # with short tiles last
 
 
-def _clocks_of_step(kernel: TileKernel, target: Target, rows: int, step: int) -> float:
+def _clocks_of_step(view: AttentionView, target: Target, rows: int, step: int) -> float:
     """About how many clocks a step of specialised warps takes: the tensor core's time or that of the exponentials,
     whichever is more, and of the other what no other group hides."""
-    attention, f = kernel.attention, device_of(target).figures
-    assert attention is not None
-    inner, width = padded(attention.scores.reduce.src[1:]), padded(attention.columns)
+    f, inner, width = device_of(target).figures, view.inner, view.width
     both = rows * step * (inner + width) / f.products_a_clock, rows * step / f.special_a_clock
     # sums are scaled in each step
     return max(both) + min(both) / (rows // GROUP_ROWS) + rows * width / f.plain_a_clock + BETWEEN_STEPS
 
 
-def _may_specialize(kernel: TileKernel, target: Target) -> bool:
-    """Whether attention may be by specialised warps: on Hopper, by compilers that make such programs right."""
-    assert kernel.attention is not None
-    if not device_of(target).has_wgmma or not most_specialized_stages() or extent(kernel.attention.keys) < STEPS[0]:
+def fits_registers(view: AttentionView, rows: int, step: int) -> bool:
+    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have
+    no registers left for tiles that go on with the next head's first queries, which mask more."""
+    groups, reach, tile = rows // GROUP_ROWS, view.reach, Axis(view.attention.rows, rows)
+    bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
+    if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
         return False
-    if math.prod(map(extent, kernel.attention.rows)) <= GROUP_ROWS:  # of which the second group has none
-        return False
-    if not _sizes(kernel):
-        return False
-    return can_specialize(kernel, target, _first(kernel, target, attention_axes(kernel)))
+    held = GROUP_ROWS * (step + step // 2 + view.width) // GROUP_THREADS
+    return held + BESIDE <= REGISTERS[groups]
 
 
-def _shared_bytes(kernel: TileKernel, target: Target, p: TileParameters) -> int:
-    """About how much shared memory a program takes; a persistent one has the next tile's queries too."""
-    return attention_bytes(kernel, target, p, tiles=QUERY_SLOTS if p.persistent else 1)
+# ---- the plan
 
 
-# ---- what it costs
+@dataclass(frozen=True, kw_only=True)
+class SpecializedPlan(AttentionPlan):
+    """Tiles of queries, by one group of warps that loads and two or three that compute, each `group_of` a tile."""
+
+    group_of: AttentionTile
+
+    @property
+    def groups(self) -> int:
+        """Of warps that compute."""
+        return self.tile[0] // GROUP_ROWS
+
+    @property
+    def in_turn(self) -> int:
+        """Programs that take tiles in turn; 0: each has one."""
+        return self.programs if self.persistent else 0
+
+    @property
+    def query_slots(self) -> int:
+        """Tiles of which a program has the queries at once."""
+        return QUERY_SLOTS if self.persistent else 1
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return shared_of(self.view, self.tile[0], self.step, self.num_stages, tiles=self.query_slots)
+
+    @property
+    def rings(self) -> tuple[Ring, Ring, Ring]:
+        """Of queries, keys and values."""
+        slots = (self.query_slots, self.num_stages, self.num_stages)
+        queries, keys, values = (
+            Ring(f"{name}_full", f"{name}_empty", count, self.groups)
+            for name, count in zip(BUFFERS, slots, strict=True)
+        )
+        return queries, keys, values
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether tiles begin at numbers that are multiples of their size, where there is an upper bound."""
+        upper, tile = self.view.reach.upper, self.tiled.rows
+        assert upper is not None
+        return tile.ranges[-1] is upper.axis and not upper.variables and upper.is_aligned(tile)
+
+    def _ends(self, at: int, queries: int) -> int:
+        """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
+        upper = self.view.reach.upper
+        assert upper is not None
+        return -(-(at + queries - 1 + upper.keys) // self.step)
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a group may reach fewer blocks of keys than others of its program."""
+        if self.view.reach.upper is None:
+            return False
+        size = self.tile[0]
+        begins = range(0, self.step, math.gcd(size, self.step))
+        return not (all(self._ends(at, GROUP_ROWS) == self._ends(at, size) for at in begins) and self.is_regular)
+
+    @property
+    def has_one_masked(self) -> bool:
+        """Whether no group has more than one block with masks: without a reach only the last keys."""
+        reach = self.view.reach
+        if reach.lower is not None or reach.upper is None:
+            return reach.lower is None
+        begins, keys = range(0, self.step, GROUP_ROWS), reach.upper.keys
+        return self.is_regular and max(self._ends(at, GROUP_ROWS) - (at + keys) // self.step for at in begins) <= 1
+
+    def needs(self, device: Device) -> Iterator[Need]:
+        if self.persistent:
+            yield Need("tiles for each program in turn", self.cores + 1, self.tiles)
+        yield Need("shared memory", self.shared_bytes, device.shared_bytes)
+
+    def times(self, target: Target, figures: Figures) -> Times:
+        """Judged by clocks, as sustained."""
+        clock = figures.tensor_ops / (2 * figures.products_a_clock)
+        return with_bytes(self, _clocks(self, target) / clock, figures)
 
 
-def _clocks(kernel: TileKernel, target: Target, p: TileParameters) -> float:
+def _clocks(plan: SpecializedPlan, target: Target) -> float:
     """About how many clocks specialised warps take. Programs that take tiles in turn have as many each, which the first
     one has most keys of; else whoever is done has the next tile."""
-    attention, (rows,), cores = kernel.attention, p.tile, max(1, target.cores)
-    assert attention is not None
-    tiles, clocks = attention_tiles(kernel, rows), _clocks_of_step(kernel, target, rows, p.reduce_tile)
+    view, rows, step, tiles, cores = plan.view, plan.tile[0], plan.step, plan.tiles, max(1, target.cores)
+    clocks = _clocks_of_step(view, target, rows, step)
     others = math.ceil(tiles / cores) - 1  # tiles behind the first one
-    if not p.persistent:
-        return _clocks_of_steps(kernel, target, rows, p.reduce_tile) + OPENING * (1 + others) * clocks
-    counts = blocks_of_tiles(reach_of(attention), Axis(attention.rows, rows), extent(attention.keys), p.reduce_tile)
+    if not plan.persistent:
+        return _clocks_of_steps(view, target, rows, step) + OPENING * (1 + others) * clocks
+    counts = blocks_of_tiles(view.reach, plan.tiled.rows, view.keys, step)
     heads, longest_first = tiles // len(counts), sorted(counts, reverse=True)
     steps = sum(longest_first[number // heads] for number in range(0, tiles, cores))
     return (steps + OPENING * (1 + others * (1 - HIDDEN))) * clocks
@@ -216,115 +311,59 @@ def _clocks(kernel: TileKernel, target: Target, p: TileParameters) -> float:
 # ---- the program
 
 
-def fits_registers(kernel: TileKernel, rows: int, step: int) -> bool:
-    """Whether the threads of a tile's groups hold scores and weights of a step, and sums of values. Three groups have
-    no registers left for tiles that go on with the next head's first queries, which mask more."""
-    attention = kernel.attention
-    assert attention is not None
-    groups, reach, tile = rows // GROUP_ROWS, reach_of(attention), Axis(attention.rows, rows)
-    bounds = [bound for bound in (reach.lower, reach.upper) if bound is not None]
-    if groups > 2 and not all(bound.is_aligned(tile) for bound in bounds):
-        return False
-    held = GROUP_ROWS * (step + step // 2 + padded(attention.columns)) // GROUP_THREADS
-    return held + BESIDE <= REGISTERS[groups]
-
-
-def can_specialize(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
-    """Whether there is such a program of an attention: TMA loads all operands. What is made of them is as of any."""
-    writer = Writer(kernel, ptx=True)
-    try:
-        _Specialized(kernel, target, parameters, writer).boxes(open_frame(kernel, writer, ()))
-    except UnsupportedTile:
-        return False
-    return True
-
-
 class _Specialized(AttentionWriting):
     """`top` and `body` are those of a group; the launched function and that of the loads have lines of their own. In
     persistent programs `done` counts the blocks of keys, and `taken` the tiles, before the one at hand."""
 
-    def __init__(self, kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer) -> None:
-        super().__init__(kernel, parameters, writer)
+    plan: SpecializedPlan
+
+    def __init__(self, plan: SpecializedPlan, writer: Writer) -> None:
+        super().__init__(plan, writer)
         if writer.interpreted:
             raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
-        if parameters.loads != TMA or parameters.num_warps != 4 or self.height not in PROGRAM_ROWS:
-            raise UnsupportedTile("form", f"specialised warps take {PROGRAM_ROWS} queries, 4 warps a group, TMA")
-        self.upper = self.reach.upper
-        self.groups = self.height // GROUP_ROWS
-        self.types = [side.dtype for side in (*self.attention.scores.sides, self.attention.values)]
-        if {dtype.itemsize for dtype in self.types} != {2} or max(self.inner, self.width) > WIDEST:
-            raise UnsupportedTile("form", f"specialised warps take operands of 16 bits, rows of at most {WIDEST}")
-        if not fits_registers(kernel, self.height, self.step):
-            raise UnsupportedTile("form", f"{self.groups} groups of specialised warps have too few registers for it")
-        if parameters.persistent > 1:
-            raise UnsupportedTile(
-                "persistent", "specialised warps of one program take all registers of a multiprocessor"
-            )
-        self.tile = Axis(self.rows.ranges, self.height)  # of a program
-        self.height = GROUP_ROWS
-        self.rows = Axis(self.rows.ranges, GROUP_ROWS)
-        self.stages = parameters.num_stages
-        self.keys_ring, self.values_ring = (
-            Ring(f"{name}_full", f"{name}_empty", self.stages, self.groups) for name in ("keys", "values")
-        )
-        self.tiles = attention_tiles(kernel, self.tile.size)
-        self.programs = min(self.tiles, max(1, target.cores)) if parameters.persistent else 0  # 0: one a tile
-        self.queries_ring = Ring("queries_full", "queries_empty", QUERY_SLOTS if self.programs else 1, self.groups)
+        self.groups, self.tile = plan.groups, plan.tiled.rows  # of a program
+        self.height, self.rows = GROUP_ROWS, plan.group_of.rows
+        self.queries_ring, self.keys_ring, self.values_ring = plan.rings
+        self.boxes = [boxes for boxes in plan.operands if boxes is not None]
+        self.types = [side.dtype for side, _ in plan.tiled.operands]
 
-    def written(self) -> tuple[Lines, int]:
-        main = open_frame(self.kernel, self.writer, ())
-        grid = self.programs or self._opened(main, self.tile)[0]
-        boxes = self.boxes(main)
-        for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            main.lines.add(f"{name}_in_memory = {self._in_memory(box, dtype, main)}")
-        self._allocated(main.lines, boxes)
+    def written(self) -> Lines:
+        main, boxes = open_frame(self.view.kernel, self.writer, ()), self.boxes
+        if not self.plan.in_turn:
+            self._opened(main, self.plan.tiled)
+        extents = [box.extents(main) for box in boxes]
+        for name, box, of_box, dtype in zip(BUFFERS, boxes, extents, self.types, strict=True):
+            main.lines.add(f"{name}_in_memory = {self._in_memory(box, of_box, dtype, main)}")
+        self._allocated(main.lines)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        given, beside = arguments_of(self.kernel), (*BUFFERS, *self._barriers)
+        given, beside = arguments_of(self.view.kernel), (*BUFFERS, *self._barriers)
         computing, loading = (*given, *beside), (*given, *memory, *beside)
-        add_function(self.writer, COMPUTE, computing, self._computing(boxes), group=True)
-        add_function(self.writer, LOAD, loading, self._loading(boxes))
+        add_function(self.writer, COMPUTE, computing, self._computing(), group=True)
+        add_function(self.writer, LOAD, loading, self._loading())
         main.lines.add(specialized(self.groups, computing, loading))
-        return main.lines, grid
+        return main.lines
 
     # ---- the launched function
 
-    def boxes(self, main: Frame) -> list[Boxes]:
-        """How blocks of queries, keys and values lie in memory, by what the launched function knows. Raises
-        UnsupportedTile where TMA cannot load them."""
-        queries, keys = self.attention.scores.sides
-        return [
-            self._boxes(queries, (self.rows, self.terms), main),
-            self._boxes(keys, (self.terms, self.keys), main),
-            self._boxes(self.attention.values, (self.keys, self.columns), main),
-        ]
-
-    def _boxes(self, side: Operand, axes: tuple[Axis, Axis], main: Frame) -> Boxes:
-        (factor, *others) = side.factors
-        found = None
-        if not others and factor.node in self.writer.accesses and factor.node.dtype is side.dtype:
-            found = boxes_of(self.writer.accesses[factor.node], axes, main)
-        if found is None:
-            raise UnsupportedTile("form", "specialised warps take operands that TMA loads")
-        return found
-
-    def _in_memory(self, box: Boxes, dtype: DType, main: Frame) -> str:
+    def _in_memory(self, box: Boxes, extents: Sequence[str], dtype: DType, main: Frame) -> str:
         """The descriptor of an operand's blocks: of those of a program's head, or of all heads."""
         self.writer.has_descriptors = True
-        if self.programs:
-            return descriptor_of_all(box, dtype)
+        if self.plan.in_turn:
+            return descriptor_of_all(box, extents, dtype)
         start = " + ".join([box.buffer, *(f"{main.value(r).text} * {step}" for r, step in box.leading)])
-        return descriptor(box, start, dtype)
+        return descriptor(box, start, extents, dtype)
 
-    def _allocated(self, lines: Lines, boxes: Sequence[Boxes]) -> None:
+    def _allocated(self, lines: Lines) -> None:
         """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
-        for name, box, dtype in zip(BUFFERS, boxes, self.types, strict=True):
-            slots = self.queries_ring.slots * self.groups if name == "queries" else self.stages
-            lines.add(allocated(name, slots, sizes_of_all(box) if self.programs else box.ordered(box.sizes), dtype))
+        for name, box, dtype in zip(BUFFERS, self.boxes, self.types, strict=True):
+            slots = self.queries_ring.slots * self.groups if name == "queries" else self.keys_ring.slots
+            sizes = sizes_of_all(box) if self.plan.in_turn else box.ordered(box.sizes)
+            lines.add(allocated(name, slots, sizes, dtype))
         self.queries_ring.add_full(lines)
         for ring in (self.keys_ring, self.values_ring):
             ring.add_full(lines)
             ring.add_empty(lines)
-        if self.programs:  # the next tile's queries come while this one's are read
+        if self.plan.in_turn:  # the next tile's queries come while this one's are read
             self.queries_ring.add_empty(lines)
         lines.add("fence_async_shared()")
 
@@ -332,13 +371,13 @@ class _Specialized(AttentionWriting):
     def _barriers(self) -> tuple[str, ...]:
         rings = self.keys_ring, self.values_ring
         found = (self.queries_ring.full, *(name for ring in rings for name in (ring.full, ring.empty)))
-        return (*found, self.queries_ring.empty) if self.programs else found
+        return (*found, self.queries_ring.empty) if self.plan.in_turn else found
 
     # ---- tiles in turn, alike in both functions
 
     def _first_tile(self, function: Frame) -> tuple[Frame, str]:
         """The frame of a tile, and the variable of its number; of a program that has one tile that of the function."""
-        if not self.programs:
+        if not self.plan.in_turn:
             return function, ""
         function.lines.add("done = 0")
         function.lines.add("taken = 0")
@@ -346,16 +385,16 @@ class _Specialized(AttentionWriting):
 
     def _next_tile(self, function: Frame, frame: Frame, tile: str, blocks: str) -> Lines:
         """Ends the frame of a tile, of so many blocks of keys; the lines of its function."""
-        if self.programs:
+        if self.plan.in_turn:
             frame.lines.add(f"done += {blocks}")
             frame.lines.add("taken += 1")
             first = function.lines.name("tl.program_id(0)", "program")
-            function.lines.extend(f"for {tile} in range({first}, {self.tiles}, {self.programs}):", frame.lines)
+            function.lines.extend(f"for {tile} in range({first}, {self.plan.tiles}, {self.plan.in_turn}):", frame.lines)
         return function.lines
 
     def _place(self, number: str) -> str:
         """The place of a tile's block, which has a number, among all that go through the rings."""
-        if not self.programs:
+        if not self.plan.in_turn:
             return number
         return "done" if number == "0" else f"(done + {number})"
 
@@ -366,22 +405,22 @@ class _Specialized(AttentionWriting):
     @property
     def _queries_place(self) -> Place:
         """The place of a tile's queries."""
-        return self.queries_ring.place_of("taken" if self.programs else "0")
+        return self.queries_ring.place_of("taken" if self.plan.in_turn else "0")
 
     def _queries_of(self, slot: str, group: str) -> str:
         """The block of a group's queries in a slot."""
-        return f"({slot}) * {self.groups} + {group}" if self.programs else group
+        return f"({slot}) * {self.groups} + {group}" if self.plan.in_turn else group
 
     # ---- the group that loads
 
-    def _loading(self, boxes: Sequence[Boxes]) -> Lines:
-        function = open_frame(self.kernel, self.writer, ())
+    def _loading(self) -> Lines:
+        function = open_frame(self.view.kernel, self.writer, ())
         frame, tile = self._first_tile(function)
-        _, start = self._opened(frame, self.tile, tile)
+        start = self._opened(frame, self.plan.tiled, tile)
         lines, body = frame.lines, Lines(self.writer, frame.lines)
-        queries, keys, values = boxes
+        queries, keys, values = self.boxes
         place = self._queries_place
-        if self.programs:
+        if self.plan.in_turn:
             lines.add(self.queries_ring.await_empty(place.before))
         lines.add(self.queries_ring.expect(place.index, 2 * self.groups * math.prod(queries.sizes)))
         for group in range(self.groups):
@@ -405,7 +444,7 @@ class _Specialized(AttentionWriting):
 
     def _corner(self, box: Boxes, frame: Frame, starts: tuple[str, str]) -> list[str]:
         """Where a block begins, by its descriptor's axes."""
-        heads = [frame.value(r).text for r, _ in box.leading] if self.programs else []
+        heads = [frame.value(r).text for r, _ in box.leading] if self.plan.in_turn else []
         return [*heads, *box.ordered(starts)]
 
     def _blocks(self, frame: Frame, first: str) -> str:
@@ -435,43 +474,10 @@ class _Specialized(AttentionWriting):
 
     def _key_of(self, number: str, begin: str, blocks: str) -> str:
         """The first key of the block that a program visits as so many-th, from `begin` on; with masks from the last."""
-        if not self._has_masks:
+        if not self.plan.tiled.has_masks:
             return f"{number} * {self.step}" if begin == "0" else f"({begin} + {number}) * {self.step}"
         last = f"{int(blocks) - 1}" if blocks.isdigit() else f"{blocks} - 1"
         return f"({last if begin == '0' else f'{begin} + {last}'} - {number}) * {self.step}"
-
-    def _ends(self, at: int, queries: int) -> int:
-        """Blocks up to the last one that so many queries reach, the first of which has the number `at`."""
-        assert self.upper is not None
-        return -(-(at + queries - 1 + self.upper.keys) // self.step)
-
-    @property
-    def _is_regular(self) -> bool:
-        """Whether tiles begin at numbers that are multiples of their size."""
-        assert self.upper is not None
-        upper = self.upper
-        return self.tile.ranges[-1] is upper.axis and not upper.variables and upper.is_aligned(self.tile)
-
-    @property
-    def _may_skip(self) -> bool:
-        """Whether a group may reach fewer blocks of keys than others of its program."""
-        if self.upper is None:
-            return False
-        begins = range(0, self.step, math.gcd(self.tile.size, self.step))
-        alike = all(self._ends(at, GROUP_ROWS) == self._ends(at, self.tile.size) for at in begins)
-        return not (alike and self._is_regular)
-
-    @property
-    def _has_one_masked(self) -> bool:
-        """Whether no group has more than one block with masks: without a reach only the last keys."""
-        if self.reach.lower is not None:
-            return False
-        if self.upper is None:
-            return True
-        within = (
-            self._ends(at, GROUP_ROWS) - (at + self.upper.keys) // self.step for at in range(0, self.step, GROUP_ROWS)
-        )
-        return self._is_regular and max(within) <= 1
 
     def _skipped(self, lines: Lines, begin: str, blocks: str, start: str) -> str:
         """Gives back the blocks that no query of a group reaches, which begins at `start`; how many these are."""
@@ -487,7 +493,7 @@ class _Specialized(AttentionWriting):
 
     # ---- a group that computes
 
-    def _computing(self, boxes: Sequence[Boxes]) -> Lines:
+    def _computing(self) -> Lines:
         scores, values = mma(self.step), mma(self.width)
         function = self.top
         function.lines.add(f"of_scores: gl.constexpr = {scores}")
@@ -495,12 +501,12 @@ class _Specialized(AttentionWriting):
         function.lines.add("of_weights: gl.constexpr = gl.DotOperandLayout(0, of_values, 2)")
         self.top, tile = self._first_tile(function)
         lines = self.top.lines
-        _, first = self._opened(self.top, self.tile, tile)
+        first = self._opened(self.top, self.plan.tiled, tile)
         start = lines.name(f"{first} + group * {GROUP_ROWS}", "start")
         begin, blocks = self._visited(self.top, first)
         sums = self._begun("of_scores", "of_values")
         lines.add(f"none = gl.full([{self.height}, {self.step}], 0.0, gl.float32, of_scores)")
-        query, key, value = (operand(box, of_all=bool(self.programs)) for box in boxes)
+        query, key, value = (operand(box, of_all=bool(self.plan.in_turn)) for box in self.boxes)
         place_of_queries = self._queries_place
         queries = query("queries", self._queries_of(place_of_queries.index, "group"))
         sent = f"warpgroup_mma({queries}, {key('keys', '{slot}')}, none, use_acc=False, is_async=True)"
@@ -508,19 +514,19 @@ class _Specialized(AttentionWriting):
         done = f"{self.product} = warpgroup_mma_wait(0, deps=[weighed])"
 
         lines.add(self.queries_ring.await_full(place_of_queries))
-        skipped = self._skipped(lines, begin, blocks, start) if self._may_skip else "0"
+        skipped = self._skipped(lines, begin, blocks, start) if self.plan.may_skip else "0"
         place = self._place_of(skipped)
         lines.add(self.keys_ring.await_full(place))
         lines.add(f"sent = {sent.format(slot=place.index)}")
         lines.add("first_score = warpgroup_mma_wait(0, deps=[sent])")
         lines.add(self.keys_ring.give_back(place.index))
-        is_first = not self._has_masks and begin == "0"
+        is_first = not self.plan.tiled.has_masks and begin == "0"
         first_key = "0" if is_first else lines.name(self._key_of(skipped, begin, blocks), "key")
-        self.whole = not self._has_masks
+        self.whole = not self.plan.tiled.has_masks
         self._turn(lines, "first_score", first_key, start, sums)
-        self.whole = self._has_one_masked or self.on_scores
+        self.whole = self.plan.has_one_masked or self.on_scores
         masked = ""
-        if self.whole and not self._has_one_masked:
+        if self.whole and not self.plan.has_one_masked:
             masked = self._masked_numbers(lines, begin, blocks, start)
 
         body = Lines(self.writer, lines)
@@ -544,14 +550,14 @@ class _Specialized(AttentionWriting):
         second = "1" if skipped == "0" else f"{skipped} + 1"
         lines.extend(f"for number in range({second}, {blocks}):", body)
 
-        if self.programs:
+        if self.plan.in_turn:
             lines.add(self.queries_ring.give_back(place_of_queries.index))
         lines.add(f"last = {blocks} - 1")
         place = self._place_of("last")
         lines.add(self.values_ring.await_full(place))
         lines.add(f"weighed = {weighed.format(slot=place.index)}")
         lines.add(done)
-        if self.programs:
+        if self.plan.in_turn:
             lines.add(self.values_ring.give_back(place.index))
         of_rows = [lines.name(f"gl.convert_layout({one}, of_values)") for one in (self.largest, *sums)]
         self._stored(start, of_rows, "of_values")

@@ -4,39 +4,15 @@ from __future__ import annotations
 
 import math
 
-from kcg.kernel.ast import is_symbolic
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
-from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.reduction import Part, accumulator, combine
 from kcg.kernel.tile.tiles import Axis, bind_axis, flat_place, open_frame, start_of
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SUM_TILE = 1024  # of the launch that adds partial sums
-
-
-def may_split(kernel: TileKernel) -> bool:
-    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
-    first = kernel.reductions[0] if kernel.reductions else None
-    return (
-        first is not None
-        and kernel.attention is None
-        and kernel.rows is None
-        and not kernel.also
-        and not kernel.chained
-        and not kernel.grouped
-        and all(
-            r.src[1:] == first.src[1:]
-            and r.arg == first.arg
-            and set(r.ranges) == set(kernel.outputs)
-            and accumulator(r) == accumulator(first)
-            and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
-            for r in kernel.reductions
-        )
-        and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
-    )
 
 
 def partials_of(kernel: TileKernel) -> int:
@@ -59,8 +35,8 @@ def store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
         frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
 
 
-def write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
-    """The second launch: adds the parts in order, and computes what the kernel makes of the sums."""
+def write_sums(kernel: TileKernel, parts: int, writer: Writer) -> tuple[Lines, int]:
+    """The second launch: adds so many parts in order, and computes what the kernel makes of the sums."""
     count = math.prod(kernel.extents)
     size = min(SUM_TILE, 1 << max(0, count - 1).bit_length())
     axis = Axis(kernel.outputs, size)
@@ -79,7 +55,7 @@ def write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -
         term = body.name(f"tl.load({place}{mask})")
         body.add(f"{total} = {combine(node, total, term)}")
         totals.append(total)
-    frame.lines.extend(f"for {counter} in range(1, {parameters.split}):", body)
+    frame.lines.extend(f"for {counter} in range(1, {parts}):", body)
     for node, total in zip(kernel.reductions, totals, strict=True):
         bound = Block(total, accumulator(node), frozenset({0}))
         frame.bound[node] = frame.cast(bound, compute_type(node))

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent, is_symbolic
@@ -24,7 +25,7 @@ class Axis:
     ranges: tuple[UOp, ...]
     size: int  # elements of the tile along it, a power of two; of a contraction's columns also the sum of two
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Elements along the axis at most."""
         return math.prod(map(extent, self.ranges))
@@ -36,6 +37,39 @@ class Axis:
     @property
     def is_symbolic(self) -> bool:
         return any(map(is_symbolic, self.ranges))
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """The tiles of one kernel of a launch: the ranges and the size of each axis, and what numbers the tiles."""
+
+    kernel: TileKernel
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def rest(self) -> tuple[UOp, ...]:
+        """The output ranges that no axis holds: a program each."""
+        return rest_of(self.kernel, self.axes)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """How many of each of these there are."""
+        return tuple(map(extent, self.rest))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of a tile along each axis."""
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Tiles along each axis."""
+        return tuple(axis.tiles for axis in self.axes)
+
+    @cached_property
+    def tiles(self) -> int:
+        """All of them."""
+        return math.prod(self.places) * math.prod(self.counts)
 
 
 def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
@@ -199,16 +233,14 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
     """As `bind_axis`, of a part (first element, elements) of a block that begins at a multiple of its size: of ranges
     that fill the block the elements have the same numbers in each one, other ranges are scalars.
     """
-    place = len(axis.ranges)
-    while place and math.prod(map(extent, axis.ranges[place:])) < axis.size:
-        place -= 1
-    inside = axis.ranges[place:]
+    inside = aligned(axis)
     at, size = part
-    if math.prod(map(extent, inside)) != axis.size or axis.total >= 1 << 31:
+    if not inside:
         first = frame.lines.name(f"{start} + {at}", "start") if at else start
         bind_axis(frame, replace(axis, size=size), number, first)
         return
     bind_axis(frame, Axis(inside, size), number, str(at))
+    place = len(axis.ranges) - len(inside)
     step = axis.size
     for outer in reversed(axis.ranges[:place]):
         text = frame.lines.name(f"{start} // {step}")
@@ -216,6 +248,15 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
         if step < axis.total:
             text = frame.lines.name(f"{text} % {extent(outer)}")
         frame.bound[outer] = Block(text, "int32")
+
+
+def aligned(axis: Axis) -> tuple[UOp, ...]:
+    """The ranges that fill a block which begins at a multiple of its size; none where no ranges do."""
+    place = len(axis.ranges)
+    while place and math.prod(map(extent, axis.ranges[place:])) < axis.size:
+        place -= 1
+    inside = axis.ranges[place:]
+    return inside if math.prod(map(extent, inside)) == axis.size and axis.total < 1 << 31 else ()
 
 
 def _product(frame: Frame, sizes: Sequence[str]) -> str:

@@ -13,16 +13,13 @@ from kcg.compat.tiny import UOp
 from kcg.kernel.ast import buffer_of
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.emit import Chosen, Frame, choice
-from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.tiles import launched_with, tiles_of
-
-Launched = tuple[TileKernel, TileParameters]
+from kcg.kernel.tile.tiles import Tiled
 
 
-def alike(kernel: TileKernel, parameters: TileParameters) -> list[list[Launched]]:
+def alike(products: Sequence[Tiled]) -> list[list[Tiled]]:
     """The products of a launch, those together that are one text."""
-    found: list[list[Launched]] = []
-    for one in launched_with(kernel, parameters):
+    found: list[list[Tiled]] = []
+    for one in products:
         group = next((group for group in found if _are_one_text(group[0], one)), None)
         if group is None:
             found.append([one])
@@ -31,10 +28,10 @@ def alike(kernel: TileKernel, parameters: TileParameters) -> list[list[Launched]
     return found
 
 
-def _are_one_text(first: Launched, other: Launched) -> bool:
+def _are_one_text(first: Tiled, other: Tiled) -> bool:
     """Whether two products differ in their buffers alone, and in rows of which no tile has one too many."""
-    (mine, own), (theirs, of_theirs) = first, other
-    whole = not any(math.prod(one.extents) % p.tile[0] for one, p in ((mine, own), (theirs, of_theirs)))
+    mine, theirs = first.kernel, other.kernel
+    whole = not any(math.prod(one.kernel.extents) % one.axes[0].size for one in (first, other))
     if mine.extents[1:] != theirs.extents[1:] or (mine.extents != theirs.extents and not whole):
         return False
     return slots_of(mine, theirs) is not None
@@ -58,18 +55,18 @@ def slots_of(first: TileKernel, other: TileKernel) -> dict[int, int] | None:
     return dict(pairs) if there.substitute(new, walk=True) is here else None
 
 
-def bind_products(frame: Frame, group: Sequence[Launched], number: str) -> str:
+def bind_products(frame: Frame, group: Sequence[Tiled], number: str) -> str:
     """Binds the buffers of one of some products of one text, by a program's number among all of their tiles. Returns
     the number of its tile."""
-    (first, _), *others = group
+    first, *others = group
     if not others:
         return number
     ends = [0]
     for one in group:
-        ends.append(ends[-1] + tiles_of(*one)[0])
+        ends.append(ends[-1] + one.counts[0])
     conditions = [frame.lines.name(frame.scalar_condition(f"{number} < {end}"), "is") for end in ends[1:-1]]
 
-    maps = [found for one, _ in others if (found := slots_of(first, one)) is not None]
+    maps = [found for one in others if (found := slots_of(first.kernel, one.kernel)) is not None]
     for slot in sorted(maps[0]):
         slots = (slot, *(found[slot] for found in maps))
         if len(set(slots)) > 1:

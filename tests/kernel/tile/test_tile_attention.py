@@ -15,7 +15,6 @@ from tinygrad import Tensor, Variable
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import attention_axes, attention_tiles
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate
@@ -23,6 +22,7 @@ from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import FLASH_ATTENTION, POINTER, SPECIALIZED, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.kernel.tile.views import AttentionView
 from kcg.types import Region
 from tests.captured import captured
 from tests.chains import region_of
@@ -71,7 +71,7 @@ ATTENTIONS: tuple[Callable[[str], Tensor], ...] = (plain, causal, biased, groupe
 
 
 def parameters(region: Region, loads: str = POINTER) -> TileParameters:
-    axes = attention_axes(read_region(region))
+    axes = AttentionView.of(read_region(region)).axes
     return TileParameters(FLASH_ATTENTION, axes, (16,), reduce_tile=16, loads=loads, num_warps=4, num_stages=2)
 
 
@@ -375,7 +375,7 @@ def test_few_queries(split: int, tmp_path: Path) -> None:
     for attention in (cached, cached_alone):
         region = region_of(attention(300))
         program = generate(region, TARGET, in_parts(region, split), interpreted=True)
-        assert program.launches[0].grid == split * attention_tiles(read_region(region), 16)
+        assert program.launches[0].grid == split * AttentionView.of(read_region(region)).tiles(16)
         for length in LENGTHS:
             cases[f"{attention.__name__} {length}"] = Case(region, program, (("length", length),))
     assert not wrong_of(cases, tmp_path)

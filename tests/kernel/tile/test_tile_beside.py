@@ -16,7 +16,8 @@ from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.regions import Candidate, Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.gemm import idle_share, shared_taken
+from kcg.kernel.tile.forms import plan_of
+from kcg.kernel.tile.gemm import idle_share
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
@@ -172,7 +173,11 @@ def test_layers_of_both_streams_spill_nothing(
         (launch,) = compile_tile(candidate.region, schedule_of(p), TARGET).launches
         report = dict(launch.compiled.report)
         assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-        assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+        assert (
+            0.9 * plan_of(kernel, TARGET, p).shared_bytes
+            <= report["shared_bytes"]
+            <= plan_of(kernel, TARGET, p).shared_bytes
+        )
 
 
 @pytest.mark.slow

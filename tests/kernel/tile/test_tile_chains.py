@@ -21,6 +21,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.rows import axes_apart, row_axes
+from kcg.kernel.tile.views import RowsView
 from kcg.measure.inputs import SPIKY_RECIPE, make_inputs_of_kernels
 from kcg.types import Region
 from tests.chains import region_of
@@ -265,7 +266,11 @@ def faultless() -> dict[str, tuple[Region, TileSource]]:
     ):
         region = region_of(*tensors)
         kernel = read_region(region)
-        axes, tile = (axes_apart(kernel), (2, 4)) if name == APART else (row_axes(kernel) if width else (), (4,))
+        axes, tile = (
+            (axes_apart(RowsView.of(kernel)), (2, 4))
+            if name == APART
+            else (row_axes(RowsView.of(kernel)) if width else (), (4,))
+        )
         p = TileParameters(ROWS, axes, tile, reduce_tile=width) if width else product_of
         found[name] = region, generate_kernel(kernel, TARGET, p, interpreted=True)
     return found

@@ -26,7 +26,7 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
@@ -137,7 +137,7 @@ def test_shared_memory_of_operands_that_are_computed(tmp_path: Path) -> None:
     kernels = {name: region_of(product) for name, product in products.items()}
     made = compiled({name: generate(of, target_of("sm_90"), p) for name, of in kernels.items()}, "sm_90", tmp_path)
     for name, region in kernels.items():
-        expected = shared_taken(read_kernel(region), target_of("sm_90"), p)
+        expected = plan_of(read_kernel(region), target_of("sm_90"), p).shared_bytes
         assert (0.9 if name == "both" else 1.0) * expected <= made[name]["shared"] <= expected, name
 
 

@@ -12,7 +12,7 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.targets import TARGETS
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import DEVICES, Product, device_of, figures_of, unsupported
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import TF32, TMA
@@ -145,4 +145,5 @@ def test_a_loop_takes_a_block_less_than_stages_of_its_shared_memory() -> None:
     kernel = read_region(MATMUL)
     p = default_parameters(kernel, MI300X).changed(tile=(64, 64), reduce_tile=64, num_stages=4, epilogue_parts=1)
     block = (64 + 64) * 64 * 2
-    assert shared_taken(kernel, MI300X, p) == 3 * block == shared_taken(kernel, TARGETS["sm_80"], p) - block
+    here, there = (plan_of(kernel, target, p).shared_bytes for target in (MI300X, TARGETS["sm_80"]))
+    assert here == 3 * block == there - block

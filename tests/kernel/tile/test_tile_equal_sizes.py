@@ -18,8 +18,7 @@ from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.form import registers_for_sums
-from kcg.kernel.tile.forms import form_of
-from kcg.kernel.tile.gemm import sums_of
+from kcg.kernel.tile.forms import form_of, plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, starts
 from kcg.kernel.tile.parameters import FLASH_ATTENTION, ROWS
@@ -210,7 +209,7 @@ def test_no_default_has_more_sums_than_registers(size: int) -> None:
         assert is_legal(kernel, TARGET, chosen), chosen
         if chosen.form != ROWS:
             threads = device_of(TARGET).threads(chosen.num_warps)
-            assert sums_of(kernel, chosen) // threads <= registers_for_sums(TARGET, chosen.num_warps)
+            assert plan_of(kernel, TARGET, chosen).sums // threads <= registers_for_sums(TARGET, chosen.num_warps)
     assert bool(refused) == (size == 32)
 
 

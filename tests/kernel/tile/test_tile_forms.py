@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from random import Random
 
@@ -14,11 +14,12 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.form import LEAST
-from kcg.kernel.tile.forms import REGISTRY, forms_of
-from kcg.kernel.tile.generate import ONLY, generate_kernel, workspace_of
+from kcg.kernel.tile.form import LEAST, ONLY
+from kcg.kernel.tile.forms import REGISTRY, forms_of, plan_of
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, random_parameters
 from kcg.kernel.tile.parameters import FORMS, TMA
+from kcg.kernel.tile.plan import workspace_bytes
 from tests.chains import region_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -66,10 +67,13 @@ def test_a_kernel_has_the_forms_that_it_is_read_for(name: str) -> None:
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_form_begins_with_a_legal_program_for_each_arrangement_of_axes(name: str, form: str) -> None:
     kernel, own = kernel_of(name), REGISTRY[form]
-    for axes in own.axes(kernel):
-        p = own.start(kernel, TARGET, axes)
+    view = own.view(kernel)
+    for axes in own.axes(view):
+        p = own.start(view, TARGET, axes)
         assert (p.form, p.axes) == (form, axes) and is_legal(kernel, TARGET, p)
         assert generate_kernel(kernel, TARGET, p).launches and predicted_seconds(kernel, TARGET, p) > 0
+        plan = plan_of(kernel, TARGET, p)
+        assert all(hasattr(plan, field.name) for field in fields(plan)), "it has all of its fields"
         assert all(getattr(p, field) in legal_values(kernel, TARGET, p, field) for field in FIELDS)
 
 
@@ -80,18 +84,19 @@ def test_what_is_recorded_of_a_program_is_what_its_text_says(name: str) -> None:
         source = generate_kernel(kernel, TARGET, p)
         assert source.rounds_to_tf32 == ('input_precision="tf32"' in source.source)
         assert source.launches[0].descriptors == ("make_tensor_descriptor" in source.source)
-        assert source.workspace_bytes == workspace_of(kernel, TARGET, p)
+        assert source.workspace_bytes == workspace_bytes(plan_of(kernel, TARGET, p))
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_form_lacks_what_it_does_not_name(name: str, form: str) -> None:
     """A parameter of other forms has its least value alone, and no program is written of another one."""
     kernel, own = kernel_of(name), REGISTRY[form]
-    p = own.start(kernel, TARGET, own.axes(kernel)[0])
+    view = own.view(kernel)
+    p = own.start(view, TARGET, own.axes(view)[0])
     for field, value in OTHER.items():
         if field in own.fields:
             continue
-        assert own.fixed.get(field) is not None or own.values(kernel, TARGET, p, field) == (LEAST[field],)
+        assert own.fixed.get(field) is not None or own.values(view, TARGET, p, field) == (LEAST[field],)
         with pytest.raises(UnsupportedTile):
             generate_kernel(kernel, TARGET, p.changed(**{field: value}))
 
@@ -99,7 +104,8 @@ def test_a_form_lacks_what_it_does_not_name(name: str, form: str) -> None:
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_form_writes_no_program_of_a_kernel_that_it_is_not_of(name: str, form: str) -> None:
     own = REGISTRY[form]
-    p = own.start(kernel_of(name), TARGET, own.axes(kernel_of(name))[0])
+    view = own.view(kernel_of(name))
+    p = own.start(view, TARGET, own.axes(view)[0])
     for other, (_, forms) in KERNELS.items():
         if form not in forms:
             with pytest.raises(UnsupportedTile):

@@ -15,13 +15,15 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.gemm import can_halve, may_stream_k, shared_taken
+from kcg.kernel.tile.forms import plan_of
+from kcg.kernel.tile.gemm import can_halve
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.tiles import launched_tiles
+from kcg.kernel.tile.views import MatmulView
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
 from tests.kernel.tile.test_tile_cuts import along_columns, both_ways, copied, of_flux, stacked, streams
@@ -54,14 +56,14 @@ def test_halves_of_the_tiles_left_are_right(chain: Made, tmp_path: Path) -> None
     cases = {}
     region = region_of(*chain("bfloat16"))
     kernel = read_region(region)
-    assert kernel.contraction is not None and not may_stream_k(kernel)
+    assert kernel.contraction is not None and not MatmulView.of(kernel).may_stream_k
     axes = tuple(side.ranges for side in kernel.contraction.sides)
     for loads, parts, persistent, turned in ((POINTER, 1, 1, True), (TMA, 2, 1, False), (TMA, 1, 2, False)):
         p = replace(
             PLAIN, axes=axes[::-1] if turned else axes, loads=loads, persistent=persistent, epilogue_parts=parts
         )
         tiles = tiles_of(kernel, p)
-        if not can_halve(kernel, replace(p, tail=2)):
+        if not can_halve(MatmulView.of(kernel), replace(p, tail=2)):
             assert turned, "only rows may be no multiple of a tile's, or heads in them"
             continue
         fits = [n for n in range(2, tiles) if 0 < 2 * (tiles % (n * persistent)) <= n * persistent < tiles]
@@ -85,7 +87,7 @@ def test_halves_are_candidates_where_they_fit_into_the_last_wave() -> None:
         halves, whole = (replace(p, tail=2), p)
         assert is_legal(kernel, target, halves) == (rows == (256, 2304))
         assert not is_legal(kernel, target, replace(halves, persistent=0))
-        assert not can_halve(kernel, replace(p, tile=(128, 128), tail=2)), "a head has 128 columns"
+        assert not can_halve(MatmulView.of(kernel), replace(p, tile=(128, 128), tail=2)), "a head has 128 columns"
         if rows == (256, 2304):
             assert predicted_seconds(kernel, target, halves) < predicted_seconds(kernel, target, whole)
         else:
@@ -94,7 +96,7 @@ def test_halves_are_candidates_where_they_fit_into_the_last_wave() -> None:
     assert found == [(1, 2), (1,)]
     odd = read_region(region_of(*copied("bfloat16")))
     assert legal_values(odd, replace(TARGET, cores=6), PLAIN, "tail") == (1, 2)
-    assert [can_halve(odd, replace(PLAIN, tile=(16, n), tail=2)) for n in (16, 32, 64, 128)] == [
+    assert [can_halve(MatmulView.of(odd), replace(PLAIN, tile=(16, n), tail=2)) for n in (16, 32, 64, 128)] == [
         False,
         True,
         True,
@@ -128,4 +130,4 @@ def test_halves_take_no_more_than_whole_tiles(
     whole, halves = reports
     assert (p.tile, p.persistent) == ((128, 256), 1)
     assert all(one["wgmma"] and not one["spilled_bytes"] and one["registers"] < 256 for one in reports), reports
-    assert halves["shared_bytes"] == whole["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert halves["shared_bytes"] == whole["shared_bytes"] <= plan_of(kernel, TARGET, p).shared_bytes

@@ -32,22 +32,20 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.expected import embedding
-from kcg.kernel.tile.forms import REGISTRY
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import REGISTRY, plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, is_possible, legal_values, random_parameters
 from kcg.kernel.tile.parameters import (
     CONTRACTION,
     FLASH_ATTENTION,
     FORMS,
-    PIPELINED,
     POINTER,
     REDUCTION,
     ROWS,
     TMA,
     TileParameters,
 )
+from kcg.kernel.tile.plan import features
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.words import legend
@@ -146,22 +144,22 @@ def test_a_program_of_several_products_needs_stress(name: str) -> None:
             continue
         text = generate_kernel(kernel, target, p).source
         several = text.count("tl.dot(") > 1 or "tf32x3" in text or bool(kernel.chained)
-        assert needs_stress(of, schedule_of(p)) == several, p
+        assert needs_stress(of, schedule_of(p), target) == several, p
         found[several] += 1
     assert found[True] and (found[False] or kernel.chained or kernel.sharing_operand or kernel.grouped)
 
 
 def test_specialised_warps_and_attention_are_delicate_and_rows_are_not() -> None:
     attention = region_of(empty(2, 256, 64).scaled_dot_product_attention(*(empty(2, 256, 64) for _ in range(2))))
-    assert needs_stress(attention, schedule_of(default_parameters(read_region(attention), SM_90)))
+    assert needs_stress(attention, schedule_of(default_parameters(read_region(attention), SM_90)), SM_90)
     plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), 32)
-    for changes in ({"loads": TMA}, {"loads": TMA, "warp_specialize": True}, {"form": PIPELINED}, {"tile": (64, 96)}):
-        assert needs_stress(linear(), schedule_of(replace(plain, **changes)))
-    assert not needs_stress(linear(), schedule_of(plain))
-    assert not needs_stress(linear(), Schedule("opts", "[]"))
+    for changes in ({"loads": TMA}, {"loads": TMA, "warp_specialize": True}, {"tile": (64, 96)}):
+        assert needs_stress(linear(), schedule_of(replace(plain, **changes)), SM_90)
+    assert not needs_stress(linear(), schedule_of(plain), SM_90)
+    assert not needs_stress(linear(), Schedule("opts", "[]"), SM_90)
     rows = region_of(empty(64, 300).softmax(-1))
-    assert not needs_stress(rows, schedule_of(default_parameters(read_region(rows), SM_90)))
-    assert not needs_stress(rows, schedule_of(plain)), "of what is no contraction there is no such program"
+    assert not needs_stress(rows, schedule_of(default_parameters(read_region(rows), SM_90)), SM_90)
+    assert not needs_stress(rows, schedule_of(plain), SM_90), "of what is no contraction there is no such program"
 
 
 def test_it_is_described_in_the_words_of_tables() -> None:
@@ -471,14 +469,18 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
 
 def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
     """But for the axes, which say the same of a kernel in other numbers."""
-    plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32)
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32, num_stages=2)
+    plan = plan_of(read_region(linear()), SM_90, p)
     others: dict[str, Any] = {
-        "tile": (128, 32), "reduce_tile": 64, "split": 2, "tail": 2, "group": 4, "evict_first": (0,),
-        "evict_last": (1,), "loads": TMA, "persistent": 1, "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8,
-        "num_stages": 3, "maxnreg": 128, "fast_math": False, "precision": "tf32x3", "read_early": True,
+        "tile": (128, 32), "loop": replace(plan.loop, step=64), "split": 2,
+        "tail": 2, "group": 4, "evict_first": (0,), "evict_last": (1,), "loads_by": TMA, "persistent": 1,
+        "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8, "num_stages": 3, "maxnreg": 128,
+        "fast_math": False, "precision": "tf32x3", "read_early": True,
     }  # fmt: skip
-    assert others.keys() == {field.name for field in fields(TileParameters)} - {"form", "axes"}
-    seen = [embedding(plain), *(embedding(replace(plain, **{name: value})) for name, value in others.items())]
+    names = {"reduce_tile": "loop", "loads": "loads_by"}
+    decided = {names.get(field.name, field.name) for field in fields(TileParameters) if field.name != "axes"}
+    assert others.keys() == decided - {"form"}
+    seen = [features(plan), *(features(replace(plan, **{name: value})) for name, value in others.items())]
     assert len({row.tobytes() for row in seen}) == len(seen)
 
 
@@ -488,7 +490,7 @@ def test_an_error_of_the_cost_itself_is_no_failure_of_a_program(monkeypatch: pyt
     def broken(*_: Any) -> float:
         raise AttributeError("no such figure")
 
-    monkeypatch.setattr("kcg.kernel.tile.expected.predicted_seconds", broken)
+    monkeypatch.setattr("kcg.kernel.tile.expected.seconds", broken)
     with pytest.raises(AttributeError, match="no such figure"):
         KnownCost().predict(of, [of.start()])
 
@@ -689,7 +691,7 @@ def test_shared_memory_is_known_before(warps: int, rows: int) -> None:
     base = of.parameters(of.start())
     p = replace(base, tile=(rows, 128), num_warps=warps, num_stages=2, loads=TMA, persistent=1, epilogue_parts=2)
     (launch,) = compiled(of.region, p).launches
-    taken = shared_taken(of.kernel, SM_90, p)
+    taken = plan_of(of.kernel, SM_90, p).shared_bytes
     assert taken - 1_100 < launch.compiled.shared_bytes <= taken
 
 

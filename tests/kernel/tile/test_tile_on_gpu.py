@@ -18,7 +18,6 @@ from kcg.kernel.program import Program
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.sequences import partition_of
-from kcg.kernel.tile.attention import attention_axes, attention_tiles
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal
@@ -36,6 +35,7 @@ from kcg.kernel.tile.pipelined import pipelined_axes
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS, STEPS
+from kcg.kernel.tile.views import AttentionView, MatmulView
 from kcg.measure.device_info import detect
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
@@ -174,8 +174,9 @@ def as_it_begins(kernel: TileKernel, target: Target) -> TileParameters:
 
 def of_form(form: str) -> Callable[[TileKernel, Target], TileParameters]:
     def choose(kernel: TileKernel, target: Target) -> TileParameters:
-        axes = pipelined_axes(kernel)[0] if form == PIPELINED else default_parameters(kernel, target).axes
-        return parameters_of(kernel, target, form, axes)
+        if form == PIPELINED:
+            return parameters_of(kernel, target, form, pipelined_axes(MatmulView.of(kernel))[0])
+        return parameters_of(kernel, target, form, default_parameters(kernel, target).axes)
 
     return choose
 
@@ -541,7 +542,7 @@ def test_a_group_behind_the_last_query_stores_nothing(name: str, rows: int) -> N
     """Of 320 queries the last tile of 128 has one group, of 640 the last tile of 192 too."""
     kernel = read_region(attention_of(name))
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
-    p = replace(parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel)), tile=(rows,))
+    p = replace(parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes), tile=(rows,))
     (store,) = [line for line in generate_kernel(kernel, target, p).source.splitlines() if "gl.store(" in line]
     assert "mask=" in store
 
@@ -559,10 +560,10 @@ def test_attention_by_specialised_warps_is_right() -> None:
 def with_tiles_in_turn(name: str, target: Target) -> tuple[Region, list[Schedule]]:
     """Of so many heads that a multiprocessor has three tiles or two, programs that take them in turn: of tiles with two
     groups of warps and, where there are registers for them, with three."""
-    tiles = min(attention_tiles(read_region(attention_of(name)), rows) for rows in PROGRAM_ROWS)
+    tiles = min(AttentionView.of(read_region(attention_of(name))).tiles(rows) for rows in PROGRAM_ROWS)
     region = attention_of(name, -(-5 * target.cores * HEADS_OF_EACH // (2 * tiles)))
     kernel = read_region(region)
-    p = replace(parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel)), persistent=1)
+    p = replace(parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes), persistent=1)
     found = [replace(p, tile=(rows,), reduce_tile=step) for rows in PROGRAM_ROWS for step in STEPS]
     return region, [schedule_of(one) for one in found if is_legal(kernel, target, one)]
 
@@ -584,7 +585,7 @@ def test_attention_with_tiles_in_turn_spills_nothing(name: str) -> None:
         report = dict(launch.compiled.report)
         assert (report["warps"], report["wgmma"], report["spilled_bytes"]) == (4 + rows // 16, 1, 0)
         assert report["registers"] == {128: 168, 192: 128}[rows] and launch.compiled.global_size[0] == target.cores
-        assert needs_stress(region, schedule)
+        assert needs_stress(region, schedule, target)
 
 
 @pytest.mark.gpu
@@ -670,7 +671,7 @@ def test_products_are_pipelined_and_spill_nothing(name: str) -> None:
 def test_the_last_wave_is_filled_by_three_groups() -> None:
     target = replace(KNOWN_TARGETS["sm_90"], cores=132)
     kernel = read_region(region_of(product(4608, 3072, 3072).cast("bfloat16")))
-    best = parameters_of(kernel, target, PIPELINED, pipelined_axes(kernel)[0]).tile
+    best = parameters_of(kernel, target, PIPELINED, pipelined_axes(MatmulView.of(kernel))[0]).tile
     assert best == (192, 192), "3 waves of 132, where 128 x 256 leaves most of the fourth one empty"
 
 

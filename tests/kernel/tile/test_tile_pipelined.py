@@ -18,6 +18,7 @@ from kcg.kernel.tile.parameters import PIPELINED
 from kcg.kernel.tile.pipelined import TILES, parts_of, pipelined_axes
 from kcg.kernel.tile.prior import parameters_of
 from kcg.kernel.tile.tiles import is_power_of_two
+from kcg.kernel.tile.views import MatmulView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.gluon_on_cpu import ProtocolError, wrong_in_gluon
@@ -72,7 +73,7 @@ def region_named(name: str) -> Region:
 
 def case_of(region: Region, tile: Tile, **changes: int) -> Case:
     kernel = read_region(region)
-    p = parameters_of(kernel, TARGET, PIPELINED, pipelined_axes(kernel)[0])
+    p = parameters_of(kernel, TARGET, PIPELINED, pipelined_axes(MatmulView.of(kernel))[0])
     p = replace(p, tile=tile, epilogue_parts=parts_of(tile), **changes)
     assert is_legal(kernel, TARGET, p), p
     return Case(region, generate_kernel(kernel, TARGET, p))

@@ -14,12 +14,13 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
 from kcg.kernel.tile.rows import row_axes
 from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.views import RowsView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
@@ -135,7 +136,7 @@ def programs(region: Region) -> dict[str, TileParameters]:
     kernel = read_region(region)
     assert kernel.rows is not None
     whole = 1 << (kernel.rows.width - 1).bit_length()
-    axes = row_axes(kernel)
+    axes = row_axes(RowsView.of(kernel))
     return {
         name: TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=1, num_stages=1)
         for name, height, step in (("held", 2, whole), ("in a loop", 4, 16))
@@ -249,7 +250,7 @@ def test_programs_that_share_the_last_wave_load_ahead_from_tile_to_part(
     first, second = compile_tile(region, schedule_of(p), target).launches
     report = dict(first.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert stages * 384 * 64 * 2 + 128 * 128 * 2 <= report["shared_bytes"] <= plan_of(kernel, TARGET, p).shared_bytes
     assert not dict(second.compiled.report)["spilled_bytes"]
     whole, own, turns = (
         predicted_seconds(kernel, target, replace(p, **c)) for c in ({"tail": 1}, {"persistent": 0}, {})
@@ -307,7 +308,9 @@ def test_steps_within_a_row_have_no_masks(dtype: str, tmp_path: Path) -> None:
         loss = region_of(x.float().sparse_categorical_crossentropy(labels, reduction="none"))
         kernel = read_region(loss)
         for height, step, warps in ((1, 16, 1), (2, 32, 1), (4, 64, 2), (1, 128, 4)):
-            p = TileParameters(ROWS, row_axes(kernel), (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+            p = TileParameters(
+                ROWS, row_axes(RowsView.of(kernel)), (height,), reduce_tile=step, num_warps=warps, num_stages=1
+            )
             program = generate(loss, TARGET, p, interpreted=True)
             if width == 203 and step < 128:
                 loops = re.findall(r"range\(\d+, \d+, \d+\):\n((?: {8}.*\n)+)", program.source)
@@ -392,7 +395,11 @@ def test_the_projection_of_flux_fits(stages: int, tmp_path: Path, monkeypatch: p
     (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
     report = dict(launch.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"], report
-    assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert (
+        0.9 * plan_of(kernel, TARGET, p).shared_bytes
+        <= report["shared_bytes"]
+        <= plan_of(kernel, TARGET, p).shared_bytes
+    )
 
 
 @interpreted

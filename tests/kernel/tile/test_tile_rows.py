@@ -16,6 +16,7 @@ from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import ROWS, TileParameters
 from kcg.kernel.tile.rows import axes_apart, row_axes, rows_of_threads
 from kcg.kernel.tile.space import TileSpace
+from kcg.kernel.tile.views import RowsView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
@@ -48,7 +49,9 @@ def rotations(*rows: int, heads: int = 3, size: int = 16, dtype: str = "bfloat16
 
 
 def apart(region: Region, tile: tuple[int, int], size: int = 16, warps: int = 1) -> TileParameters:
-    return TileParameters(ROWS, axes_apart(read_region(region)), tile, reduce_tile=size, num_warps=warps, num_stages=1)
+    return TileParameters(
+        ROWS, axes_apart(RowsView.of(read_region(region))), tile, reduce_tile=size, num_warps=warps, num_stages=1
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +72,9 @@ def test_heads_apart_from_tokens(dtype: str, streams: tuple[tuple[int, ...], ...
         region = rotations(*rows, dtype=dtype)
         for tile in ((1, 2), (2, 4), (4, 8), (4, 32), (1, 1)):
             cases[f"{rows} {tile}"] = Case(region, generate(region, TARGET, apart(region, tile), interpreted=True))
-        flat = TileParameters(ROWS, row_axes(read_region(region)), (4,), reduce_tile=16, num_warps=1, num_stages=1)
+        flat = TileParameters(
+            ROWS, row_axes(RowsView.of(read_region(region))), (4,), reduce_tile=16, num_warps=1, num_stages=1
+        )
         cases[f"{rows} flat"] = Case(region, generate(region, TARGET, flat, interpreted=True))
         loop = apart(region, (2, 4), size=8)
         cases[f"{rows} in a loop"] = Case(region, generate(region, TARGET, loop, interpreted=True))
@@ -98,7 +103,9 @@ def test_rotations_move_16_bytes_at_once_and_nothing_between_threads(rows: tuple
     region = rotations(*rows, **FLUX)
     space = TileSpace(region, TARGET, read_region(region))
     p = space.parameters(space.start())
-    assert len(p.axes) == 2 and p.tile[0] > 1 and p.tile[1] >= rows_of_threads(space.kernel, 32 * p.num_warps)
+    assert (
+        len(p.axes) == 2 and p.tile[0] > 1 and p.tile[1] >= rows_of_threads(RowsView.of(space.kernel), 32 * p.num_warps)
+    )
     tiles = {"start": p, "one warp": replace(p, tile=(4, 2), num_warps=1), "one head": replace(p, tile=(1, p.tile[1]))}
     assert all(is_legal(space.kernel, TARGET, one) for one in tiles.values())
     made = compiled({name: generate(region, TARGET, one) for name, one in tiles.items()}, "sm_90", tmp_path)
@@ -132,7 +139,7 @@ def test_a_table_that_threads_hold_otherwise_than_rows_is_no_candidate() -> None
 
 def test_rows_that_share_nothing_have_one_axis() -> None:
     kernel = read_region(region_of(layer_norm("bfloat16")))
-    assert axes_apart(kernel) == ()
+    assert axes_apart(RowsView.of(kernel)) == ()
     other = TileParameters(ROWS, ((), (0,)), (1, 1), reduce_tile=64, num_warps=1, num_stages=1)
     with pytest.raises(UnsupportedTile):
         generate(region_of(layer_norm("bfloat16")), TARGET, other)

@@ -20,7 +20,7 @@ from kcg.kernel.regions import Form, candidates_of
 from kcg.kernel.repeats import blocks_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.gemm import shared_taken
+from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
@@ -525,7 +525,7 @@ def test_a_loop_of_two_products_is_expected_to_cost_no_more_than_two_loops() -> 
     p = replace(default_parameters(both, TARGET), tile=(128, 64), persistent=0, epilogue_parts=1)
     alone_s, together_s = (predicted_seconds(kernel, TARGET, p) for kernel in (one, both))
     assert alone_s < together_s < 2 * alone_s
-    assert shared_taken(both, TARGET, p) == shared_taken(one, TARGET, replace(p, tile=(128, 128)))
+    assert plan_of(both, TARGET, p).shared_bytes == plan_of(one, TARGET, replace(p, tile=(128, 128))).shared_bytes
 
 
 LLAMA = {"Llama 3 8B": (1024, 4096, 14336), "Llama 3.2 1B": (1024, 2048, 8192)}
@@ -549,7 +549,7 @@ def test_the_priors_choice_for_llama_spills_nothing(
     (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
     report = dict(launch.compiled.report)
     assert report["wgmma"] and not report["spilled_bytes"] and report["registers"] < 256, report
-    assert report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+    assert report["shared_bytes"] <= plan_of(kernel, TARGET, p).shared_bytes
 
 
 @pytest.mark.slow
@@ -568,7 +568,11 @@ def test_branches_of_one_launch_have_shared_memory_in_common(
         (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
         report = dict(launch.compiled.report)
         assert report["wgmma"] and (len(region.kernels) > 3 or not report["spilled_bytes"]), report
-        assert 0.9 * shared_taken(kernel, TARGET, p) <= report["shared_bytes"] <= shared_taken(kernel, TARGET, p)
+        assert (
+            0.9 * plan_of(kernel, TARGET, p).shared_bytes
+            <= report["shared_bytes"]
+            <= plan_of(kernel, TARGET, p).shared_bytes
+        )
 
 
 @pytest.mark.slow
@@ -586,7 +590,7 @@ def test_shared_memory_of_halves_that_groups_of_warps_put_together(
             p = replace(PLAIN, axes=axes, tile=(64, 128), reduce_tile=64, num_warps=8, persistent=1, loads=loads)
             p = replace(p, epilogue_parts=2)
             (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
-            expected = shared_taken(read_region(region), TARGET, p)
+            expected = plan_of(read_region(region), TARGET, p).shared_bytes
             assert 0.9 * expected <= dict(launch.compiled.report)["shared_bytes"] <= expected, p
 
 

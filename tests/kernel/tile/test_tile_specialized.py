@@ -11,13 +11,13 @@ import pytest
 
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.attention import attention_axes
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values
 from kcg.kernel.tile.parameters import SPECIALIZED, TileParameters
 from kcg.kernel.tile.prior import parameters_of
 from kcg.kernel.tile.specialized import PROGRAM_ROWS
+from kcg.kernel.tile.views import AttentionView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.gluon_on_cpu import ProtocolError, wrong_in_gluon
@@ -33,7 +33,7 @@ TARGET = replace(KNOWN_TARGETS["sm_90"], cores=2)
 
 def begun(region: Region) -> TileParameters:
     kernel = read_region(region)
-    return parameters_of(kernel, TARGET, SPECIALIZED, attention_axes(kernel))
+    return parameters_of(kernel, TARGET, SPECIALIZED, AttentionView.of(kernel).axes)
 
 
 def case_of(region: Region, parameters: TileParameters) -> Case:
@@ -118,7 +118,7 @@ def test_tiles_in_turn_are_a_candidate_where_there_are_more_than_multiprocessors
 def test_a_search_begins_with_tiles_in_turn_where_no_mask_bounds_keys(name: str, cores: int, persistent: int) -> None:
     """And where multiprocessors have several of them."""
     target, kernel = replace(TARGET, cores=cores), read_region(attention_of(name))
-    p = parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel))
+    p = parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes)
     assert p.persistent == persistent and is_legal(kernel, target, p)
 
 
@@ -134,7 +134,7 @@ def test_the_cost_knows_where_tiles_in_turn_are_faster(
     query, key, value = (empty(1, n, tokens, size, dtype="bfloat16") for n in (heads, key_heads, key_heads))
     made = query.scaled_dot_product_attention(key, value, is_causal=causal, enable_gqa=heads != key_heads)
     kernel, target = read_region(region_of(made)), replace(TARGET, cores=132)
-    p = parameters_of(kernel, target, SPECIALIZED, attention_axes(kernel))
+    p = parameters_of(kernel, target, SPECIALIZED, AttentionView.of(kernel).axes)
     assert {0, 1} == set(legal_values(kernel, target, p, "persistent")) and p.persistent == (not causal)
     one_each, in_turn = (predicted_seconds(kernel, target, replace(p, persistent=n)) for n in (0, 1))
     assert (in_turn < one_each) == faster

@@ -18,12 +18,15 @@ from kcg.kernel.reading.vectors import VECTORS, vectors_of
 from kcg.kernel.regions import Form, Limits, candidates_of
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import REDUCTION, TileParameters
+from kcg.kernel.tile.pointwise import StreamPlan
 from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.reduction import may_split
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.split import may_split
+from kcg.kernel.tile.tiles import Tiled
 from kcg.kernel.tile.vectors import alike
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import Proposals, expected_saving_s, plans_of, propose
@@ -125,7 +128,14 @@ def test_each_stores_its_own_result(name: str, tmp_path: Path) -> None:
         ]
         cases[str(changes)] = Case(region, program)
     assert not wrong_of(cases, tmp_path)
-    assert len(alike(kernel, replace(PLAIN, tile=(1,)))) <= texts if launched > 1 else texts == 1
+    assert len(alike(tiled(kernel, 1))) <= texts if launched > 1 else texts == 1
+
+
+def tiled(kernel: TileKernel, rows: int) -> tuple[Tiled, ...]:
+    """The products of a launch, in tiles of so many rows."""
+    form = form_of(PLAIN)
+    plan: StreamPlan = form.plan(form.view(kernel), TARGET, replace(PLAIN, tile=(rows,)))
+    return plan.tiled
 
 
 def test_products_that_differ_in_buffers_alone_are_one_text() -> None:
@@ -133,10 +143,10 @@ def test_products_that_differ_in_buffers_alone_are_one_text() -> None:
     texts = [generate_kernel(read(products(*n * (64,)))[1], TARGET, PLAIN).source for n in (2, 8)]
     assert [text.count("tl.load") for text in texts] == [3, 3] and not any("if " in text for text in texts)
     _, kernel = read(products(64, 40, 24))
-    assert len(alike(kernel, replace(PLAIN, tile=(8,)))) == 1, "no tile has a row too many"
-    assert len(alike(kernel, replace(PLAIN, tile=(16,)))) == 3
+    assert len(alike(tiled(kernel, 8))) == 1, "no tile has a row too many"
+    assert len(alike(tiled(kernel, 16))) == 3
     _, kernel = read(unlike())
-    assert [len(group) for group in alike(kernel, replace(PLAIN, tile=(8,)))] == [2, 1, 1]
+    assert [len(group) for group in alike(tiled(kernel, 8))] == [2, 1, 1]
 
 
 def test_a_pointers_name_is_no_buffers() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.kernel.reading.fuse import read_region
-from kcg.kernel.tile.attention import attention_axes, reach_of, visited_blocks
+from kcg.kernel.tile.attention import reach_of, visited_blocks
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate
@@ -23,6 +23,7 @@ from kcg.kernel.tile.parameters import FLASH_ATTENTION, SPECIALIZED, TMA, TilePa
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.tiles import Axis
+from kcg.kernel.tile.views import AttentionView
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
@@ -130,7 +131,7 @@ OTHERS: dict[str, Callable[[], Region]] = {
 
 
 def parameters(region: Region, height: int = 16, **changes: Any) -> TileParameters:
-    axes = attention_axes(read_region(region))
+    axes = AttentionView.of(read_region(region)).axes
     return replace(
         TileParameters(FLASH_ATTENTION, axes, (height,), reduce_tile=STEP, num_warps=4, num_stages=2), **changes
     )
@@ -323,7 +324,7 @@ def test_specialised_warps_visit_blocks_that_hold_a_key_of_some_query(name: str,
     rows, keys, allowed = SPECIALIZED_SPANS[name]
     q, k, v = (empty(1, count, 64, dtype="bfloat16") for count in (rows, keys, keys))
     region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=allowed(*numbers(rows, keys))))
-    p = parameters_of(read_region(region), TARGET, SPECIALIZED, attention_axes(read_region(region)))
+    p = parameters_of(read_region(region), TARGET, SPECIALIZED, AttentionView.of(read_region(region)).axes)
     program = generate(region, TARGET, replace(p, tile=(height,), reduce_tile=step))
     pairs = np.zeros((rows + height, keys + step), bool)
     pairs[:, :keys] = allowed(np.arange(rows + height)[:, None], np.arange(keys)[None, :])
@@ -356,7 +357,7 @@ def test_windows_spill_nothing(size: int, heads: int, wide: bool) -> None:
         kernel = read_region(region)
         chosen = default_parameters(kernel, TARGET)
         assert chosen.form == (SPECIALIZED if size < 256 else FLASH_ATTENTION)
-        for p in {chosen, parameters_of(kernel, TARGET, FLASH_ATTENTION, attention_axes(kernel))}:
+        for p in {chosen, parameters_of(kernel, TARGET, FLASH_ATTENTION, AttentionView.of(kernel).axes)}:
             (launch,) = compile_tile(region, schedule_of(p), TARGET).launches
             report = dict(launch.compiled.report)
             assert (report["spilled_bytes"], report["wgmma"]) == (0, 1), (p.form, report)
@@ -371,7 +372,7 @@ def test_a_narrower_window_is_expected_to_take_less() -> None:
         region = region_of(q.scaled_dot_product_attention(k, v, attn_mask=window(width)(*numbers(4096, 4096))))
         kernel = read_region(region)
         for form, found in seconds.items():
-            p = parameters_of(kernel, TARGET, form, attention_axes(kernel))
+            p = parameters_of(kernel, TARGET, form, AttentionView.of(kernel).axes)
             found.append(predicted_seconds(kernel, TARGET, p))
     for found in seconds.values():
         assert found == sorted(found) and found[0] < 0.5 * found[-1]
