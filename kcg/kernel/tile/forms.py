@@ -12,6 +12,7 @@ from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.pipelined import PipelinedMatmul
 from kcg.kernel.tile.plan import TilePlan
 from kcg.kernel.tile.pointwise import Pointwise, Reduction
+from kcg.kernel.tile.prefix import PrefixSums
 from kcg.kernel.tile.rows import RowReductions
 from kcg.kernel.tile.specialized import SpecializedAttention
 from kcg.types import Target
@@ -23,6 +24,7 @@ REGISTRY: Final[dict[str, Form[Any, Any]]] = {
         PipelinedMatmul(),
         Matmul(),
         Reduction(),
+        PrefixSums(),
         RowReductions(),
         FlashAttention(),
         SpecializedAttention(),

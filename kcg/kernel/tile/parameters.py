@@ -13,7 +13,8 @@ FORMAT = 1
 ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, FLASH_ATTENTION = "elementwise", "reduction", "contraction", "rows", "stream"
 SPECIALIZED = "specialized"
 PIPELINED = "pipelined"
-FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED)
+PREFIX = "prefix"
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED, PREFIX)
 """The forms, by their stored names: what each decides is in the file that writes its programs."""
 NARROWEST = 16  # columns of a product's sub-tile
 POINTER, TMA = "pointer", "tma"

@@ -33,14 +33,12 @@ from kcg.kernel.tile.tiles import (
     MAX_BLOCK,
     Tiled,
     axes_of,
-    bind_axis,
-    bind_scalar,
+    bind_tile,
     count_of,
     launched_with,
     open_frame,
     power_of_two,
     split_number,
-    start_of,
 )
 from kcg.kernel.tile.vectors import alike, bind_products
 from kcg.kernel.tile.views import PointwiseView, ReductionView, View
@@ -437,14 +435,11 @@ def _write_launch(plan: StreamPlan, writer: Writer) -> Lines:
 
 def _write_tiles(plan: StreamPlan, tiled: Tiled, root: Frame, number: str) -> None:
     """Writes what the program with a number does, of the tiles of one kernel."""
-    kernel, axes, rest = tiled.kernel, tiled.axes, tiled.rest
+    kernel = tiled.kernel
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
-    for of_rest, digit in zip(rest, digits[: len(rest)], strict=True):
-        bind_scalar(root, of_rest, digit)
-    for place, (axis, digit) in enumerate(zip(axes, digits[len(rest) :], strict=True)):
-        bind_axis(root, axis, place, start_of(root, digit, axis))
+    bind_tile(root, tiled, digits)
     own = Part(part, plan.split)
-    root.reduce = reducer(kernel, first_axis=len(axes), part=own, stages=plan.num_stages)
+    root.reduce = reducer(kernel, first_axis=len(tiled.axes), part=own, stages=plan.num_stages)
     if plan.split > 1:
         store_partials(root, kernel, own)
     else:

@@ -159,6 +159,15 @@ def variable_name(variable: UOp) -> str:
     return f"var_{variable.arg.name}"
 
 
+def bind_tile(frame: Frame, tiled: Tiled, digits: Sequence[str]) -> None:
+    """Say which elements a tile holds, by its digits: of what no axis holds, and then of each axis."""
+    rest, axes = digits[: len(tiled.rest)], digits[len(tiled.rest) :]
+    for of_rest, digit in zip(tiled.rest, rest, strict=True):
+        bind_scalar(frame, of_rest, digit)
+    for place, (axis, digit) in enumerate(zip(tiled.axes, axes, strict=True)):
+        bind_axis(frame, axis, place, start_of(frame, digit, axis))
+
+
 def split_number(frame: Frame, number: str, counts: Sequence[int]) -> list[str]:
     """The digits of a number that counts through `counts`, the last one changing fastest."""
     digits: list[str] = []

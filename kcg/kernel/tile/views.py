@@ -8,7 +8,7 @@ out once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -18,6 +18,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
+from kcg.kernel.reading.prefix import Prefix, prefix_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import Reach, masks_scores, reach_of, visited_blocks
 from kcg.kernel.tile.estimates import SPECIAL
@@ -79,6 +80,20 @@ class ReductionView(View):
     def may_split(self) -> bool:
         """Whether programs may share its sums."""
         return may_split(self.kernel)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixView(View):
+    """Sums of what stands at each place of a row and before it. Its kernel reads each place once."""
+
+    prefix: Prefix
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        _refuse(attention=kernel.attention is not None, rows=kernel.rows is not None)
+        if (prefix := prefix_of(kernel)) is None:
+            raise UnsupportedTile("form", "its reduction is no prefix sum")
+        return cls(replace(kernel, loads=prefix.loads), prefix)
 
 
 @dataclass(frozen=True, eq=False)
