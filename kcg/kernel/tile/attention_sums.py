@@ -58,7 +58,7 @@ class _Sums:
     def __init__(self, view: AttentionView, parts: int, writer: Writer) -> None:
         self.view, self.attention, self.count = view, view.attention, parts
         self.partials, self.width = Partials.of(view), view.width
-        self.writer, self.out = writer, open_frame(view.kernel, writer, (1, self.width))
+        self.writer, self.out = writer, open_frame(view.kernel, writer, (1, self.width), words=("rows", "cols"))
         self.body = Lines(writer, self.out.lines)
 
     def written(self) -> tuple[Lines, int]:
@@ -66,22 +66,24 @@ class _Sums:
         program = lines.name("tl.program_id(0)", "program")
         self._bind_row(program)
         vector = bind_axis(out, Axis(self.attention.columns, self.width), 1, "0")
-        self.rows = lines.name(f"{program} + tl.arange(0, 1)", "i")
+        self.rows = lines.name(f"{program} + tl.arange(0, 1)", "rows")
 
         every = 1 << (self.count - 1).bit_length()
         together = min(every, max(1, MOST_TOGETHER // self.width))
-        parts = lines.name(f"tl.arange(0, {every})", "i")
+        parts = lines.name(f"tl.arange(0, {every})", "parts")
         maxima = self._of_rows(lines, parts, 0, 'float("-inf")')
         largest = lines.name(f"tl.max({maxima}, 0)", "largest")
         # of nothing but -inf the shift is 0: the factors are 0 then, not NaN
         self.shift = lines.name(f'tl.where({largest} == float("-inf"), 0.0, {largest})', "shift")
 
         first = self.writer.fresh("part")
-        self.parts = self.body.name(f"{first} + tl.arange(0, {together})", "i")
+        self.parts = self.body.name(f"{first} + tl.arange(0, {together})", "parts")
         self.maxima = self._of_rows(self.body, self.parts, 0, 'float("-inf")')
         sums = [self._sum(number + 1, one) for number, one in enumerate(self.attention.sums)]
         product = self._product(vector)
-        lines.extend(f"for {first} in range(0, {self.count}, {together}):", self.body)
+        lines.extend(
+            f"for {first} in range(0, {self.count}, {together}):", self.body, "the parts of a row, some at a time"
+        )
 
         of_rows = frozenset({0})
         self._bind(self.attention.maximum, f"{largest}[:, None]", of_rows)

@@ -427,7 +427,7 @@ def _compiled(
     bound = tuple(BoundLaunch(values, *sizes, _values(names, values)) for values in bindings) if names else ()
     return Compiled(
         binary=binary.cubin,
-        source=source.source,
+        source=source.text,
         function_name=binary.entry,
         signature=tuple(signature),
         slots=slots,

@@ -177,7 +177,8 @@ def write_contraction(
             last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
         end = last
     how = "tl.range" if loop.options else "range"
-    lines.extend(f"for {sums.counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
+    about = f"the terms of the product, {step} at a time"
+    lines.extend(f"for {sums.counter} in {how}({begin}, {end}, {step}{loop.options}):", body, about)
     return sums
 
 
@@ -200,10 +201,10 @@ def write_step(
     products = (loop.product, *loop.sharing_operand)
     described = [(one.rows, *(one.columns or (None,) * len(sub_tiles))) for one in products]
 
-    rows = Frame(lines, (axes[0].size, step), outer=root)
+    rows = Frame(lines, (axes[0].size, step), outer=root, words=("rows", "ks"))
     by_pointers = any(by_tma[0] is None for by_tma in described)
     row = bind_axis(rows, axes[0], 0, starts[0]) if by_pointers else ""
-    columns = [Frame(lines, (step, sub_tile.size), outer=root) for sub_tile in sub_tiles]
+    columns = [Frame(lines, (step, sub_tile.size), outer=root, words=("ks", "cols")) for sub_tile in sub_tiles]
     for number, (frame, sub_tile, start) in enumerate(zip(columns, sub_tiles, firsts, strict=True)):
         if any(by_tma[1 + number] is None for by_tma in described):
             bind_axis(frame, sub_tile, 1, start, ragged=ragged)
@@ -213,7 +214,7 @@ def write_step(
     counter = first = counter or root.writer.fresh("k")
     if loop.chained:
         first, described[0] = _chosen(body, counter, (*loop.chained, products[0]))
-    vector = body.name(f"{first} + tl.arange(0, {step})", "i") if any(None in of for of in described) else ""
+    vector = body.name(f"{first} + tl.arange(0, {step})", "ks") if any(None in of for of in described) else ""
     for product, by_tmas, names in zip(products, described, totals, strict=True):
         blocks = []
         for place, (frame, by_tma) in enumerate(zip((rows, *columns), by_tmas, strict=True)):
@@ -266,7 +267,7 @@ def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], p
     for at, width in sub_tiles_of(axes[1].size):
         size = min(width, most)
         for place in range(at, at + width, size):
-            frame = Frame(root.lines, (axes[0].size, size), outer=root)
+            frame = Frame(root.lines, (axes[0].size, size), outer=root, words=("rows", "cols"))
             first = root.lines.name(f"{starts[1]} + {at}", "start") if at else starts[1]
             start = root.lines.name(f"{first} + {place - at}", "start") if place > at else first
             bind_axis(frame, axes[0], 0, starts[0])
@@ -292,7 +293,7 @@ def stored_blocks(
         for blocks in zip(*totals, strict=True):
             _, place, width = blocks[0]
             start = first if not place else lines.name(f"{first} + {place}", "start")
-            frame = Frame(lines, (sums.rows.size, width), outer=root, layout=layout(width))
+            frame = Frame(lines, (sums.rows.size, width), outer=root, layout=layout(width), words=("rows", "cols"))
             stored = Finished(frame, (sums.row, start), replace(sub_tile, size=width))
             bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
             bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)

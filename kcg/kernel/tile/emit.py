@@ -23,6 +23,7 @@ from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.online import is_running, scaled
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.naming import made
 from kcg.kernel.tile.needed import needed_loads
 from kcg.kernel.tile.parameters import TF32
 
@@ -122,8 +123,10 @@ class Lines:
     def add(self, statement: str) -> None:
         self.text.append(statement)
 
-    def extend(self, header: str, body: Lines) -> None:
-        """A compound statement: `header`, then the lines of `body` below it."""
+    def extend(self, header: str, body: Lines, about: str = "") -> None:
+        """A compound statement: `header`, then the lines of `body` below it; what it is `about` as a comment."""
+        if about:
+            self.text.append(f"# {about}")
         self.text.append(header)
         self.text.extend("    " + line for line in body.text or ["pass"])
 
@@ -176,10 +179,10 @@ class Writer:
         return f', input_precision="{name}"'
 
     def fresh(self, hint: str) -> str:
-        """A name that no other variable has. A `p` and a number is an argument: a buffer's first element."""
-        assert hint != "p"
+        """A name that no other variable has, until all is written (`naming.readable`). A `p` and a number is an
+        argument: a buffer's first element."""
         self._count += 1
-        return f"{hint}{self._count}"
+        return made(hint, self._count)
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,7 @@ class Frame:
     starts: dict[int, str] = field(default_factory=dict)  # axis -> its first element
     layout: str = ""  # how its blocks lie with the threads, where the program says so (Gluon)
     spread: frozenset[int] = frozenset()  # axes along which loads are written out, though they are the same for all
+    words: tuple[str, ...] = ()  # what the elements along each axis are called
 
     @property
     def writer(self) -> Writer:
@@ -242,7 +246,10 @@ class Frame:
 
     def inner(self, lines: Lines) -> Frame:
         """The frame of a reduction inside this one, with the same blocks."""
-        return Frame(lines, self.sizes, outer=self, depth=self.depth + 1, reduce=self.reduce, layout=self.layout)
+        return Frame(
+            lines, self.sizes, outer=self, depth=self.depth + 1, reduce=self.reduce, layout=self.layout,
+            words=self.words,
+        )  # fmt: skip
 
     @property
     def rank(self) -> int:
@@ -335,8 +342,12 @@ class Frame:
             node = node.src[0]  # rounded once
         return self.home(node).cast(self.value(node), type_)
 
-    def new(self, expression: str, type_: str, axes: frozenset[int]) -> Block:
-        return Block(self.lines.name(expression), type_, axes)
+    def new(self, expression: str, type_: str, axes: frozenset[int], hint: str = "v") -> Block:
+        return Block(self.lines.name(expression, hint), type_, axes)
+
+    def word(self, number: int) -> str:
+        """What the elements along an axis are called."""
+        return self.words[number] if number < len(self.words) else "i"
 
     def cast(self, block: Block, type_: str) -> Block:
         """A block in another type."""
@@ -617,7 +628,7 @@ class Frame:
         return Block(text, axis.block.type, axis.block.axes)
 
     def _times(self, block: Block, step: int) -> Block:
-        return block if step == 1 else self.new(f"{block.text} * {_number(step)}", block.type, block.axes)
+        return block if step == 1 else self.new(f"{block.text} * {_number(step)}", block.type, block.axes, "offset")
 
     def _depth(self, frame: Frame) -> int:
         outer: Frame | None = self
@@ -630,7 +641,7 @@ class Frame:
         if a.constant is not None and b.constant is not None:
             return _literal(a.constant + b.constant, type_)
         a, b = self.cast(a, type_), self.cast(b, type_)
-        return self.new(f"{_term(a)} + {_term(b)}", type_, a.axes | b.axes)
+        return self.new(f"{_term(a)} + {_term(b)}", type_, a.axes | b.axes, "offset")
 
     def pointer(self, access: Access) -> tuple[str, frozenset[int]]:
         """The pointer of a load or a store, and its axes.
@@ -647,7 +658,7 @@ class Frame:
         parts = self.parts(steps, wide) or [(self, _literal(0, wide))]
         pointer = self.buffer(access.buffer.slot)
         for frame, block in parts[:-1]:
-            pointer = frame.lines.name(f"{pointer} + {_term(block)}", "q")
+            pointer = frame.lines.name(f"{pointer} + {_term(block)}", f"p{access.buffer.slot}_at")
         axes = frozenset[int]().union(*(block.axes for _, block in parts))
         return f"{pointer} + {_term(parts[-1][1])}", axes
 
@@ -662,7 +673,7 @@ class Frame:
             if unit.constant is not None:
                 block = _literal(unit.constant * step, type_)
             else:
-                block = unit if step == 1 else frame.new(f"{unit.text} * {step}", type_, unit.axes)
+                block = unit if step == 1 else frame.new(f"{unit.text} * {step}", type_, unit.axes, "offset")
             key = (self._depth(frame), block.axes)
             found[key] = (frame, frame._sum(found[key][1], block, type_) if key in found else block)
 
@@ -744,25 +755,26 @@ class Frame:
         type_ = TYPES[node.dtype]
         policy = self.writer.evictions.get(node)
         how = f', eviction_policy="{policy}"' if policy else ""
-        zero = "0.0" if type_ in FP8 else "0"
+        zero, hint = "0.0" if type_ in FP8 else "0", f"p{access.buffer.slot}_block"
         if (window := self.windows.get(node)) is not None:
             assert self.outer is not None
-            first = self.outer.lines.name(f"{self.buffer(access.buffer.slot)} + {_term(window.start)}", "q")
+            slot = access.buffer.slot
+            first = self.outer.lines.name(f"{self.buffer(slot)} + {_term(window.start)}", f"p{slot}_at")
             axes = window.start.axes | window.place.axes
             others = self.outer.mask_of(axes, access.address.ranges)
             conditions = [window.mask, *others] if window.mask else others
             mask = f", mask={self.all_of(conditions)}, other={zero}" if conditions else ""
-            return self.new(f"tl.load({first} + {window.place.text}{mask}{how})", type_, axes)
+            return self.new(f"tl.load({first} + {window.place.text}{mask}{how})", type_, axes, hint)
         pointer, of_pointer, conditions, axes = self.access(access)
         if of_pointer and (more := self.spread - of_pointer):
             of_pointer |= more
             axes |= more
             pointer = f"{pointer} + tl.zeros({self.shape(of_pointer)}, tl.int32)"
         if not conditions:
-            return self.new(f"tl.load({pointer}{how})", type_, axes)
+            return self.new(f"tl.load({pointer}{how})", type_, axes, hint)
         if axes != of_pointer:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
-        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes)
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes, hint)
 
 
 _TANH = """

@@ -108,7 +108,7 @@ def _opened(blocks: Sequence[Finished], kernel: TileKernel, branch: Branch, line
         starts = [lines.name(f"{start} - {held.first}", "start") for start in starts]
     ends = [place * held.count for place in range(1, branch.count)]
     scalars = Frame(lines, ())
-    conditions = [lines.name(scalars.scalar_condition(f"{starts[0]} < {end}"), "is") for end in ends]
+    conditions = [lines.name(scalars.scalar_condition(f"{starts[0]} < {end}"), "below") for end in ends]
 
     pointers = {slots[0]: Chosen.of(lines, slots, conditions) for slots in branch.buffers}
     if ends:
@@ -234,19 +234,19 @@ def _reduce(node: UOp, frame: Frame, outer: Frame, parts: dict[UOp, int]) -> Non
     inside = outer.inner(outer.lines)
     if outer.layout and size != width:
         raise UnsupportedTile("reduction beside the product", "over a part of a group's columns")
-    vector = outer.lines.name(f"{outer.elements(width, 1)}[None, :]" + (f" % {size}" if size < width else ""), "i")
+    vector = outer.lines.name(f"{outer.elements(width, 1)}[None, :]" + (f" % {size}" if size < width else ""), "cols")
     inside.bound[axis] = Block(vector, "int32", frozenset({1}))
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if term.axes != BOTH:
         raise UnsupportedTile("reduction beside the product")
     if size == width:
         text = frame.laid(reduced(node, frame, term.text, 1))
-        block = Block(frame.lines.name(text, "r"), accumulator(node), frozenset({0}))
+        block = Block(frame.lines.name(text, "reduced"), accumulator(node), frozenset({0}))
     else:
         grouped = outer.lines.name(f"{term.text}.reshape({height}, {width // size}, {size})", "parts")
-        total = outer.lines.name(reduced(node, frame, grouped, 2), "r")
+        total = outer.lines.name(reduced(node, frame, grouped, 2), "reduced")
         asked = frame.sizes[1]
         shape = f"[{height}, {width // size}, {size * asked // width}]"
         text = f"tl.broadcast_to({total}, {shape}).reshape({height}, {asked})"
-        block = Block(outer.lines.name(text, "r"), accumulator(node), BOTH)
+        block = Block(outer.lines.name(text, "reduced"), accumulator(node), BOTH)
     frame.bound[node] = frame.values[node] = frame.cast(block, compute_type(node))

@@ -509,8 +509,8 @@ class AttentionWriting:
     ) -> None:
         """One loop over keys."""
         query, key, value = described
-        self.body, self.key = Lines(self.writer, self.top.lines), self.writer.fresh("k")
-        keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
+        self.body, self.key = Lines(self.writer, self.top.lines), self.writer.fresh("key")
+        keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "keys")
         self.new = self.writer.fresh("new")
         scores = self._scores(query, key, start, keys)
         shift = self._shift(scores)
@@ -518,7 +518,9 @@ class AttentionWriting:
             self._sum(one, total, scores, shift)
         self._weighted(value, scores, shift, keys)
         self.body.add(f"{self.largest} = {self.new}")
-        self.top.lines.extend(f"for {self.key} in range({first}, {last}, {self.step}):", self.body)
+        self.top.lines.extend(
+            f"for {self.key} in range({first}, {last}, {self.step}):", self.body, f"{self.step} keys at a time"
+        )
 
     def _begun(self, scores: str = "", values: str = "") -> list[str]:
         """What is carried through the loop, before it; the names of the sums. The layouts of what has a score's and
@@ -637,11 +639,11 @@ class AttentionWriting:
         reduced = frozenset(node.src[1:])
         of_queries = self._frame(self.top.lines, (self.rows, start), (self.terms, "0"))
         queries = _block(self.attention.scores.sides[0], of_queries, query, (start, "0"), 1, reduced)
-        of_keys = Frame(self.body, (self.inner, self.step), outer=self.top)
+        of_keys = Frame(self.body, (self.inner, self.step), outer=self.top, words=("terms", "keys"))
         bind_axis(of_keys, self.terms, 0, "0")
         bind_axis(of_keys, self.keys, 1, self.key, vector=keys, whole=self.whole)
         taken = _block(self.attention.scores.sides[1], of_keys, key, ("0", self.key), 0, reduced)
-        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top)
+        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, words=("rows", "keys"))
         bind_axis(outer, self.rows, 0, start)
         scores = outer.inner(self.body)
         bind_axis(scores, self.keys, 1, self.key, vector=keys, whole=self.whole)
@@ -713,7 +715,7 @@ class AttentionWriting:
         """Adds to the sum of values, weighted."""
         attention = self.attention
         weight, factor = self._weights(scores, shift)
-        of_values = Frame(self.body, (self.step, self.width), outer=self.top)
+        of_values = Frame(self.body, (self.step, self.width), outer=self.top, words=("keys", "cols"))
         bind_axis(of_values, self.keys, 0, self.key, vector=keys, whole=self.whole)
         bind_axis(of_values, self.columns, 1, "0")
         loaded = _block(attention.values, of_values, value, (self.key, "0"), 0, frozenset({attention.keys}))
@@ -736,7 +738,7 @@ class AttentionWriting:
         """Leaves what a part of the keys came to for the second launch; `of_rows` as of `_stored`."""
         lines, partials, every = self.top.lines, Partials.of(self.view), self.view.all_rows
         offset = lines.name(f"{self.part} * {partials.count}", "offset")
-        rows = Frame(lines, (self.height, 1), outer=self.top)
+        rows = Frame(lines, (self.height, 1), outer=self.top, words=("rows",))
         self._bind_rows(rows, start)
         for number, text in enumerate(of_rows):
             first = f"{offset} + {partials.of_rows(number)}"
@@ -748,7 +750,7 @@ class AttentionWriting:
 
     def _of_values(self, start: str, layout: str = "") -> Frame:
         """The frame of the sums of values."""
-        out = Frame(self.top.lines, (self.height, self.width), outer=self.top, layout=layout)
+        out = Frame(self.top.lines, (self.height, self.width), outer=self.top, layout=layout, words=("rows", "cols"))
         self._bind_rows(out, start)
         bind_axis(out, self.columns, 1, "0")
         return out
@@ -759,7 +761,7 @@ class AttentionWriting:
 
     def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
         """A frame of some axes, each from a start on."""
-        frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top)
+        frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top, words=("rows", "cols"))
         for place, (axis, start) in enumerate(axes):
             bind_axis(frame, axis, place, start)
         return frame

@@ -805,7 +805,9 @@ def _write_tiles(
         if in_branches and not writer.interpreted:
             root.lines.add(_END_OF_TILE.format(item))
         begin = turns.first(top.lines, program)
-        top.lines.extend(f"for {item} in tl.range({begin}, {tiles}, {turns.programs}{how}):", root.lines)
+        top.lines.extend(
+            f"for {item} in tl.range({begin}, {tiles}, {turns.programs}{how}):", root.lines, "this program's tiles"
+        )
 
 
 def _finish(plan: MatmulPlan, product: TiledProduct, blocks: Sequence[Finished], top: Frame, part: Part) -> None:
@@ -892,7 +894,7 @@ def _write_items(
         lines.add(zero)
         end.lines.add(zero)
     body.extend(f"if {counter} == {last}:", end.lines)
-    lines.extend(f"for {writer.fresh('step')} in range({steps}):", body)
+    lines.extend(f"for {writer.fresh('step')} in range({steps}):", body, "the steps of all of this program's tiles")
 
 
 def _partial_tile(root: Frame, sums: Sums, unit: str, *, most: int) -> Lines:
@@ -926,7 +928,7 @@ def _write_stream_k(plan: MatmulPlan, tail: StreamK, writer: Writer) -> tuple[Li
     first = top.lines.name(f"{start_of(top, row, one)} + {strip} * {height}", "start")
     elements, type_ = plan.area, accumulator(kernel.reductions[0])
     for at, width in sub_tiles_of(other.size):
-        frame = Frame(top.lines, (height, width), outer=top)
+        frame = Frame(top.lines, (height, width), outer=top, words=("rows", "cols"))
         inside = top.lines.name(
             f"({strip} * {height} + tl.arange(0, {height}))[:, None] * {width} + tl.arange(0, {width})[None, :]", "i"
         )
@@ -934,7 +936,7 @@ def _write_stream_k(plan: MatmulPlan, tail: StreamK, writer: Writer) -> tuple[Li
         total, counter, body = writer.fresh("acc"), writer.fresh("part"), Lines(writer, top.lines)
         top.lines.add(f"{total} = tl.load({place})")
         body.add(f"{total} = {total} + tl.load({place} + {counter} * {elements})")
-        top.lines.extend(f"for {counter} in range(1, {tail.count}):", body)
+        top.lines.extend(f"for {counter} in range(1, {tail.count}):", body, "what other programs summed of the tile")
         start = top.lines.name(f"{start_of(top, column, other)} + {at}", "start")
         bind_axis(frame, rows, 0, first, ragged=one.total % one.size != 0)
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from kcg.kernel.generator import GENERATOR_VERSION
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.emit import POINTERS, TYPES, Lines, Writer
 from kcg.kernel.tile.forms import REGISTRY, plan_of
 from kcg.kernel.tile.gluon import in_gluon
+from kcg.kernel.tile.naming import readable
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.plan import TilePlan, workspace_bytes
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
 from kcg.kernel.tile.tiles import variable_name
+from kcg.kernel.tile.views import View
+from kcg.kernel.tile.words import described
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
@@ -25,20 +30,23 @@ def generate(region: Region, target: Target, parameters: TileParameters, *, inte
 
 
 def generate_kernel(
-    kernel: TileKernel, target: Target, parameters: TileParameters, *, interpreted: bool = False
+    kernel: TileKernel, target: Target, parameters: TileParameters, *, interpreted: bool = False, named: bool = True
 ) -> TileSource:
-    """See `generate`; of a kernel that is read already."""
-    return written(plan_of(kernel, target, parameters), interpreted=interpreted)
+    """See `generate`; of a kernel that is read already. What is not `named` is for nobody to read: programs are the
+    same where that text is."""
+    plan = plan_of(kernel, target, parameters)
+    made = written(plan, interpreted=interpreted, named=named)
+    return replace(made, header=_header(plan, target, parameters)) if named else made
 
 
-def written(plan: TilePlan, *, interpreted: bool = False) -> TileSource:
+def written(plan: TilePlan, *, interpreted: bool = False, named: bool = True) -> TileSource:
     """The text of a plan, and its launches. Raises UnsupportedTile where a value has no expression."""
     form, kernel, fast_math = REGISTRY[plan.form], plan.view.kernel, plan.fast_math and plan.ptx
     writer = Writer(
         kernel, interpreted=interpreted, fast_math=fast_math, evictions=plan.evictions, ptx=plan.ptx, style=plan.style
     )
     main = form.write(plan, writer)
-    arguments = _arguments(kernel, workspace=plan.partial_type if plan.partials else "")
+    arguments = _arguments(plan.view, workspace=plan.partial_type if plan.partials else "")
     first = TileLaunch(
         ENTRY, arguments, plan.programs, plan.num_warps, plan.num_stages, plan.maxnreg, writer.has_descriptors
     )
@@ -49,14 +57,29 @@ def written(plan: TilePlan, *, interpreted: bool = False) -> TileSource:
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
     text = _functions(writer, bodies)
     text = in_gluon(text) if plan.in_gluon else f"import triton\nimport triton.language as tl\n{text}"
+    text = readable(text, plan.view.buffers) if named else text
     return TileSource(text, tuple(launches), workspace_bytes(plan), writer.rounds_to_tf32)
 
 
 # ---- the module's text
 
 
-def _arguments(kernel: TileKernel, *, workspace: str) -> tuple[Argument, ...]:
-    found = [Argument(f"p{b.slot}", POINTERS[TYPES[b.dtype]], b.slot) for b in kernel.buffers]
+def _header(plan: TilePlan, target: Target, parameters: TileParameters) -> str:
+    """What the program is, as comments: its form and parameters, the kernel that it computes, and what made it."""
+    names, kernel = plan.view.buffers, plan.view.kernel
+    outputs = " x ".join(map(str, kernel.extents)) or "1"
+    terms = f", {kernel.reduce_extent} terms each" if kernel.reductions else ""
+    buffers = ", ".join(f"{names[b.slot]} ({TYPES[b.dtype]}, {b.size})" for b in kernel.buffers)
+    return (
+        f"# {REGISTRY[plan.form].noun} of {outputs} outputs{terms}: {buffers}\n"
+        f"# {described(parameters)}\n"
+        f"# kcg, generator {GENERATOR_VERSION}, for {target.arch}: {parameters.to_json()}\n"
+    )
+
+
+def _arguments(view: View, *, workspace: str) -> tuple[Argument, ...]:
+    kernel = view.kernel
+    found = [Argument(view.buffers[b.slot], POINTERS[TYPES[b.dtype]], b.slot) for b in kernel.buffers]
     if workspace:
         found.append(Argument("workspace", POINTERS[workspace], WORKSPACE))
     found += [Argument(variable_name(v), "i32", None, v.arg.name) for v in kernel.variables]
@@ -69,5 +92,6 @@ def _functions(writer: Writer, bodies: Sequence[str]) -> str:
 
 
 def _function(name: str, arguments: tuple[Argument, ...], lines: Lines) -> str:
+    """A function, whose buffers have their names already."""
     head = f"@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n"
     return head + "".join(f"    {line}\n" for line in lines.text)

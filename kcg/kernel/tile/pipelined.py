@@ -523,7 +523,8 @@ class _Pipelined:
                     corner, memory = boxes.ordered((term, f"{column} + {at}")), self._descriptor(boxes, self.dtype)
                     body.add(self.ring.fetch(memory, corner, HERE.index, f"columns{number}.index({HERE.index})"))
                 self.ring.advance(body)
-                frame.lines.extend(f"for {counter} in range({summed.steps}):", body)
+                about = f"{self.step} terms at a time into the ring"
+                frame.lines.extend(f"for {counter} in range({summed.steps}):", body, about)
             for place in range(columns // self.step):
                 for by_ring in one.by_ring:
                     self._expected(frame.lines, rows)
@@ -577,7 +578,7 @@ class _Pipelined:
             body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
             body.add(self.ring.give_back(before, only="" if place else f"{counter} > 0"))
             self.ring.advance(body)
-            lines.extend(f"for {counter} in range({product.steps}):", body)
+            lines.extend(f"for {counter} in range({product.steps}):", body, f"{self.step} terms at a time")
         lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
         lines.add(self.ring.give_back(before))
         return totals

@@ -412,16 +412,17 @@ def _write_launch(plan: StreamPlan, writer: Writer) -> Lines:
     """Tiles of a kernel, or of each product of a launch: a branch by the program's number where these are no one
     text."""
     sizes = (*plan.tile, *plan.steps_of_reductions)
+    words = ("rows", "cols")[: len(plan.tile)] if plan.depth or len(plan.tile) > 1 else ()
     first, *others = plan.tiled
     if not others:
-        root = open_frame(first.kernel, writer, sizes)
+        root = open_frame(first.kernel, writer, sizes, words=words)
         _write_tiles(plan, first, root, root.lines.name("tl.program_id(0)", "program"))
         return root.lines
     lines, groups, begin = Lines(writer), alike(plan.tiled), 0
     number = lines.name("tl.program_id(0)", "program")
     for group in groups:
         (first, *_) = group
-        frame = open_frame(first.kernel, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines))
+        frame = open_frame(first.kernel, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines), words)
         inside = frame.lines.name(f"{number} - {begin}", "tile") if begin else number
         _write_tiles(plan, first, frame, bind_products(frame, group, inside))
         tiles = sum(one.tiles for one in group)

@@ -76,7 +76,7 @@ class PrefixSums(Form[PrefixView, "PrefixPlan"]):
         return PrefixPlan.of(decided, view=view, programs=tiled.tiles, tiles=tiled.tiles, tiled=tiled)
 
     def write(self, plan: PrefixPlan, writer: Writer) -> Lines:
-        root = open_frame(plan.view.kernel, writer, plan.tile)
+        root = open_frame(plan.view.kernel, writer, plan.tile, words=("rows", "places")[-len(plan.tile) :])
         number = root.lines.name("tl.program_id(0)", "program")
         bind_tile(root, plan.tiled, split_number(root, number, [*plan.tiled.places, *plan.tiled.counts]))
         root.reduce = lambda node, frame: _write_scan(plan, node, frame.home(node))

@@ -40,7 +40,13 @@ class TileLaunch:
 class TileSource:
     """A tile program: a Python module's text, and its launches in order, which are one program."""
 
-    source: str
+    source: str  # without its header: what is compiled, and by which programs are the same
     launches: tuple[TileLaunch, ...]
     workspace_bytes: int = 0
     rounds_to_tf32: bool = False  # whether its products round float32 operands
+    header: str = ""  # comments: the kernel, the form, the parameters and the generator's version
+
+    @property
+    def text(self) -> str:
+        """The module as a person reads it."""
+        return self.header + self.source

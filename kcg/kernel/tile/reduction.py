@@ -154,8 +154,9 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
             term = held.reduced(inside.atom(masked_term(node, inside, number)), "sum")
             body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {term}")
         body.add(f"{largest} = {new}")
-        frame.lines.extend(f"for {counter} in range({steps.begin}, {steps.end}, {steps.size}):", body)
-    found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
+        about = f"{steps.size} elements of a row at a time: its maximum, and sums of what it shifts"
+        frame.lines.extend(f"for {counter} in range({steps.begin}, {steps.end}, {steps.size}):", body, about)
+    found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "largest")
     axes = every - {number}
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
     frame.bound[maximum] = frame.values[maximum] = bound
@@ -269,7 +270,8 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int)
         begin = frame.lines.name(f"{part.number} * {chunk}", "begin")
         end = frame.lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
     loop = f"tl.range({begin}, {end}, {axis.size}, num_stages={stages})" if stages > 1 else ""
-    frame.lines.extend(f"for {counter} in {loop or f'range({begin}, {end}, {axis.size})'}:", body)
+    about = f"{axis.size} of {axis.total} terms at a time"
+    frame.lines.extend(f"for {counter} in {loop or f'range({begin}, {end}, {axis.size})'}:", body, about)
     for node, total, term in zip(group, totals, terms, strict=True):
         frame.bound[node] = frame.values[node] = _finish(node, frame, total, term, number)
 
@@ -425,8 +427,8 @@ def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened 
     outer = inside.outer
     assert outer is not None
     vector = f"tl.arange(0, {axis.size})"
-    vector = inside.lines.name(vector if start == "0" else f"{start} + {vector}", "i")
-    place = Block(inside.lines.name(inside.along(vector, number), "i") if inside.rank > 1 else vector, "int32")
+    vector = inside.lines.name(vector if start == "0" else f"{start} + {vector}", "terms")
+    place = Block(inside.lines.name(inside.along(vector, number), "terms") if inside.rank > 1 else vector, "int32")
     place = replace(place, axes=frozenset({number}))
     shift, unit = widened.shift, widened.unit
     mask = ""
@@ -464,7 +466,7 @@ def _finish(node: UOp, frame: Frame, total: str, term: Block, number: int) -> Bl
         text = f"tl.sum({reduced(node, frame, total, number)})"
     else:
         text = f"tl.{'sum' if node.arg[0] is Ops.ADD else 'max'}({total})"
-    return frame.cast(Block(frame.lines.name(text, "r"), accumulator(node), axes), compute_type(node))
+    return frame.cast(Block(frame.lines.name(text, "reduced"), accumulator(node), axes), compute_type(node))
 
 
 def accumulator(node: UOp) -> str:

@@ -341,7 +341,8 @@ class RowReduction:
     def __init__(self, plan: RowsPlan, side: RowsOf, writer: Writer, lines: Lines, first: int = 0) -> None:
         self.plan, self.side, self.first = plan, side, first
         writer.accesses |= {load.node: load for load in (*side.kernel.loads, *side.rows.loads)}
-        self.root = open_frame(side.kernel, writer, (*plan.tile, plan.step), lines)
+        words = ("rows", "heads", "cols") if len(plan.tile) > 1 else ("rows", "cols")
+        self.root = open_frame(side.kernel, writer, (*plan.tile, plan.step), lines, words)
         self.root.reduce = reducer(side.kernel, first_axis=len(plan.tile), lanes=plan.lanes)
 
     def write(self) -> None:
@@ -366,7 +367,8 @@ class RowReduction:
         for store in sorted(written, key=lambda store: store.inside.lines is loop):
             store.store()
         if loop.text:
-            root.lines.extend(f"for {counter} in range(0, {self.side.rows.width}, {plan.step}):", loop)
+            about = f"a row, {plan.step} of {self.side.rows.width} elements at a time"
+            root.lines.extend(f"for {counter} in range(0, {self.side.rows.width}, {plan.step}):", loop, about)
 
     def _bind_rows(self) -> None:
         """Binds what numbers the rows in each store."""

@@ -377,7 +377,7 @@ class TileSpace:
         return self._kept("text", p, lambda: self._hash(p))
 
     def _hash(self, p: TileParameters) -> str:
-        made = generate_kernel(self.kernel, self.target, p)
+        made = generate_kernel(self.kernel, self.target, p, named=False)
         options = [(one.entry, one.grid, one.num_warps, one.num_stages, one.maxnreg) for one in made.launches]
         return hashlib.sha256(f"{made.source}{options}".encode()).hexdigest()
 

@@ -389,7 +389,8 @@ class _Specialized(AttentionWriting):
             frame.lines.add(f"done += {blocks}")
             frame.lines.add("taken += 1")
             first = function.lines.name("tl.program_id(0)", "program")
-            function.lines.extend(f"for {tile} in range({first}, {self.plan.tiles}, {self.plan.in_turn}):", frame.lines)
+            header = f"for {tile} in range({first}, {self.plan.tiles}, {self.plan.in_turn}):"
+            function.lines.extend(header, frame.lines, "this program's tiles")
         return function.lines
 
     def _place(self, number: str) -> str:
@@ -439,7 +440,7 @@ class _Specialized(AttentionWriting):
             body.add(ring.await_empty(place.before))
             body.add(ring.expect(place.index, 2 * math.prod(box.sizes)))
             body.add(ring.fetch(f"{name}_in_memory", corners[name], place.index, f"{name}.index({place.index})"))
-        lines.extend(f"for number in range({blocks}):", body)
+        lines.extend(f"for number in range({blocks}):", body, "blocks of keys and values into their rings")
         return self._next_tile(function, frame, tile, blocks)
 
     def _corner(self, box: Boxes, frame: Frame, starts: tuple[str, str]) -> list[str]:
@@ -488,7 +489,7 @@ class _Specialized(AttentionWriting):
         for ring in (self.keys_ring, self.values_ring):
             body.add(ring.await_full(place))
             body.add(ring.give_back(place.index))
-        lines.extend(f"for number in range({skipped}):", body)
+        lines.extend(f"for number in range({skipped}):", body, "blocks that the group's queries do not see")
         return skipped
 
     # ---- a group that computes
@@ -548,7 +549,8 @@ class _Specialized(AttentionWriting):
         body.add(f"{self.product} = {self.product} * gl.convert_layout({factor}, of_values)")
         body.add("weights = next_weights")
         second = "1" if skipped == "0" else f"{skipped} + 1"
-        lines.extend(f"for number in range({second}, {blocks}):", body)
+        about = "scores of a block of keys, then the weights of the one before times its values"
+        lines.extend(f"for number in range({second}, {blocks}):", body, about)
 
         if self.plan.in_turn:
             lines.add(self.queries_ring.give_back(place_of_queries.index))
@@ -592,7 +594,9 @@ class _Specialized(AttentionWriting):
 
     def _of_scores(self, lines: Lines, key: str, start: str) -> Frame:
         """The frame of a block of scores."""
-        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores")
+        outer = Frame(
+            self.top.lines, (self.height, self.step), outer=self.top, layout="of_scores", words=("rows", "keys")
+        )
         self._bind_rows(outer, start)
         scores = outer.inner(lines)
         bind_axis(scores, self.keys, 1, key, whole=self.whole)

@@ -40,7 +40,7 @@ def write_sums(kernel: TileKernel, parts: int, writer: Writer) -> tuple[Lines, i
     count = math.prod(kernel.extents)
     size = min(SUM_TILE, 1 << max(0, count - 1).bit_length())
     axis = Axis(kernel.outputs, size)
-    frame = open_frame(kernel, writer, (size,))
+    frame = open_frame(kernel, writer, (size,), words=("elements",))
     number = frame.lines.name("tl.program_id(0)", "program")
     vector = bind_axis(frame, axis, 0, start_of(frame, number if axis.tiles > 1 else "0", axis))
     mask = f", mask={frame.masks[0]}, other=0" if frame.masks else ""
@@ -55,7 +55,7 @@ def write_sums(kernel: TileKernel, parts: int, writer: Writer) -> tuple[Lines, i
         term = body.name(f"tl.load({place}{mask})")
         body.add(f"{total} = {combine(node, total, term)}")
         totals.append(total)
-    frame.lines.extend(f"for {counter} in range(1, {parts}):", body)
+    frame.lines.extend(f"for {counter} in range(1, {parts}):", body, "what other programs summed")
     for node, total in zip(kernel.reductions, totals, strict=True):
         bound = Block(total, accumulator(node), frozenset({0}))
         frame.bound[node] = frame.cast(bound, compute_type(node))

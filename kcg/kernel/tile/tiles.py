@@ -147,9 +147,11 @@ def rest_of(kernel: TileKernel, axes: Sequence[Axis]) -> tuple[UOp, ...]:
     return tuple(r for r in kernel.outputs if r not in held)
 
 
-def open_frame(kernel: TileKernel, writer: Writer, sizes: tuple[int, ...], lines: Lines | None = None) -> Frame:
-    """The outermost frame of a function: it knows the variables."""
-    frame = Frame(lines or Lines(writer), sizes)
+def open_frame(
+    kernel: TileKernel, writer: Writer, sizes: tuple[int, ...], lines: Lines | None = None, words: tuple[str, ...] = ()
+) -> Frame:
+    """The outermost frame of a function: it knows the variables. `words` name what lies along each axis."""
+    frame = Frame(lines or Lines(writer), sizes, words=words)
     for variable in kernel.variables:
         frame.bound[variable] = Block(variable_name(variable), "int32")
     return frame
@@ -214,8 +216,8 @@ def bind_axis(
         if wide and start != "0":
             start = f"{start}.to(tl.int64)" if start.isidentifier() else f"({start}).to(tl.int64)"
         elements = frame.elements(axis.size, number)
-        vector = frame.lines.name(f"{start} + {elements}" if start != "0" else elements, "i")
-    block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
+        vector = frame.lines.name(f"{start} + {elements}" if start != "0" else elements, frame.word(number))
+    block = frame.lines.name(frame.along(vector, number), frame.word(number)) if frame.rank > 1 else vector
     type_ = "int64" if wide else "int32"
     if axis.ranges and not axis.is_symbolic:
         frame.flattened[number] = Flattened(axis.ranges, Block(block, type_, frozenset({number})))

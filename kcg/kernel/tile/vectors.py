@@ -64,7 +64,7 @@ def bind_products(frame: Frame, group: Sequence[Tiled], number: str) -> str:
     ends = [0]
     for one in group:
         ends.append(ends[-1] + one.counts[0])
-    conditions = [frame.lines.name(frame.scalar_condition(f"{number} < {end}"), "is") for end in ends[1:-1]]
+    conditions = [frame.lines.name(frame.scalar_condition(f"{number} < {end}"), "below") for end in ends[1:-1]]
 
     maps = [found for one in others if (found := slots_of(first.kernel, one.kernel)) is not None]
     for slot in sorted(maps[0]):

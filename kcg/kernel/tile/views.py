@@ -22,6 +22,7 @@ from kcg.kernel.reading.prefix import Prefix, prefix_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import Reach, masks_scores, reach_of, visited_blocks
 from kcg.kernel.tile.estimates import SPECIAL
+from kcg.kernel.tile.naming import numbered
 from kcg.kernel.tile.reduction import may_split
 from kcg.kernel.tile.tiles import Axis
 
@@ -48,6 +49,24 @@ class View:
     def _of(cls, kernel: TileKernel) -> Self:
         _refuse(attention=kernel.attention is not None, rows=kernel.rows is not None)
         return cls(kernel)
+
+    @cached_property
+    def buffers(self) -> dict[int, str]:
+        """What each buffer is called in a program, by slot: what is stored `out`, operands by their `roles`, and all
+        that is read besides `x`."""
+        words: dict[int, str] = dict.fromkeys((one.store.buffer.slot for one in self.kernel.written), "out")
+        for word, values in self.roles:
+            nodes = {node for value in values for node in value.toposort()}
+            for load in (load for one in self.kernel.launched for load in one.loads if load.node in nodes):
+                words.setdefault(load.buffer.slot, word)
+        words |= {b.slot: "x" for b in self.kernel.buffers if b.slot not in words}
+        order = sorted(words)
+        return dict(zip(order, numbered(words[slot] for slot in order), strict=True))
+
+    @property
+    def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
+        """What operands are called, and the values that they are."""
+        return ()
 
     @cached_property
     def depth(self) -> int:
@@ -123,6 +142,14 @@ class MatmulView(View):
             raise UnsupportedTile("form", "the kernel is no product of two operands with rows and columns")
         return cls(kernel, kernel.contraction)
 
+    @property
+    def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
+        products = [one for kernel in self.kernel.launched for one in (*kernel.chained, *kernel.together)]
+        return tuple(
+            (word, tuple(factor.node for product in products for factor in product.sides[side].factors))
+            for side, word in enumerate("ab")
+        )
+
     @cached_property
     def least_terms(self) -> int:
         """Terms of a step of a tensor core."""
@@ -161,6 +188,11 @@ class AttentionView(View):
         if kernel.attention is None:
             raise UnsupportedTile("form", "the kernel is no attention")
         return cls(kernel, kernel.attention)
+
+    @property
+    def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
+        operands = zip("qkv", (*self.attention.scores.sides, self.attention.values), strict=True)
+        return tuple((word, tuple(factor.node for factor in operand.factors)) for word, operand in operands)
 
     @cached_property
     def reach(self) -> Reach:

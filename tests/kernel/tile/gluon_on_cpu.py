@@ -302,7 +302,7 @@ class Machine:
     the slowest, the loading one too, and copies land early, late or at random."""
 
     source: TileSource
-    memory: dict[str, Memory]
+    memory: dict[int, Memory]  # by slot
     variables: dict[str, int]
     random: Random
     program: int = 0
@@ -314,7 +314,7 @@ class Machine:
     def run(self) -> None:
         functions, (launch,) = self._functions(), self.source.launches
         given = [
-            self.variables[a.variable] if a.slot is None else Pointer(self.memory[a.name]) for a in launch.arguments
+            self.variables[a.variable] if a.slot is None else Pointer(self.memory[a.slot]) for a in launch.arguments
         ]
         for self.program in range(launch.grid):
             self.shared.clear()
@@ -499,17 +499,17 @@ def assembly(text: str, _constraints: str, given: Sequence[Any], **_how: Any) ->
 def wrong_in_gluon(case: Case) -> str:
     """What is wrong with what a program stored; empty where nothing is. Each element of the result is
     stored once. Raises ProtocolError."""
-    question, memory = question_of(case), {}
+    question, memory = question_of(case), dict[int, Memory]()
     for argument in (a for launch in case.program.launches for a in launch.arguments if a.slot is not None):
         info = question.infos[argument.slot]
-        values = np.array(to_values(question.given[argument.name].view(numpy_dtype(info.dtype)), info.dtype))
+        values = np.array(to_values(question.given[f"p{argument.slot}"].view(numpy_dtype(info.dtype)), info.dtype))
         values = values.astype(np.float32)
         type_ = {"*bf16": "bfloat16", "*fp16": "float16"}.get(argument.type, "float32")
-        memory[argument.name] = Memory(values, type_, np.zeros(values.size, int))
+        memory[argument.slot] = Memory(values, type_, np.zeros(values.size, int))
     with np.errstate(all="ignore"):
         Machine(case.program, memory, dict(case.variables), Random(case.seed)).run()
     for wanted in question.wanted:
-        stored = memory[f"p{wanted.slot}"]
+        stored = memory[wanted.slot]
         if (stored.stores != 1).any():
             return f"of {stored.stores.size} elements {(stored.stores == 0).sum()} were not stored, others twice"
         if text := differing(wanted, stored.values[wanted.indices]):

@@ -182,13 +182,14 @@ def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
             if argument["slot"] is None:
                 arguments.append(job["variables"][argument["variable"]])
                 continue
-            if argument["name"] not in buffers:
-                bits = np.load(folder / f"{name}.{argument['name']}.npy")
+            key = "workspace" if argument["slot"] < 0 else f"p{argument['slot']}"
+            if key not in buffers:
+                bits = np.load(folder / f"{name}.{key}.npy")
                 around = np.full(len(bits) + 2 * APART, 0xFF, np.uint8)  # NaN where a buffer has no more elements
                 own = around[APART : APART + len(bits)]
                 own[:] = bits
-                buffers[argument["name"]] = Memory(own, TYPES[argument["type"]])
-            arguments.append(buffers[argument["name"]])
+                buffers[key] = Memory(own, TYPES[argument["type"]])
+            arguments.append(buffers[key])
         memory.buffers = [(buffer.data_ptr(), buffer.data.nbytes) for buffer in buffers.values()]
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
     for key, buffer in buffers.items():

@@ -238,7 +238,7 @@ def test_ranges_that_lie_one_after_the_other_in_memory_are_one_in_an_address() -
     """The weights of a window are read as a row of all its terms, and a picture that is read with a stride is stored
     as a row of its elements."""
     text = source(picture(8, window=3))
-    weights = re.findall(r"tl\.load\(p2 \+ (\w+)", text)
+    weights = re.findall(r"tl\.load\(a \+ (\w+)", text)
     (address,) = set(weights)
-    assert re.search(rf"\b{address} = (\w+) \+ i\d+$", text, re.MULTILINE), text
+    assert re.search(rf"\b{address} = (\w+) \+ ks\d*$", text, re.MULTILINE), text
     assert re.search(r"% 64$", source(picture(16, stride=2)), re.MULTILINE)

@@ -128,7 +128,7 @@ def test_a_group_behind_the_last_row_does_nothing_where_that_is_another_ones(nam
     """It stores no heads in the next one's place, and reads nothing by rows that are not there; what TMA alone moves
     may stay as it is."""
     case = case_of(region_named(name), PRODUCTS[name][1][-1])
-    held = re.search(r"if start\d+ < 320:", case.program.source)
+    held = re.search(r"if start\d* < 320:", case.program.source)
     assert bool(held) == (name in GUARDED)
     if held:
         with pytest.raises(ProtocolError):
@@ -148,7 +148,7 @@ BROKEN = {
     "no fence behind what is read": ("gate and residual", r"(rows.*\.load.*\n +)fence_async_shared\(\)", r"\1pass"),
     "a block is sent to its neighbour's place": ("plain", r"\+ 32\], leaving", "+ 0], leaving"),
     "a group has another one's rows": ("plain", r"group \* 64", "0 * 64"),
-    "tiles are left out": ("heads", r"range\((program\d+), 12, 2\)", r"range(\1, 11, 2)"),
+    "tiles are left out": ("heads", r"range\((program), 12, 2\)", r"range(\1, 11, 2)"),
 }
 """What is done -> of which product, and how."""
 

@@ -74,15 +74,15 @@ def test_an_access_outside_of_the_buffers_is_an_error_unless_it_is_masked(tmp_pa
     """What the interpreter of these tests is asked of every address: an edit of a right program each."""
     region = Region((kernel_of(*kernels_of(empty(3, 1000) + 1)),))
     right = case_of(region, Random(0), TileParameters(ELEMENTWISE, ((0,),), (4096,)))
-    load, store, mask = "p1 + i2", "p0 + i2", "i2 < 3000"
+    load, store, mask = "(x + i", "(out + i", "i < 3000"
     assert all(text in right.program.source for text in (load, store, mask))
     edits = {
         "as it is": ("", "", ""),  # a quarter of its addresses are outside, and masked
-        "past the end": (load, "p1 + 1 + i2", "1 elements of a block"),
-        "before the start": (load, "p1 - 2 + i2", "2 elements of a block"),
-        "far away": (load, "p1 + (i2 << 20)", "2999 elements of a block"),
-        "a store": (store, "p0 - 3 + i2", "3 elements of a block"),
-        "unmasked": (mask, "i2 < 4096", "1096 elements of a block"),
+        "past the end": (load, "(x + 1 + i", "1 elements of a block"),
+        "before the start": (load, "(x - 2 + i", "2 elements of a block"),
+        "far away": (load, "(x + (i << 20)", "2999 elements of a block"),
+        "a store": (store, "(out - 3 + i", "3 elements of a block"),
+        "unmasked": (mask, "i < 4096", "1096 elements of a block"),
     }
     cases = [
         replace(right, program=replace(right.program, source=right.program.source.replace(before, after)))
@@ -339,7 +339,8 @@ def test_what_is_added_to_each_sum_may_be_read_before_the_loop(tmp_path: Path) -
             before, _, after = program.source.partition(" in range(")
             (slot,) = {load.buffer.slot for load in kernel.epilogue_loads}
             blocks = {(32, 1): 1, (32, 2): 2, (48, 2): 3}[columns, parts]
-            assert before.count(f"tl.load(p{slot} + ") == blocks and f"tl.load(p{slot} + " not in after
+            (name,) = (a.name for a in program.launches[0].arguments if a.slot == slot)
+            assert before.count(f"tl.load({name} + ") == blocks and f"tl.load({name} + " not in after
             cases[f"{name} {columns} {parts}"] = Case(region, program)
     check(cases, tmp_path)
 
@@ -428,7 +429,8 @@ def test_the_worked_example_of_the_documents_is_what_is_generated() -> None:
     parameters = TileParameters(CONTRACTION, ((0,), (1,)), (128, 128), 64, num_warps=8, num_stages=3, group=4)
     program = generate(Region((kernel_of(ast),)), TARGET, parameters)
     page = (Path(__file__).parents[3] / "docs" / "tiles.md").read_text()
-    assert f"```python\n{program.source.strip()}\n```" in page
+    begin = program.source.index("@triton.jit\ndef tile_kernel(")
+    assert f"```python\n{program.source[begin:].strip()}\n```" in page
 
 
 @interpreted
@@ -586,7 +588,7 @@ def test_a_flat_axis_is_read_as_one() -> None:
     (start,) = (p for p in starts(kernel, TARGET) if p.axes == ((0, 1),))
     text = generate_kernel(kernel, TARGET, start).source
     vector = text.split(" + tl.arange")[0].split("\n")[-1].split(" = ")[0].strip()
-    assert f"tl.load(p1 + {vector}" in text and f"tl.store(p0 + {vector}," in text
+    assert f"tl.load(x + {vector}" in text and f"tl.store(out + {vector}," in text
 
 
 @interpreted

@@ -454,10 +454,11 @@ def test_each_table_of_a_rotation_is_read_once(columns: int, parts: int) -> None
         b.slot for b in kernel.buffers if not b.written and b.size in (40 * 32, 40 * 64) and b.dtype.itemsize == 4
     ]
     p = TileParameters(CONTRACTION, ((0,), (1,)), (16, columns), 16, epilogue_parts=parts)
-    text = generate(region, TARGET, p).source
-    assert len(tables) == 2 and [text.count(f"tl.load(p{slot} +") for slot in tables] == [parts] * 2
+    program = generate(region, TARGET, p)
+    text, names = program.source, {a.slot: a.name for a in program.launches[0].arguments}
+    assert len(tables) == 2 and [text.count(f"tl.load({names[slot]} +") for slot in tables] == [parts] * 2
     (weight,) = [b.slot for b in kernel.buffers if b.size == 64 and b.slot in dict(branch.buffers)]
-    (chosen,) = re.findall(rf"(pointer\d+) = tl.where\(is\d+, p{weight}, ", text)
+    (chosen,) = re.findall(rf"(pointer\d*) = tl.where\(below\d*, {names[weight]}, ", text)
     assert text.count(f"tl.load({chosen} +") == parts
 
 

@@ -85,7 +85,7 @@ def test_each_stream_has_programs_of_its_own() -> None:
     """No program of one asks whether it is of the other; each element and each table is loaded once."""
     region = rotations(512, 4096, **FLUX)
     program = generate(region, TARGET, apart(region, (4, 8), 128, 4))
-    first, second = program.source.split("if (program1 >= ")
+    first, second = program.source.split("if (program >= ")
     assert program.launches[0].grid == 6 * (64 + 512)
     for side in (first, second):
         assert "mask" not in side and side.count("tl.load(") == 3 + 2 + 2  # rows, tables, weights

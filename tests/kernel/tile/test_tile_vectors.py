@@ -151,9 +151,11 @@ def test_products_that_differ_in_buffers_alone_are_one_text() -> None:
 
 def test_a_pointers_name_is_no_buffers() -> None:
     _, kernel = read(products(*8 * (16,)))
-    lines = generate_kernel(kernel, TARGET, PLAIN).source.splitlines()
-    names = {f"p{buffer.slot}" for buffer in kernel.buffers}
-    assert names.isdisjoint(line.split(" = ")[0].strip() for line in lines)
+    program = generate_kernel(kernel, TARGET, PLAIN)
+    names = {a.slot: a.name for a in program.launches[0].arguments}
+    assert set(names) == {buffer.slot for buffer in kernel.buffers} and len({*names.values()}) == len(names)
+    assigned = {line.split(" = ")[0].strip() for line in program.source.splitlines() if " = " in line}
+    assert "pointer" in assigned and assigned.isdisjoint(names.values())
 
 
 @pytest.mark.slow

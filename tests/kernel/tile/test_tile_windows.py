@@ -303,7 +303,7 @@ def blocks_of(source: str, program: int, group: int | None) -> tuple[int, list[t
         except (AttributeError, NameError, TypeError):  # no scalar
             continue
     named = {re.sub(r"\d+$", "", name): value for name, value in values.items()}
-    (visited,) = re.findall(r"for number in range\((.*blocks\d+)\):\n.*slot", body)
+    (visited,) = re.findall(r"for number in range\((.*blocks\d*)\):\n.*slot", body)
     (key,) = re.findall(r"        key\d* = (.*number.*)", body)
     masked = re.search(r"        if (.*):", body)
     span = eval(f"range({visited})", values)
