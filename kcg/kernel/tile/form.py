@@ -233,7 +233,8 @@ class Form(Generic[V, P]):
         """What plans of all forms say: what parameters decide by themselves, and what it is on the target."""
         device = device_of(target)
         return {
-            "form": self.name, "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "tile": p.tile,
+            "form": self.name, "noun": self.noun, "has_stages": self.has_stages,
+            "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "tile": p.tile,
             "loop": loop, "threads": device.threads(p.num_warps), "blocks": device.blocks(p.num_stages),
             "ptx": device.ptx, "split": p.split, "tail": p.tail, "group": p.group, "persistent": p.persistent,
             "loads_by": p.loads, "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,

@@ -13,11 +13,10 @@ from kcg.kernel.tile.forms import REGISTRY, plan_of
 from kcg.kernel.tile.gluon import in_gluon
 from kcg.kernel.tile.naming import readable
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.plan import TilePlan, workspace_bytes
+from kcg.kernel.tile.plan import TilePlan, describe, workspace_bytes
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
 from kcg.kernel.tile.tiles import variable_name
 from kcg.kernel.tile.views import View
-from kcg.kernel.tile.words import described
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
@@ -36,7 +35,7 @@ def generate_kernel(
     same where that text is."""
     plan = plan_of(kernel, target, parameters)
     made = written(plan, interpreted=interpreted, named=named)
-    return replace(made, header=_header(plan, target, parameters)) if named else made
+    return replace(made, header=_header(plan, parameters)) if named else made
 
 
 def written(plan: TilePlan, *, interpreted: bool = False, named: bool = True) -> TileSource:
@@ -64,17 +63,11 @@ def written(plan: TilePlan, *, interpreted: bool = False, named: bool = True) ->
 # ---- the module's text
 
 
-def _header(plan: TilePlan, target: Target, parameters: TileParameters) -> str:
-    """What the program is, as comments: its form and parameters, the kernel that it computes, and what made it."""
+def _header(plan: TilePlan, parameters: TileParameters) -> str:
+    """What the program is, as comments: its form, the kernel's buffers, what made it, and its parameters."""
     names, kernel = plan.view.buffers, plan.view.kernel
-    outputs = " x ".join(map(str, kernel.extents)) or "1"
-    terms = f", {kernel.reduce_extent} terms each" if kernel.reductions else ""
     buffers = ", ".join(f"{names[b.slot]} ({TYPES[b.dtype]}, {b.size})" for b in kernel.buffers)
-    return (
-        f"# {REGISTRY[plan.form].noun} of {outputs} outputs{terms}: {buffers}\n"
-        f"# {described(parameters)}\n"
-        f"# kcg, generator {GENERATOR_VERSION}, for {target.arch}: {parameters.to_json()}\n"
-    )
+    return f"# {describe(plan)}\n# {buffers}\n# kcg, generator {GENERATOR_VERSION}: {parameters.to_json()}\n"
 
 
 def _arguments(view: View, *, workspace: str) -> tuple[Argument, ...]:

@@ -125,7 +125,9 @@ class TilePlan:
     """One tile program, decided. Forms add what only they have."""
 
     form: str
+    noun: str  # as the form is called
     in_gluon: bool
+    has_stages: bool  # its loop has stages, always
     style: Style = PLAIN
     view: View
     axes: tuple[Axis, ...]  # of the tile; of several products those of the first
@@ -274,6 +276,33 @@ def needs_stress(plan: TilePlan) -> bool:
     of these has to run very often before it is believed (docs/tiles.md)."""
     several = len(plan.dots) > 1 or any(dot.precision == SEVERAL for dot in plan.dots)
     return plan.loads_by == TMA or plan.warp_specialize or plan.in_gluon or several
+
+
+def describe(plan: TilePlan) -> str:
+    """What a program does: `matmul; tiles of 128 × 256 of 4096 × 9216 outputs, 64 terms a step, …`."""
+    tile, whole = (" × ".join(map(str, sizes)) or "1" for sizes in (plan.tile, plan.view.kernel.extents))
+    turns = f"{_counted(plan.persistent, 'program')} a multiprocessor, each with tiles in turn"
+    parts = {
+        f"{plan.step} {plan.loop.over} a step": plan.step > 0,
+        f"the reduction shared by {plan.split} programs (split-K)": plan.split > 1,
+        f"each tile of the last wave shared by {plan.tail} programs (stream-K)": plan.tail > 1,
+        "operands by TMA": plan.loads_by == TMA,
+        turns: plan.persistent > 0,
+        "stored in halves": plan.epilogue_parts > 1,
+        "warp specialised": plan.warp_specialize,
+        "operands of the epilogue prefetched": plan.read_early,
+        "some loads evicted first or last": bool(plan.evict_first or plan.evict_last),
+        f"at most {plan.maxnreg} registers a thread": plan.maxnreg > 0,
+        f"swizzled by {plan.group} rows of tiles": plan.group > 1,
+        _counted(plan.num_warps, "warp"): True,
+        _counted(plan.num_stages, "stage"): plan.has_stages or plan.num_stages > 1,
+    }
+    words = (text for text, is_so in parts.items() if is_so)
+    return ", ".join((f"{plan.noun}; tiles of {tile} of {whole} outputs", *words))
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def features(plan: TilePlan) -> Array:

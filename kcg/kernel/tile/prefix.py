@@ -71,7 +71,7 @@ class PrefixSums(Form[PrefixView, "PrefixPlan"]):
     def planned(self, view: PrefixView, target: Target, p: TileParameters) -> PrefixPlan:
         tiled = Tiled(view.kernel, axes_of(view.kernel, p))
         places = extent(view.prefix.along)
-        loop = Loop("places, at once", places, power_of_two(places))
+        loop = Loop("places", places, power_of_two(places))
         decided = self.decided(target, p, tiled.axes, loop)
         return PrefixPlan.of(decided, view=view, programs=tiled.tiles, tiles=tiled.tiles, tiled=tiled)
 

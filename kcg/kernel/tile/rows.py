@@ -98,7 +98,7 @@ class RowReductions(Form[RowsView, "RowsPlan"]):
         sides = _sides(view, p.axes, p.tile, p.reduce_tile)
         axes, is_apart = sides[0].axes, len(p.axes) > 1
         return RowsPlan.of(
-            self.decided(target, p, axes, Loop("row", view.kernel.reduce_extent, p.reduce_tile)),
+            self.decided(target, p, axes, Loop("elements of a row", view.kernel.reduce_extent, p.reduce_tile)),
             view=view, programs=sum(side.programs for side in sides), tiles=math.prod(axis.tiles for axis in axes),
             sides=sides, is_apart=is_apart, own_rows=axes[1].total if is_apart else 0,
         )  # fmt: skip

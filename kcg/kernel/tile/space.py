@@ -29,8 +29,9 @@ from kcg.kernel.tile.forms import form_of, plan_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.plan import describe
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.words import described, label, legend
+from kcg.kernel.tile.words import described, label
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 from kcg.unexpected import report
 
@@ -263,7 +264,7 @@ class TileSpace:
 
     def legend(self, schedule: Schedule) -> str:
         """What it does, in words."""
-        return legend(self.parameters(schedule), self.kernel.extents)
+        return describe(plan_of(self.kernel, self.target, self.parameters(schedule)))
 
     def _cheapest(self, p: TileParameters) -> TileParameters:
         """Downhill by cost, one parameter at a time, among the values that the cost was fitted on, from the prior's

@@ -1,4 +1,4 @@
-"""Tile programs in words: names for tables, labels of steps, legends for reports."""
+"""Tile programs in words by their parameters: names for tables, labels of steps. What a program does, its plan says."""
 
 from __future__ import annotations
 
@@ -61,25 +61,6 @@ def _listed(loads: Sequence[int]) -> str:
 def labels(p: TileParameters) -> tuple[str, ...]:
     """The label of every parameter, in the order in which a search sets them."""
     return (label("axes", (p.form, p.axes)), *(label(field, getattr(p, field)) for field in FIELDS))
-
-
-def legend(p: TileParameters, extents: Sequence[int]) -> str:
-    """What a program does: `matmul; tiles of 128 × 256 of 4096 × 9216 outputs, 64 terms a step, …`."""
-    form, tile = form_of(p), " × ".join(map(str, p.tile)) or "1"
-    whole = " × ".join(map(str, extents)) or "1"
-    parts = [f"{form.noun}; tiles of {tile} of {whole} outputs"]
-    parts += [f"{p.reduce_tile} terms a step" if p.reduce_tile else ""]
-    parts += [f"the reduction shared by {p.split} programs (split-K)" if p.split > 1 else ""]
-    parts += [f"each tile of the last wave shared by {p.tail} programs (stream-K)" if p.tail > 1 else ""]
-    parts += ["operands by TMA" if p.loads == TMA else ""]
-    parts += [f"{_count(p.persistent, 'program')} a multiprocessor, each with tiles in turn" if p.persistent else ""]
-    parts += ["stored in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
-    parts += ["operands of the epilogue prefetched" if p.read_early else ""]
-    parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
-    parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
-    parts += [f"swizzled by {p.group} rows of tiles" if p.group > 1 else "", _count(p.num_warps, "warp")]
-    parts += [_count(p.num_stages, "stage") if form.has_stages or p.num_stages > 1 else ""]
-    return ", ".join(part for part in parts if part)
 
 
 def _count(number: int, word: str) -> str:

@@ -37,6 +37,7 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
     "softmax": (lambda: new(512, 1024).float().softmax(), {"rows"}),
     "matmul": (lambda: new(512, 512) @ new(512, 768), {"pipelined", "contraction", "reduction"}),
     "float32": (lambda: empty(64, 4096) @ empty(4096, 64), {"contraction", "reduction"}),
+    "running sums": (lambda: empty(64, 300).cumsum(1), {"prefix", "reduction"}),
     "attention": (
         lambda: new(4, 512, 64).scaled_dot_product_attention(new(4, 512, 64), new(4, 512, 64)),
         {"stream", "specialized"},

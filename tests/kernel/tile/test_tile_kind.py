@@ -48,7 +48,6 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.plan import features
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.kernel.tile.words import legend
 from kcg.measure.child import start_job
 from kcg.predictor.cost import KnownCost, guiding
 from kcg.search.problem import Ledger, Observation, Problem
@@ -175,13 +174,29 @@ def test_forms_and_parameters_are_named_as_the_field_does_whatever_their_stored_
     assert describe(schedule_of(p)) == (
         "tile 64x64x32, axes 0|1, stream-K 3, split-K 2, swizzle 4, 4 warps, 2 stages, epilogue prefetched"
     )
-    assert legend(p, (512, 512)) == (
-        "matmul; tiles of 64 × 64 of 512 × 512 outputs, 32 terms a step, the reduction shared by 2 programs (split-K), "
-        "each tile of the last wave shared by 3 programs (stream-K), operands of the epilogue prefetched, "
-        "swizzled by 4 rows of tiles, 4 warps, 2 stages"
-    )
     assert {*REGISTRY} == {*FORMS} and len({form.noun for form in REGISTRY.values()}) == len(FORMS)
     assert "flash attention" in describe(schedule_of(p.changed(form=FLASH_ATTENTION, axes=((0,),), tile=(64,))))
+
+
+def test_a_program_is_described_by_its_plan() -> None:
+    def words(region: Region, p: TileParameters) -> str:
+        space = kind_named("tile").space(region, SM_90)
+        assert isinstance(space, TileSpace)
+        return space.legend(schedule_of(p))
+
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), 32, num_stages=2)
+    matmul = region_of(empty(512, 512) @ empty(512, 512))
+    begin = "matmul; tiles of 64 × 64 of 512 × 512 outputs, 32 terms a step, "
+    assert words(matmul, p.changed(split=2, group=4)) == (
+        begin + "the reduction shared by 2 programs (split-K), swizzled by 4 rows of tiles, 4 warps, 2 stages"
+    )
+    assert words(matmul, p.changed(persistent=1, num_warps=1, num_stages=1, maxnreg=64)) == (
+        begin + "1 program a multiprocessor, each with tiles in turn, at most 64 registers a thread, 1 warp, 1 stage"
+    )
+    softmax, more = region_of(empty(64, 300).softmax(-1)), region_of(empty(64, 300) + 1)
+    assert "row reduction; tiles of" in (text := words(softmax, default_parameters(read_region(softmax), SM_90)))
+    assert "512 elements of a row a step" in text
+    assert words(more, default_parameters(read_region(more), SM_90)).startswith("elementwise; tiles of ")
 
 
 def test_where_there_are_no_tile_programs_the_reason_is_said() -> None:
