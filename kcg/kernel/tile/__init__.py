@@ -3,16 +3,19 @@
     kernel = read_region(region)             # kcg.kernel.reading: ranges, loads, reductions, contraction
     parameters = default_parameters(kernel, target)              # prior.py: the analytic prior's choice
     choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
+    plan = plan_of(kernel, target, parameters)                   # forms.py: all that is decided, without a text
     program = generate(region, target, parameters)               # generate.py: source and how to launch it
 
 What depends on a program's form is asked of `form_of(parameters)` (forms.py): each form is one file, behind `form.py`.
+It makes a plan of its view of a kernel, and writes from the plan alone; whether that fits, what it costs and does, and
+whether it needs a stress test is read off the plan (`plan.py`).
 
 `read_region` and `generate` raise `UnsupportedTile` where the kernel, or these parameters for it, cannot be expressed;
 its `construct` is a short name that tables count by, its message a sentence. Nothing here imports Triton: generating is
 text only and takes milliseconds.
 
-What `generate` gives is a `TileSource`: `source` is a Python module that imports Triton alone, and each of `launches`
-is one `@triton.jit` function in it, run in order as one program:
+What `generate` gives is a `TileSource`: `source` is a Python module that imports Triton alone, `text` the same with a
+header for who reads it, and each of `launches` is one `@triton.jit` function in it, run in order as one program:
 
 - `arguments` in the order of the function's parameters: first a pointer for each buffer of the region that the program
   uses (`Argument` with the slot), then the workspace (slot -1) where there is one, then the symbolic variables as
