@@ -379,6 +379,7 @@ def test_without_scripts_everything_but_the_sources_is_there(browser: Browser, p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 def test_a_large_result_is_drawn_too(browser: Browser, tmp_path: Path) -> None:
     sample = sample_result()
     result = replace(sample, regions=sample.regions * 4, expectations=sample.expectations * 12)
