@@ -517,8 +517,8 @@ def wide_of(region: Region, target: Target) -> Schedule:
     loads of 4 bytes reach a tenth of the memory's bandwidth."""
     from kcg.compat.opts import Opt
 
-    kind = kind_named(ScheduleKind.OPTS)
     if not target.has_local:
         return baseline_of(region, target)
+    kind = kind_named(ScheduleKind.OPTS)
     assert isinstance(kind, OfTinygrad)
     return kind.of_opts([Opt("UPCAST", 0, 4), Opt("LOCAL", 0, MOVED_TOGETHER // 4)])

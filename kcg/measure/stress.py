@@ -220,7 +220,7 @@ class _Beside:
         assert own.bench.seed is not None
         bench.fill(own.bench.seed, own.bench.recipe)
         bench.poisoned_with = own.bench.poisoned_with
-        self._own, self._stream, self._device = own, stream, bench.device
+        self._own, self._stream = own, stream
         self._other = _Repeated(bench, own.runs, stream=stream, like=own)
         self._spin, self._sending_s, self._sent = Spin(bench.device), 2 * HOST_S, 1
         self._launch_s: float | None = None  # what the device takes for one, alone
@@ -245,7 +245,7 @@ class _Beside:
     def _alone_s(self) -> float:
         """Seconds of the device for one launch with its comparison, which the host has sent before it begins."""
         self._spin(hidden_s(2 * HOST_S))
-        return device_seconds(self._device, lambda: self._own.launch(1))
+        return device_seconds(self._own.bench.device, lambda: self._own.launch(1))
 
     def launch(self, number: int) -> None:
         """Send one launch to each stream."""

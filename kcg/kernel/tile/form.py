@@ -82,9 +82,7 @@ class Form(Generic[V, P]):
     is_usual: ClassVar[bool] = False  # a program's name leaves the noun out
     has_stages: ClassVar[bool] = False  # its loop has stages, always
 
-    # the kernels that it is of
-
-    sees: type[V]
+    sees: type[V]  # of the kernels that it is of
 
     # what it has of that others have not
     fields: ClassVar[frozenset[str]] = frozenset()  # parameters
@@ -268,6 +266,14 @@ def tiles_up_to(kernel: TileKernel, p: TileParameters, least: int) -> list[tuple
         sizes = powers(least, LARGEST_ALONG, math.prod(kernel.extents[n] for n in numbers))
         found = [(*tile, size) for tile in found for size in sizes]
     return found
+
+
+def rows_together(width: int, rows: int, target: Target) -> int:
+    """Rows of so many elements that a program has at once: what a block holds, fewer where programs are few."""
+    height = max(1, min(ROWS_TILE // width, power_of_two(rows)))
+    while height > 1 and rows < height * target.cores * 2:
+        height //= 2
+    return height
 
 
 def powers(least: int, most: int, count: int) -> list[int]:

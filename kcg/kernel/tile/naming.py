@@ -47,28 +47,23 @@ def readable(text: str, buffers: Mapping[int, str]) -> str:
 
 def numbered(words: Iterable[str]) -> list[str]:
     """Names of several things by what they are: the first of each has no number."""
-    found: list[str] = []
-    for word in words:
-        found.append(next(name for name in _counted(word) if name not in found))
-    return found
-
-
-def _counted(word: str) -> Iterator[str]:
-    yield word
-    number = 2
-    while True:
-        yield f"{word}{number}"
-        number += 1
+    taken, last = set[str](), dict[str, int]()
+    return [_free(word, taken, last) for word in words]
 
 
 def _chosen(hint: str, given: Mapping[str, str], taken: set[str], last: dict[str, int]) -> str:
     """A name that nothing else has, from what the variable was hinted to be: also `p3_block`, of a buffer."""
     if (of := _BUFFER.fullmatch(hint)) and of[2]:
         hint = given[f"p{of[1]}"] + of[2]
-    number = last.get(hint, 0) + 1
-    while (name := hint if number == 1 else f"{hint}{number}") in taken:
+    return _free(hint, taken, last)
+
+
+def _free(word: str, taken: set[str], last: dict[str, int]) -> str:
+    """A word, or the word with the next number, that is not `taken`, and is from now on; `last` has the numbers."""
+    number = last.get(word, 0) + 1
+    while (name := word if number == 1 else f"{word}{number}") in taken:
         number += 1
-    last[hint] = number
+    last[word] = number
     taken.add(name)
     return name
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from kcg.cli import counted
 from kcg.compat.tiny import UOp
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -281,7 +282,7 @@ def needs_stress(plan: TilePlan) -> bool:
 def describe(plan: TilePlan) -> str:
     """What a program does: `matmul; tiles of 128 × 256 of 4096 × 9216 outputs, 64 terms a step, …`."""
     tile, whole = (" × ".join(map(str, sizes)) or "1" for sizes in (plan.tile, plan.view.kernel.extents))
-    turns = f"{_counted(plan.persistent, 'program')} a multiprocessor, each with tiles in turn"
+    turns = f"{counted(plan.persistent, 'program')} a multiprocessor, each with tiles in turn"
     parts = {
         f"{plan.step} {plan.loop.over} a step": plan.step > 0,
         f"the reduction shared by {plan.split} programs (split-K)": plan.split > 1,
@@ -294,15 +295,11 @@ def describe(plan: TilePlan) -> str:
         "some loads evicted first or last": bool(plan.evict_first or plan.evict_last),
         f"at most {plan.maxnreg} registers a thread": plan.maxnreg > 0,
         f"swizzled by {plan.group} rows of tiles": plan.group > 1,
-        _counted(plan.num_warps, "warp"): True,
-        _counted(plan.num_stages, "stage"): plan.has_stages or plan.num_stages > 1,
+        counted(plan.num_warps, "warp"): True,
+        counted(plan.num_stages, "stage"): plan.has_stages or plan.num_stages > 1,
     }
     words = (text for text, is_so in parts.items() if is_so)
     return ", ".join((f"{plan.noun}; tiles of {tile} of {whole} outputs", *words))
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def features(plan: TilePlan) -> Array:

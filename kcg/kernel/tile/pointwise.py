@@ -24,7 +24,7 @@ from kcg.kernel.tile.emit import Frame, Lines, Style, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import SPECIAL, bytes_of, either, spans_of, waves_of
 from kcg.kernel.tile.eviction import deaf_copies, read_once, reused, streamed
-from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, ROWS_TILE, Axes, Form, settled, tiles_up_to
+from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, Axes, Form, rows_together, settled, tiles_up_to
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, itemsize_of_rows, may_split, reducer, stepped_extent
@@ -308,9 +308,7 @@ def _first_of_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParame
     along = None if beside or not axes else _side_by_side(kernel, axes)
     if beside or not axes:
         step = _row_step(count, itemsize)
-        height = max(1, min(ROWS_TILE // step, power_of_two(rows)))
-        while height > 1 and rows < height * target.cores * 2:
-            height //= 2
+        height = rows_together(step, rows, target)
         tile = _shared_out(height, [count_of(kernel, numbers) for numbers in axes])
     else:
         # 64 bytes side by side of many rows at once, or 32 where programs are few

@@ -18,7 +18,7 @@ from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
-from kcg.kernel.tile.form import ROWS_TILE, Axes, Form, powers, settled
+from kcg.kernel.tile.form import ROWS_TILE, Axes, Form, powers, rows_together, settled
 from kcg.kernel.tile.parameters import PREFIX, TileParameters
 from kcg.kernel.tile.plan import Loop, Need, TilePlan, Times
 from kcg.kernel.tile.reduction import accumulator
@@ -36,7 +36,6 @@ class PrefixSums(Form[PrefixView, "PrefixPlan"]):
     name = PREFIX
     noun = "prefix sum"
     sees = PrefixView
-    plans = True
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
         return kernel.attention is None and kernel.rows is None and prefix_of(kernel) is not None
@@ -51,9 +50,7 @@ class PrefixSums(Form[PrefixView, "PrefixPlan"]):
 
     def start(self, view: PrefixView, target: Target, axes: Axes) -> TileParameters:
         width, rows = power_of_two(extent(view.prefix.along)), count_of(view.kernel, axes[0])
-        height = max(1, min(ROWS_TILE // width, power_of_two(rows)))
-        while height > 1 and rows < height * target.cores * 2:
-            height //= 2
+        height = rows_together(width, rows, target)
         tile = (height, width) if len(axes) > 1 else (width,)
         warps = device_of(target).warps(256 if math.prod(tile) >= ROWS_TILE else 128)
         made = TileParameters(PREFIX, axes, tile, reduce_tile=1, num_warps=warps, num_stages=1)

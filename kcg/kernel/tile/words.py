@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from kcg.cli import counted
 from kcg.kernel.tile.forms import form_of
 from kcg.kernel.tile.legal import FIELDS
 from kcg.kernel.tile.parameters import LISTS, TMA, TileParameters
@@ -27,8 +28,8 @@ def described(p: TileParameters) -> str:
     parts += [f"stream-K {p.tail}" if p.tail > 1 else ""]
     parts += [f"split-K {p.split}" if p.split > 1 else "", f"swizzle {p.group}" if p.group > 1 else ""]
     parts += [
-        _count(p.num_warps, "warp"),
-        _count(p.num_stages, "stage") if form.has_stages or p.num_stages > 1 else "",
+        counted(p.num_warps, "warp"),
+        counted(p.num_stages, "stage") if form.has_stages or p.num_stages > 1 else "",
     ]
     parts += ["epilogue prefetched" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
@@ -61,7 +62,3 @@ def _listed(loads: Sequence[int]) -> str:
 def labels(p: TileParameters) -> tuple[str, ...]:
     """The label of every parameter, in the order in which a search sets them."""
     return (label("axes", (p.form, p.axes)), *(label(field, getattr(p, field)) for field in FIELDS))
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
