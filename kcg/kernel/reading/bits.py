@@ -15,14 +15,24 @@ from kcg.kernel.ast import is_invalid
 INDEX_BITS = 32  # of an index whose type has no size
 
 
+Steps = tuple[tuple[UOp, int], ...]
+"""How an address steps along ranges."""
+
+
 @dataclass(frozen=True)
 class Word:
-    """A word of a buffer: of so many bytes, at `number` from where an address has it that steps so along ranges."""
+    """A word of a buffer: of so many bytes, at `number` from where an address has it that steps so along ranges.
+
+    Where parts of a word belong to neighbours, `moved` says by how many bits each step of a range moves it down. A word
+    that may begin at any byte has its steps in bytes, and the byte at which the first of those beside it begins.
+    """
 
     slot: int
-    steps: tuple[tuple[UOp, int], ...]  # in words
+    steps: Steps  # in words
     nbytes: int
     number: int
+    moved: Steps = ()
+    anywhere: int | None = None
 
 
 Bit = tuple[Word, int] | int

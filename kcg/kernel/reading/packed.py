@@ -18,7 +18,7 @@ from functools import cached_property
 from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
 from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.reading.accesses import Access, access_of, buffers_of
-from kcg.kernel.reading.bits import Bits, Linear, Word, linear_of
+from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import TileKernel
 
@@ -312,22 +312,50 @@ def _steps(body: UOp, slots: frozenset[int]) -> list[Affine]:
 
 def _bits_of_loads(loads: Mapping[UOp, Access], slots: frozenset[int]) -> dict[UOp, Bits]:
     """The bits of each load of words: those of one address but for its constant share words."""
-    found = {}
+    together: dict[tuple[int, Steps], dict[UOp, int]] = {}
     for node, load in loads.items():
         steps = load.steps
-        if load.buffer.slot not in slots or steps is None:
-            continue
-        own = {axis: step for axis, step in steps.items() if axis is not None and step}
-        nbytes = math.gcd(WORD_BYTES, *own.values())
-        first = steps.get(None, 0)
-        word = Word(
-            load.buffer.slot,
-            tuple(sorted(((axis, step // nbytes) for axis, step in own.items()), key=lambda pair: pair[0].key)),
-            nbytes,
-            first // nbytes,
-        )
-        found[node] = tuple((word, 8 * (first % nbytes) + place) for place in range(8))
+        if load.buffer.slot in slots and steps is not None and not load.gates:
+            own = sorted(((axis, step) for axis, step in steps.items() if axis is not None and step), key=_by_range)
+            together.setdefault((load.buffer.slot, tuple(own)), {})[node] = steps.get(None, 0)
+    found: dict[UOp, Bits] = {}
+    for (slot, steps), places in together.items():
+        for node, (word, first) in _words(slot, steps, places).items():
+            found[node] = tuple((word, first + place) for place in range(8))
     return found
+
+
+def _words(slot: int, steps: Steps, places: Mapping[UOp, int]) -> dict[UOp, tuple[Word, int]]:
+    """Of each byte at a constant from an address the word that it comes with, and from which bit on."""
+    size = math.gcd(WORD_BYTES, *(step for _, step in steps))
+    if size < WORD_BYTES:
+        small = tuple((axis, step) for axis, step in steps if step % WORD_BYTES)
+        reach = sum((extent(axis) - 1) * step for axis, step in small)
+        if all(step > 0 and at % WORD_BYTES + reach < WORD_BYTES for _, step in small for at in places.values()):
+            # what a range chooses is in one word with what it does not
+            large = tuple((axis, step // WORD_BYTES) for axis, step in steps if step % WORD_BYTES == 0)
+            moved = tuple((axis, 8 * step) for axis, step in small)
+            return {
+                node: (Word(slot, large, WORD_BYTES, at // WORD_BYTES, moved), 8 * (at % WORD_BYTES))
+                for node, at in places.items()
+            }
+        first, last = min(places.values()), max(places.values())
+        if len({at // size for at in places.values()}) > raw_words(last + 1 - first, size):
+            return {
+                node: (Word(slot, steps, WORD_BYTES, (at - first) // WORD_BYTES, (), first), 8 * ((at - first) % 4))
+                for node, at in places.items()
+            }
+    own = tuple((axis, step // size) for axis, step in steps)
+    return {node: (Word(slot, own, size, at // size), 8 * (at % size)) for node, at in places.items()}
+
+
+def raw_words(nbytes: int, aligned: int) -> int:
+    """In how many words of memory so many bytes are, which begin at a multiple of `aligned`."""
+    return (WORD_BYTES - aligned + nbytes - 1) // WORD_BYTES + 1
+
+
+def _by_range(step: tuple[UOp, int]) -> bytes:
+    return bytes(step[0].key)
 
 
 # ---- terms

@@ -694,11 +694,11 @@ class Frame:
                             left.pop(axis)
             frame = frame.outer
         for axis, step in left.items():
-            outermost = self.home(axis) if axis is not None else self._outermost()
+            outermost = self.home(axis) if axis is not None else self.outermost()
             add(outermost, outermost.value(axis) if axis is not None else _literal(1, type_), step)
         return [found[key] for key in sorted(found, key=lambda key: (key[0], len(key[1]), sorted(key[1])))]
 
-    def _outermost(self) -> Frame:
+    def outermost(self) -> Frame:
         frame = self
         while frame.outer is not None:
             frame = frame.outer

@@ -15,12 +15,12 @@ from kcg.kernel.tile.naming import readable
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.plan import TilePlan, describe, workspace_bytes
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
+from kcg.kernel.tile.split import SUM_WARPS
 from kcg.kernel.tile.tiles import variable_name
 from kcg.kernel.tile.views import View
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
-SUM_WARPS = 4  # of the launch that adds partial sums
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.ast import extent, is_invalid
+from kcg.kernel.ast import affine, extent, is_invalid
 from kcg.kernel.reading.accesses import Access
-from kcg.kernel.reading.bits import Field, Linear, Word
+from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import Packed, Term, Unpacked, packed_of
+from kcg.kernel.reading.packed import WORD_BYTES, Packed, Term, Unpacked, packed_of, raw_words
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
@@ -30,20 +32,22 @@ from kcg.kernel.tile.form import Axes, Form, powers, warps_of
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, may_split
-from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
-from kcg.kernel.tile.tiles import Axis, Tiled, axes_of, bind_axis, bind_tile, count_of, open_frame, power_of_two, split_number
+from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
+from kcg.kernel.tile.tiles import Axis, Tiled, axes_of, bind_axis, bind_scalar, bind_tile, count_of, open_frame, power_of_two, split_number, start_of
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
 
 MOST_VECTORS = 16  # that a word is unpacked for
-MOST_ROWS = 16  # of a program
+MOST_ROWS = 64  # of a program
+MOST_AT_ONCE = 16  # of these
 MOST_HELD = 64  # sums of a thread
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
+FIRST_WIDTH, FIRST_ROWS, FIRST_AT_ONCE, MOST_WARPS = 8, 16, 4, 8  # where a search begins
 VECTOR_BYTES = 16  # that a thread loads at once
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
-LAYOUT, WIDE_LAYOUT = "threads", "neighbours"
+LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
 
 
@@ -70,18 +74,20 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return ((rows, others),) if others else ((rows,),)
 
     def start(self, view: PackedView, target: Target, axes: Axes) -> TileParameters:
-        width, *_ = view.packed.widths
+        width = next((n for n in view.packed.widths if n <= FIRST_WIDTH), view.packed.widths[-1])
         places = math.prod(map(extent, view.packed.unpacked(width).ranges))
         vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in axes[1:])
-        warps = max(1, min(4, power_of_two(places) // device_of(target).warp))
-        rows = min(4, power_of_two(count_of(view.kernel, axes[0])))
-        step = device_of(target).threads(warps)
-        made = TileParameters(
-            PACKED, axes, (rows, *vectors), reduce_tile=step, num_warps=warps, num_stages=1, unpacked=width
-        )
-        while rows > 1 and count_of(view.kernel, axes[0]) < rows * target.cores * 2:
+        warp = device_of(target).warp
+        warps = max(1, min(MOST_WARPS, power_of_two(places) // warp))
+        one_step = places <= warps * warp
+        rows = power_of_two(count_of(view.kernel, axes[0]))
+        most = FIRST_ROWS if one_step else FIRST_AT_ONCE
+        while rows > 1 and (rows > most or count_of(view.kernel, axes[0]) < rows * target.cores * 2):
             rows //= 2
-        return made.changed(tile=(rows, *vectors))
+        return TileParameters(
+            PACKED, axes, (rows, *vectors), reduce_tile=warps * warp, num_warps=warps, num_stages=1, unpacked=width,
+            group=min(rows, FIRST_AT_ONCE) if one_step else 1,
+        )  # fmt: skip
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
@@ -91,6 +97,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
                 return SPLITS if may_split(view.kernel) else (1,)
             case "num_stages":
                 return (1,)
+            case "group":
+                return tuple(powers(1, MOST_AT_ONCE, p.tile[0]))
             case "evict_first":
                 return streamed(view.kernel, target, p, always=True)
         return super().values(view, target, p, field)
@@ -128,16 +136,18 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def write(self, plan: PackedPlan, writer: Writer) -> Lines:
         names = ("rows", "vectors")[: len(plan.tile)]
-        root = open_frame(plan.view.kernel, writer, (*plan.tile, plan.step), words=(*names, "places"))
+        root = open_frame(plan.view.kernel, writer, (plan.rows, *plan.tile[1:], plan.step), words=(*names, "places"))
         if not writer.interpreted:
             root.layout = LAYOUT
             writer.helpers[LAYOUT] = _layouts(plan)
         number = root.lines.name("tl.program_id(0)", "program")
-        counts = [plan.split, *plan.tiled.places, *plan.tiled.counts]
-        part, *digits = split_number(root, number, counts)
+        part, *digits = split_number(root, number, [plan.split, *plan.tiled.places, *plan.tiled.counts])
+        if plan.rows < plan.tile[0]:
+            _write_turns(plan, root, digits)
+            return root.lines
         bind_tile(root, plan.tiled, digits)
         own = Part(part, plan.split)
-        root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
+        root.reduce = lambda node, frame: _write_steps(plan, node, frame.home(node), own)
         if plan.split > 1:
             store_partials(root, plan.view.kernel, own)
         else:
@@ -146,8 +156,11 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return root.lines
 
     def write_second(self, plan: PackedPlan, writer: Writer) -> tuple[Lines, int]:
-        writer.helpers["elements"] = "elements = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))\n"
-        return write_sums(plan.view.kernel, plan.split, writer)
+        if writer.interpreted:
+            return write_sums(plan.view.kernel, plan.split, writer)
+        warp = plan.threads // plan.num_warps
+        writer.helpers[SUM_LAYOUT] = f"{SUM_LAYOUT} = gl.constexpr(gl.BlockedLayout([1], [{warp}], [{SUM_WARPS}], [0]))\n"
+        return write_sums(plan.view.kernel, plan.split, writer, SUM_LAYOUT)
 
 
 def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
@@ -174,9 +187,14 @@ class PackedPlan(TilePlan):
     unpacked: Unpacked
 
     @property
+    def rows(self) -> int:
+        """Rows that a program has at once: of what takes one step some after others, else all of the tile."""
+        return self.group if self.loop.steps == 1 and self.split == 1 else self.tile[0]
+
+    @property
     def held(self) -> int:
         """Sums of a thread."""
-        return self.area * max(1, self.step // self.threads)
+        return self.rows * math.prod(self.tile[1:]) * max(1, self.step // self.threads)
 
     def needs(self, device: Device) -> Iterator[Need]:
         steps = self.loop.steps
@@ -185,6 +203,7 @@ class PackedPlan(TilePlan):
             yield Need("partial sums", self.partials, MOST_PARTIALS)
         yield Need("threads with a part of a row each", self.threads, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
+        yield Need("rows at once", self.group, self.tile[0] if self.loop.steps == 1 and self.split == 1 else 1)
         yield Need("sums of a thread", self.held, MOST_HELD)
 
     def registers(self, device: Device) -> Registers:
@@ -210,7 +229,7 @@ def _layouts(plan: PackedPlan) -> str:
     """Where blocks lie: a thread has all rows and vectors of some places; and, of what it loads at once, neighbours."""
     axes = len(plan.tile)
     ones = ", ".join("1" for _ in range(axes))
-    sizes = ", ".join(map(str, plan.tile))
+    sizes = ", ".join(map(str, (plan.rows, *plan.tile[1:])))
     order = ", ".join(map(str, range(axes, -1, -1)))
     warp = plan.threads // plan.num_warps
     made = [
@@ -227,44 +246,74 @@ def _layouts(plan: PackedPlan) -> str:
 # ---- the sum
 
 
-def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
+def _write_turns(plan: PackedPlan, root: Frame, digits: list[str]) -> None:
+    """Some rows after others, while each thread keeps its part of the vectors."""
+    tiled, number = plan.tiled, len(plan.tile)
+    (rows, *vectors) = tiled.axes
+    first, *others = digits[len(tiled.rest) :]
+    for axis, digit in zip(tiled.rest, digits, strict=False):
+        bind_scalar(root, axis, digit)
+    for place, (axis, digit) in enumerate(zip(vectors, others, strict=True), 1):
+        bind_axis(root, axis, place, start_of(root, digit, axis))
+    bind_axis(root, Axis(plan.unpacked.ranges, plan.step), number, "0")
+    start = start_of(root, first, rows)
+    body, row = Lines(root.writer, root.lines), root.writer.fresh("row")
+    inside = root.inner(body)
+    bind_axis(inside, Axis(rows.ranges, plan.rows), 0, row, whole=rows.total % rows.size == 0)
+
+    def reduce(node: UOp, frame: Frame) -> None:
+        _bind_total(node, frame.home(node), number, _Sum(plan, inside, root).write())
+
+    inside.reduce = root.reduce = reduce
+    for stored in plan.view.kernel.stored:
+        store_tile(inside, stored)
+    end = root.lines.name(f"{start} + {rows.size}" if start != "0" else str(rows.size), "end")
+    about = f"{plan.rows} rows at a time"
+    root.lines.extend(f"for {row} in range({start}, {end}, {plan.rows}):", body, about)
+
+
+def _write_steps(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum: a loop over parts of a row, if there is more than one step."""
     axis, number = Axis(plan.unpacked.ranges, plan.step), len(plan.tile)
-    rows = frozenset(range(number))
     if plan.loop.steps == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        total = _Sum(plan, inside).write()
-    else:
-        body = Lines(frame.writer, frame.lines)
-        inside = frame.inner(body)
-        counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
-        bind_axis(inside, axis, number, counter)
-        made = _Sum(plan, inside).write()
-        layout = f", {frame.layout}" if frame.layout else ""
-        every = frozenset(range(frame.rank))
-        frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
-        body.add(f"{acc} = {acc} + {made.text}")
-        steps = -(-plan.loop.steps // part.count)
-        begin, end = "0", str(plan.loop.extent)
-        if part.count > 1:
-            begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
-            end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
-        about = f"{plan.unpacked.written} terms of each of {plan.step} parts of a row at a time"
-        frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
-        total = Block(acc, "float32", every)
-    text = total.text
-    if number not in total.axes:
+        _bind_total(node, frame, number, _Sum(plan, inside, inside).write())
+        return
+    body = Lines(frame.writer, frame.lines)
+    inside = frame.inner(body)
+    counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
+    bind_axis(inside, axis, number, counter)
+    made = _Sum(plan, inside, inside).write()
+    layout = f", {frame.layout}" if frame.layout else ""
+    every = frozenset(range(frame.rank))
+    frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
+    body.add(f"{acc} = {acc} + {made.text}")
+    steps = -(-plan.loop.steps // part.count)
+    begin, end = "0", str(plan.loop.extent)
+    if part.count > 1:
+        begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
+        end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
+    about = f"{plan.unpacked.written} terms of each of {plan.step} parts of a row at a time"
+    frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
+    _bind_total(node, frame, number, Block(acc, "float32", every))
+
+
+def _bind_total(node: UOp, frame: Frame, number: int, made: Block) -> None:
+    """Binds a sum to what its threads' parts come to."""
+    if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
-    text = frame.lines.name(f"tl.sum({text}, {number}, keep_dims=True)", "total")
-    frame.bound[node] = frame.values[node] = frame.cast(Block(text, "float32", rows & total.axes), compute_type(node))
+    text = frame.lines.name(f"tl.sum({made.text}, {number}, keep_dims=True)", "total")
+    block = Block(text, "float32", made.axes - {number})
+    frame.bound[node] = frame.values[node] = frame.cast(block, compute_type(node))
 
 
 class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
-    def __init__(self, plan: PackedPlan, frame: Frame) -> None:
-        self.unpacked, self.frame = plan.unpacked, frame
+    def __init__(self, plan: PackedPlan, frame: Frame, outside: Frame) -> None:
+        self.unpacked, self.frame, self.outside = plan.unpacked, frame, outside
+        self.root = frame.outermost()
         self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
         self.words: dict[Word, Block] = {}
@@ -287,24 +336,98 @@ class _Sum:
     # ---- loads
 
     def _load_words(self) -> None:
-        """All words, those of one address but for a constant as wide as they are aligned."""
-        found: dict[tuple[int, tuple[tuple[UOp, int], ...], int], set[int]] = {}
+        """All words: those of one address but for a constant as wide as they are aligned."""
+        found: dict[tuple[int, Steps, int, Steps, int | None], set[int]] = {}
         for bits in self.unpacked.bits.values():
             for bit in bits:
                 if not isinstance(bit, int):
-                    found.setdefault((bit[0].slot, bit[0].steps, bit[0].nbytes), set()).add(bit[0].number)
-        for (slot, steps, nbytes), numbers in found.items():
-            type_ = f"uint{8 * nbytes}"
-            root = self.frame._outermost()
-            pointer = self.frame.buffer(slot)
-            if type_ != TYPES[self._buffer(slot).dtype]:
-                pointer = root.lines.name(f"{pointer}.to(tl.pointer_type(tl.{type_}))", f"p{slot}_words")
-            wide = "int64" if self._buffer(slot).size >= 1 << 31 else "int32"
-            pointer, axes = self._moved(pointer, dict(steps), wide)
+                    word = bit[0]
+                    key = (word.slot, word.steps, word.nbytes, word.moved, word.anywhere)
+                    found.setdefault(key, set()).add(word.number)
+        loaded: dict[tuple[int, Steps, int], dict[int, str]] = {}
+        for (slot, steps, nbytes, _, anywhere), numbers in found.items():
+            if anywhere is None:
+                loaded.setdefault((slot, steps, nbytes), {}).update(dict.fromkeys(numbers, ""))
+        for (slot, steps, nbytes), texts in loaded.items():
+            pointer, axes = self._moved(self._words_of(slot, nbytes), dict(steps), slot)
             most = math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
             mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
-            for number, text in self._neighbours(pointer, axes, mask, numbers, most, slot, "word"):
-                self.words[Word(slot, steps, nbytes, number)] = Block(text, type_, axes)
+            texts.update(self._neighbours(pointer, axes, mask, set(texts), most, slot, "word"))
+            for (other, own, size, moved, anywhere), numbers in found.items():
+                if (other, own, size) == (slot, steps, nbytes) and anywhere is None:
+                    for number in numbers:
+                        block = self._down(Block(texts[number], f"uint{8 * nbytes}", axes), moved)
+                        self.words[Word(slot, steps, nbytes, number, moved)] = block
+        ends: dict[tuple[int, Steps, int], int] = {}
+        for bits in self.unpacked.bits.values():
+            for bit in bits:
+                if not isinstance(bit, int) and bit[0].anywhere is not None:
+                    key_, end = (bit[0].slot, bit[0].steps, bit[0].anywhere), WORD_BYTES * bit[0].number + bit[1] // 8 + 1
+                    ends[key_] = max(end, ends.get(key_, 0))
+        for (slot, steps, anywhere), end in ends.items():
+            self._load_anywhere(slot, steps, anywhere, end)
+
+    def _words_of(self, slot: int, nbytes: int) -> str:
+        """The pointer of a buffer's words."""
+        pointer, type_ = self.frame.buffer(slot), f"uint{8 * nbytes}"
+        if type_ == TYPES[self._buffer(slot).dtype]:
+            return pointer
+        return self.root.lines.name(f"{pointer}.to(tl.pointer_type(tl.{type_}))", f"p{slot}_words")
+
+    def _down(self, block: Block, moved: Steps) -> Block:
+        """A word moved down by what ranges say."""
+        if not moved:
+            return block
+        amount = self._sum_of(moved)
+        return self._new(f"{block.text} >> {amount.text}", block.type, block.axes | amount.axes)
+
+    def _sum_of(self, steps: Steps) -> Block:
+        """A sum of ranges times constants."""
+        total: Block | None = None
+        for axis, step in steps:
+            one = self.frame.value(axis)
+            one = one if step == 1 else self._new(f"{one.text} * {step}", "int32", one.axes)
+            total = one if total is None else self._new(f"{total.text} + {one.text}", "int32", total.axes | one.axes)
+        assert total is not None
+        return total
+
+    def _load_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> None:
+        """So many bytes that begin anywhere, as words: of the aligned words around them each two give one."""
+        count = raw_words(nbytes, math.gcd(WORD_BYTES, *(step for _, step in steps)))
+        whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
+        rest = tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES)
+        pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
+        begin = self._sum_of(rest)
+        begin = self._new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
+        place = self._new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
+        amount = self._new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
+        axes |= begin.axes
+        pointer = self._new(f"{pointer} + {place.text}", "pointer", axes).text
+        mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
+        own = f", mask={self.frame.all_of(mask)}, other=0" if mask else ""
+        raw = []
+        for number in range(count):
+            at = f"{pointer} + {number}" if number else pointer
+            if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
+                bits = 8 * (WORD_BYTES * number - nbytes)
+                reached = self._new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
+                own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
+            raw.append(self.frame.lines.name(f"tl.load({at}{own}{self._policy(slot)})", f"p{slot}_word"))
+        self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
+        for number in range(-(-nbytes // WORD_BYTES)):
+            above = raw[number + 1] if number + 1 < count else raw[number]
+            text = self.frame.lines.name(f"_from_byte({raw[number]}, {above}, {amount.text})", "word")
+            self.words[Word(slot, steps, WORD_BYTES, number, (), first)] = Block(text, "uint32", axes)
+
+    def _policy(self, slot: int) -> str:
+        return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
+
+    def _new(self, text: str, type_: str, axes: frozenset[int], hint: str = "v") -> Block:
+        """A variable, before the loop over rows where it is of no row."""
+        return self._frame(axes).new(text, type_, axes, hint)
+
+    def _frame(self, axes: frozenset[int]) -> Frame:
+        return self.frame if 0 in axes else self.outside
 
     def _load_others(self) -> None:
         """All that is read and is no word; neighbours together."""
@@ -325,7 +448,7 @@ class _Sum:
             nodes = {constant: node for constant, node, _ in members}
             for constant, text in self._neighbours(pointer, axes, mask, set(nodes), most, slot, "block"):
                 type_ = TYPES[load.buffer.dtype]
-                block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
+                block = self._frame(axes).cast(Block(text, type_, axes), compute_type(nodes[constant]))
                 self.known[nodes[constant]] = block
                 home = self.frame.home(nodes[constant])
                 home.bound[nodes[constant]] = home.values[nodes[constant]] = block
@@ -335,32 +458,30 @@ class _Sum:
 
     def _at(self, slot: int, address: UOp) -> tuple[str, frozenset[int]]:
         """The pointers of an address."""
-        from kcg.kernel.ast import affine
-
         steps = affine(address)
         if steps is not None:
-            wide = "int64" if self._buffer(slot).size >= 1 << 31 else "int32"
-            return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, wide)
+            return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, slot)
         self._bind(address)
         place = self.frame.value(address)
-        text = place.text
-        return self.frame.lines.name(f"{self.frame.buffer(slot)} + {text}", f"p{slot}_at"), place.axes
+        pointer = self._new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
+        return pointer.text, place.axes
 
-    def _moved(self, pointer: str, steps: Mapping[UOp | None, int], type_: str) -> tuple[str, frozenset[int]]:
+    def _moved(self, pointer: str, steps: Mapping[UOp | None, int], slot: int) -> tuple[str, frozenset[int]]:
         """A pointer at an address that steps so, what changes least added first."""
+        wide = "int64" if self._buffer(slot).size >= 1 << 31 else "int32"
         axes = frozenset[int]()
-        for frame, block in self.frame.parts(steps, type_):
-            if block.constant != 0:
-                pointer = frame.lines.name(f"{pointer} + {block.text}", "at")
+        for _, block in sorted(self.frame.parts(steps, wide), key=lambda part: 0 in part[1].axes):
             axes |= block.axes
+            if block.constant != 0:
+                pointer = self._new(f"{pointer} + {block.text}", "pointer", axes, "at").text
         return pointer, axes
 
     def _neighbours(
         self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
     ) -> Iterator[tuple[int, str]]:
         """Loads the elements at some constants from a pointer: up to `most` neighbours at once, where all are wanted."""
-        frame, left = self.frame, sorted(numbers)
-        policy = f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
+        frame, left = self._frame(axes), sorted(numbers)
+        policy = self._policy(slot)
         while left:
             first = left[0]
             count = next(
@@ -381,14 +502,14 @@ class _Sum:
         self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str
     ) -> list[str]:
         """Some neighbours in one load, each as a block."""
-        frame = self.frame
+        frame = self._frame(axes)
         lanes = f"tl.arange(0, {count})"
         if frame.layout:
             layout = f"{WIDE_LAYOUT}_{count}"
             for axis in reversed(range(frame.rank)):
                 layout = f"gl.SliceLayout({axis}, {layout})"
             lanes = f"tl.arange(0, {count}, {layout})"
-        lanes = frame._outermost().lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
+        lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
         rows = ":, " * frame.rank + "None"
         base = frame.lines.name(at, "at") if " " in at else at
         if frame.layout:
@@ -406,16 +527,16 @@ class _Sum:
         block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
         sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
         if count == 2:
-            return [frame.laid_as(text) for text in self._halves(block, hint)]
+            return [frame.laid_as(text) for text in self._halves(frame, block, hint)]
         pairs = frame.lines.name(f"{block}.reshape([{', '.join(map(str, [*sizes, 2, 2]))}])", hint)
-        even, odd = self._halves(pairs, hint)
-        (one, three), (two, four) = self._halves(even, hint), self._halves(odd, hint)
+        even, odd = self._halves(frame, pairs, hint)
+        (one, three), (two, four) = self._halves(frame, even, hint), self._halves(frame, odd, hint)
         return [frame.laid_as(text) for text in (one, two, three, four)]
 
-    def _halves(self, text: str, hint: str) -> tuple[str, str]:
+    def _halves(self, frame: Frame, text: str, hint: str) -> tuple[str, str]:
         """The first and the second of each pair."""
-        one, other = (self.frame.writer.fresh(hint) for _ in range(2))
-        self.frame.lines.add(f"{one}, {other} = tl.split({text})")
+        one, other = (frame.writer.fresh(hint) for _ in range(2))
+        frame.lines.add(f"{one}, {other} = tl.split({text})")
         return one, other
 
     # ---- values
@@ -433,10 +554,10 @@ class _Sum:
             if product is None:
                 product = Block(repr(factor / common), "float32", constant=factor / common)
             elif factor != common:
-                product = self.frame.new(f"{product.text} * {factor / common!r}", "float32", product.axes)
+                product = self._new(f"{product.text} * {factor / common!r}", "float32", product.axes)
             total = product if total is None else self._plus(total, product)
         assert total is not None
-        return total if common == 1 else self.frame.new(f"{total.text} * {common!r}", "float32", total.axes)
+        return total if common == 1 else self._new(f"{total.text} * {common!r}", "float32", total.axes)
 
     def _with_constants(self, terms: tuple[Term, ...]) -> list[tuple[tuple[Block, ...], float, tuple[UOp, ...]]]:
         """Terms with their inner factors as blocks; what is added to a number times the same is added to the number."""
@@ -457,10 +578,10 @@ class _Sum:
         return [*found, *rest]
 
     def _times(self, one: Block, other: Block) -> Block:
-        return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
+        return self._new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
 
     def _plus(self, one: Block, other: Block) -> Block:
-        return self.frame.new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
+        return self._new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
 
     def _float(self, node: UOp) -> Block:
         """A factor as float32."""
@@ -497,20 +618,37 @@ class _Sum:
         return found * (int(one.arg) - int(other.arg)) + Linear(int(other.arg))
 
     def _exactly(self, linear: Linear) -> Block:
-        """A sum of fields as a float: each is put into the fraction of 2^23, and that taken away. Both are exact."""
+        """A sum of fields as a float: they are put into the fraction of 2^23, and that taken away. Both are exact."""
         constant, fields = _without_signs(linear)
         total: Block | None = None
-        for field, factor, flipped in fields:
+        for together in _side_by_side(fields):
+            (field, factor, flipped), *others = together
             bits, shift, axes = self._in_place(field, flipped=flipped)
+            for other, times, _ in others:
+                bits = self._beside(bits, other, shift + (times // factor).bit_length() - 1)
+                axes |= self.words[other.word].axes
             number = self.frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
             scale = factor / (1 << shift)
             number = number if scale == 1 else self.frame.new(f"{number.text} * {scale!r}", "float32", axes)
-            own = constant if total is None and abs(scale) == 1 and abs(constant) < ONE else 0
-            constant -= own
-            number = self.frame.new(f"{number.text} - {ONE * scale - own!r}", "float32", axes)
+            offset = ONE * scale
+            if total is None and _is_exact(offset - constant):
+                offset, constant = offset - constant, 0
+            number = self.frame.new(f"{number.text} - {offset!r}", "float32", axes)
             total = number if total is None else self._plus(total, number)
         assert total is not None
         return total if not constant else self.frame.new(f"{total.text} + {float(constant)!r}", "float32", total.axes)
+
+    def _beside(self, bits: str, field: Field, place: int) -> str:
+        """Bits of a float with those of another field from a place on."""
+        moved = place - field.shift
+        text = self._as_32(field.word)
+        if moved:
+            text = self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
+        mask = field.most << place
+        if not self.frame.writer.ptx:
+            return self.frame.lines.name(f"{bits} | ({text} & {mask})", "bits")
+        self.frame.writer.helpers[f"_with_{mask}"] = _WITH.format(mask=mask)
+        return self.frame.lines.name(f"_with_{mask}({bits}, {text})", "bits")
 
     def _in_place(self, field: Field, *, flipped: bool) -> tuple[str, int, frozenset[int]]:
         """The bits of a float of 2^23 and a field, where that stands in its word, and from which bit on."""
@@ -584,6 +722,25 @@ def _bits_{mask}(word):
 """
 """Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
 
+_WITH = """
+@triton.jit
+def _with_{mask}(bits, word):
+    return tl.inline_asm_elementwise("lop3.b32 $0, $2, {mask}, $1, 0xEA;", "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+"""Some bits of a word beside others."""
+
+_FUNNEL = """
+@triton.jit
+def _from_byte(low, high, amount):
+    return tl.inline_asm_elementwise("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+_PLAIN_FUNNEL = """
+@triton.jit
+def _from_byte(low, high, amount):
+    return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)
+"""
+"""The word that begins so many bits above the beginning of the first of two."""
+
 
 def _without_constant(address: UOp) -> tuple[int, UOp]:
     """An address as a constant and the rest."""
@@ -618,6 +775,30 @@ def _without_signs(linear: Linear) -> tuple[int, list[tuple[Field, int, bool]]]:
             terms.pop(field)
     found += [(field, factor, False) for field, factor in terms.items()]
     return constant, found
+
+
+def _side_by_side(fields: list[tuple[Field, int, bool]]) -> list[list[tuple[Field, int, bool]]]:
+    """Fields in groups, of which each is one number: the first stands lowest in it, and none of them overlap."""
+    found: list[list[tuple[Field, int, bool]]] = []
+    for one in sorted(fields, key=lambda of: (of[1] < 0, abs(of[1]))):
+        field, factor, flipped = one
+        for group in found:
+            (first, least, turned), *_ = group
+            last, most, _ = group[-1]
+            low = factor // least if factor > 0 and least > 0 and not flipped and not turned else 0
+            base = first.shift if first.shift + first.width <= EXACT_BITS else first.shift - 16
+            fits = low >= (most // least) << last.width and base + low.bit_length() - 1 + field.width <= EXACT_BITS
+            if low and base >= 0 and fits:
+                group.append(one)
+                break
+        else:
+            found.append([one])
+    return found
+
+
+def _is_exact(number: float) -> bool:
+    """Whether float32 has a number."""
+    return float(np.float32(number)) == number
 
 
 def _is_power(factor: int) -> bool:
