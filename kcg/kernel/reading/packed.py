@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
-from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic, slot_of
 from kcg.kernel.reading.accesses import Access, access_of, buffers_of
 from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
+from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import TileKernel
 
@@ -153,6 +154,13 @@ class Unpacked:
 
     def _is_of_rows(self, node: UOp) -> bool:
         return not self._rows.isdisjoint(node.ranges)
+
+    @cached_property
+    def is_rounded(self) -> bool:
+        """Whether a term is rounded to 16 bits on its way, so that its last bits are not what it is judged by."""
+        narrow = (node for node in self.body.toposort() if node.op is Ops.CAST and node.dtype in NARROW)
+        slots = {slot_of(n) for node in narrow if node.src[0].dtype is dtypes.float32 for n in node.toposort() if n.op is Ops.INDEX}
+        return not self.slots.isdisjoint(slots)
 
     def linear(self, node: UOp) -> Linear | None:
         """An integer as fields of words; None where it is more than that."""

@@ -47,6 +47,8 @@ VECTOR_BYTES = 16  # that a thread loads at once
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
+LEAST_TOP = 16  # bits of a fraction to the last one of a number that stands beside a power of two: that is then 2^7 times as large at most
+MOVES = (0, 12, -8, 4, -12, 8, -4, 16, -16, 2, -2, 6, -6, 10, -10, 14, -14)  # of a word, so that several numbers share one
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
 
@@ -95,10 +97,10 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
                 return view.packed.widths
             case "split":
                 return SPLITS if may_split(view.kernel) else (1,)
-            case "num_stages":
-                return (1,)
             case "group":
                 return tuple(powers(1, MOST_AT_ONCE, p.tile[0]))
+            case "num_stages":
+                return (1, 2)
             case "evict_first":
                 return streamed(view.kernel, target, p, always=True)
         return super().values(view, target, p, field)
@@ -204,6 +206,8 @@ class PackedPlan(TilePlan):
         yield Need("threads with a part of a row each", self.threads, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
         yield Need("rows at once", self.group, self.tile[0] if self.loop.steps == 1 and self.split == 1 else 1)
+        if self.num_stages > 1:
+            yield Need("turns", 2 * self.rows, self.tile[0])
         yield Need("sums of a thread", self.held, MOST_HELD)
 
     def registers(self, device: Device) -> Registers:
@@ -257,18 +261,34 @@ def _write_turns(plan: PackedPlan, root: Frame, digits: list[str]) -> None:
         bind_axis(root, axis, place, start_of(root, digit, axis))
     bind_axis(root, Axis(plan.unpacked.ranges, plan.step), number, "0")
     start = start_of(root, first, rows)
+    end = root.lines.name(f"{start} + {rows.size}" if start != "0" else str(rows.size), "end")
     body, row = Lines(root.writer, root.lines), root.writer.fresh("row")
-    inside = root.inner(body)
-    bind_axis(inside, Axis(rows.ranges, plan.rows), 0, row, whole=rows.total % rows.size == 0)
+    inside, taken = root.inner(body), Axis(rows.ranges, plan.rows)
+    whole = rows.total % rows.size == 0
+    held, after = dict[_Raw, Block](), list[str]()
+    if plan.num_stages > 1:
+        before, ahead = root.inner(root.lines), root.inner(body)
+        bind_axis(before, taken, 0, start, whole=whole)
+        for key, block in _Sum(plan, before, root).fetch().items():
+            name = root.writer.fresh("held")
+            root.lines.add(f"{name} = {block.text}")
+            held[key] = Block(name, block.type, block.axes)
+        bind_axis(ahead, taken, 0, body.name(f"{row} + {plan.rows}", "next"), whole=True)
+        last = end if whole else root.lines.name(f"tl.minimum({end}, {rows.total})", "end")
+        ahead.masks[0] = body.name(f"{ahead.flattened[0].block.text} < {last}", "mask")
+        fetched = _Sum(plan, ahead, root).fetch()
+        after = [f"{held[key].text} = {block.text}" for key, block in fetched.items()]
+    bind_axis(inside, taken, 0, row, whole=whole)
 
     def reduce(node: UOp, frame: Frame) -> None:
-        _bind_total(node, frame.home(node), number, _Sum(plan, inside, root).write())
+        _bind_total(node, frame.home(node), number, _Sum(plan, inside, root).write(held or None))
 
     inside.reduce = root.reduce = reduce
     for stored in plan.view.kernel.stored:
         store_tile(inside, stored)
-    end = root.lines.name(f"{start} + {rows.size}" if start != "0" else str(rows.size), "end")
-    about = f"{plan.rows} rows at a time"
+    for statement in after:
+        body.add(statement)
+    about = f"{plan.rows} rows at a time" + (", of which the next ones are loaded" if after else "")
     root.lines.extend(f"for {row} in range({start}, {end}, {plan.rows}):", body, about)
 
 
@@ -308,6 +328,10 @@ def _bind_total(node: UOp, frame: Frame, number: int, made: Block) -> None:
     frame.bound[node] = frame.values[node] = frame.cast(block, compute_type(node))
 
 
+_Raw = tuple[int, Steps, int, int | None, int]
+"""A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
+
+
 class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
@@ -316,13 +340,21 @@ class _Sum:
         self.root = frame.outermost()
         self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
+        self.aligned: dict[tuple[int, Steps, int], set[int]] = {}
+        self.anywhere: dict[tuple[int, Steps, int], int] = {}
+        for word, nbytes in self._all_words().items():
+            if word.anywhere is None:
+                self.aligned.setdefault((word.slot, word.steps, word.nbytes), set()).add(word.number)
+            else:
+                key, end = (word.slot, word.steps, word.anywhere), WORD_BYTES * word.number + nbytes
+                self.anywhere[key] = max(end, self.anywhere.get(key, 0))
         self.words: dict[Word, Block] = {}
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}
 
-    def write(self) -> Block:
-        """The sum of all terms."""
-        self._load_words()
+    def write(self, raw: Mapping[_Raw, Block] | None = None) -> Block:
+        """The sum of all terms, of words that were loaded before or are now."""
+        self.derive(self.fetch() if raw is None else raw)
         self._load_others()
         total: Block | None = None
         for group in self.unpacked.groups:
@@ -335,37 +367,43 @@ class _Sum:
 
     # ---- loads
 
-    def _load_words(self) -> None:
-        """All words: those of one address but for a constant as wide as they are aligned."""
-        found: dict[tuple[int, Steps, int, Steps, int | None], set[int]] = {}
-        for bits in self.unpacked.bits.values():
-            for bit in bits:
-                if not isinstance(bit, int):
-                    word = bit[0]
-                    key = (word.slot, word.steps, word.nbytes, word.moved, word.anywhere)
-                    found.setdefault(key, set()).add(word.number)
-        loaded: dict[tuple[int, Steps, int], dict[int, str]] = {}
-        for (slot, steps, nbytes, _, anywhere), numbers in found.items():
-            if anywhere is None:
-                loaded.setdefault((slot, steps, nbytes), {}).update(dict.fromkeys(numbers, ""))
-        for (slot, steps, nbytes), texts in loaded.items():
+    def fetch(self) -> dict[_Raw, Block]:
+        """Loads all words: those of one address but for a constant as wide as they are aligned."""
+        found: dict[_Raw, Block] = {}
+        for (slot, steps, nbytes), numbers in self.aligned.items():
             pointer, axes = self._moved(self._words_of(slot, nbytes), dict(steps), slot)
             most = math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
             mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
-            texts.update(self._neighbours(pointer, axes, mask, set(texts), most, slot, "word"))
-            for (other, own, size, moved, anywhere), numbers in found.items():
-                if (other, own, size) == (slot, steps, nbytes) and anywhere is None:
-                    for number in numbers:
-                        block = self._down(Block(texts[number], f"uint{8 * nbytes}", axes), moved)
-                        self.words[Word(slot, steps, nbytes, number, moved)] = block
-        ends: dict[tuple[int, Steps, int], int] = {}
+            for number, text in self._neighbours(pointer, axes, mask, numbers, most, slot, "word"):
+                found[slot, steps, nbytes, None, number] = Block(text, f"uint{8 * nbytes}", axes)
+        for (slot, steps, first), nbytes in self.anywhere.items():
+            for number, block in enumerate(self._fetch_anywhere(slot, steps, first, nbytes)):
+                found[slot, steps, WORD_BYTES, first, number] = block
+        return found
+
+    def derive(self, raw: Mapping[_Raw, Block]) -> None:
+        """Makes the words of what was loaded."""
+        for word in self._all_words():
+            if word.anywhere is None:
+                block = raw[word.slot, word.steps, word.nbytes, None, word.number]
+                self.words[word] = self._down(block, word.moved)
+                continue
+            key = word.slot, word.steps, word.nbytes, word.anywhere
+            low = raw[(*key, word.number)]
+            high = raw.get((*key, word.number + 1), low)
+            amount = self._bits_before(word.steps, word.anywhere)
+            self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
+            text = f"_from_byte({low.text}, {high.text}, {amount.text})"
+            self.words[word] = self._new(text, "uint32", low.axes | amount.axes, "word")
+
+    def _all_words(self) -> dict[Word, int]:
+        """The words, and how many of their bytes are used."""
+        found: dict[Word, int] = {}
         for bits in self.unpacked.bits.values():
             for bit in bits:
-                if not isinstance(bit, int) and bit[0].anywhere is not None:
-                    key_, end = (bit[0].slot, bit[0].steps, bit[0].anywhere), WORD_BYTES * bit[0].number + bit[1] // 8 + 1
-                    ends[key_] = max(end, ends.get(key_, 0))
-        for (slot, steps, anywhere), end in ends.items():
-            self._load_anywhere(slot, steps, anywhere, end)
+                if not isinstance(bit, int):
+                    found[bit[0]] = max(found.get(bit[0], 0), bit[1] // 8 + 1)
+        return found
 
     def _words_of(self, slot: int, nbytes: int) -> str:
         """The pointer of a buffer's words."""
@@ -391,33 +429,34 @@ class _Sum:
         assert total is not None
         return total
 
-    def _load_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> None:
-        """So many bytes that begin anywhere, as words: of the aligned words around them each two give one."""
+    def _fetch_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> Iterator[Block]:
+        """The aligned words around so many bytes that begin anywhere."""
         count = raw_words(nbytes, math.gcd(WORD_BYTES, *(step for _, step in steps)))
         whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
-        rest = tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES)
         pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
-        begin = self._sum_of(rest)
-        begin = self._new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
+        begin, amount = self._begin(steps, first), self._bits_before(steps, first)
         place = self._new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
-        amount = self._new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
         axes |= begin.axes
         pointer = self._new(f"{pointer} + {place.text}", "pointer", axes).text
         mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
         own = f", mask={self.frame.all_of(mask)}, other=0" if mask else ""
-        raw = []
         for number in range(count):
             at = f"{pointer} + {number}" if number else pointer
             if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
                 bits = 8 * (WORD_BYTES * number - nbytes)
                 reached = self._new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
                 own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
-            raw.append(self.frame.lines.name(f"tl.load({at}{own}{self._policy(slot)})", f"p{slot}_word"))
-        self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
-        for number in range(-(-nbytes // WORD_BYTES)):
-            above = raw[number + 1] if number + 1 < count else raw[number]
-            text = self.frame.lines.name(f"_from_byte({raw[number]}, {above}, {amount.text})", "word")
-            self.words[Word(slot, steps, WORD_BYTES, number, (), first)] = Block(text, "uint32", axes)
+            yield self._new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
+
+    def _begin(self, steps: Steps, first: int) -> Block:
+        """At which byte of an aligned word, or of those after it, words begin."""
+        begin = self._sum_of(tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES))
+        return self._new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
+
+    def _bits_before(self, steps: Steps, first: int) -> Block:
+        """How many bits of the first aligned word stand before them."""
+        begin = self._begin(steps, first)
+        return self._new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
 
     def _policy(self, slot: int) -> str:
         return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
@@ -542,12 +581,13 @@ class _Sum:
     # ---- values
 
     def _of_terms(self, terms: Iterable[Term]) -> Block:
-        """The sum of some terms."""
-        terms = self._with_constants(tuple(terms))
-        factors = {factor for _, factor, _ in terms}
+        """The sum of some terms. Where these are rounded, numbers come with the power of two that they are put beside,
+        and that times the vectors is taken away once for all of them."""
+        made = self._with_constants(tuple(terms))
+        factors = {factor for _, factor, _ in made}
         common = factors.pop() if len(factors) == 1 else 1.0
         total: Block | None = None
-        for inner, factor, others in terms:
+        for inner, factor, others in made:
             product: Block | None = None
             for block in sorted((*inner, *map(self._float, others)), key=lambda one: len(one.axes)):
                 product = block if product is None else self._times(product, block)
@@ -571,7 +611,14 @@ class _Sum:
             if constant and constant.is_integer() and abs(constant) < ONE and term.others not in merged:
                 assert linear is not None
                 merged.add(term.others)
-                found.append(((self._exactly(linear + Linear(int(constant))),), term.factor, term.others))
+                linear += Linear(int(constant))
+            if linear is not None and (beside := self._beside_power(linear)) is not None:
+                number, offset = beside
+                found.append(((number,), term.factor, term.others))
+                if offset:
+                    found.append(((), -term.factor * offset, term.others))
+            elif linear is not None:
+                found.append(((self._exactly(linear),), term.factor, term.others))
             elif term.inner:
                 found.append((tuple(map(self._float, term.inner)), term.factor, term.others))
         rest = [((), term.factor, term.others) for term in terms if not term.inner and term.others not in merged]
@@ -638,12 +685,49 @@ class _Sum:
         assert total is not None
         return total if not constant else self.frame.new(f"{total.text} + {float(constant)!r}", "float32", total.axes)
 
+    def _beside_power(self, linear: Linear) -> tuple[Block, float] | None:
+        """A sum of fields with a power of two that is not much larger, and what is too much of it; None where this has to
+        be exact, or is more than one number."""
+        constant, fields = _without_signs(linear)
+        groups = _side_by_side(fields)
+        if not self.unpacked.is_rounded or len(groups) != 1:
+            return None
+        ((field, factor, flipped), *others), = groups
+        if flipped or factor < 0:
+            return None
+        last, most, _ = groups[0][-1]
+        width = (most // factor).bit_length() - 1 + last.width
+        for moved in MOVES:
+            place = field.shift + moved
+            if place >= 0 and LEAST_TOP <= place + width <= EXACT_BITS:
+                break
+        else:
+            return None
+        exponent = EXACT_BITS - place + factor.bit_length() - 1
+        bits = self._masked(self._shifted(self._as_32(field.word), moved), field.most << place, 127 + exponent << EXACT_BITS)
+        axes = self.words[field.word].axes
+        for other, times, _ in others:
+            bits = self._beside(bits, other, place + (times // factor).bit_length() - 1)
+            axes |= self.words[other.word].axes
+        number = self.frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
+        return number, (1 << exponent) - float(constant)
+
+    def _shifted(self, text: str, moved: int) -> str:
+        """A word moved up, or down."""
+        if not moved:
+            return text
+        return self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
+
+    def _masked(self, text: str, mask: int, power: int) -> str:
+        """Some bits of a word beside those of a float."""
+        if not self.frame.writer.ptx:
+            return self.frame.lines.name(f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {power}", "bits")
+        self.frame.writer.helpers[f"_bits_{mask}_{power}"] = _BITS.format(mask=mask, power=power)
+        return self.frame.lines.name(f"_bits_{mask}_{power}({text})", "bits")
+
     def _beside(self, bits: str, field: Field, place: int) -> str:
         """Bits of a float with those of another field from a place on."""
-        moved = place - field.shift
-        text = self._as_32(field.word)
-        if moved:
-            text = self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
+        text = self._shifted(self._as_32(field.word), place - field.shift)
         mask = field.most << place
         if not self.frame.writer.ptx:
             return self.frame.lines.name(f"{bits} | ({text} & {mask})", "bits")
@@ -662,13 +746,8 @@ class _Sum:
             text, shift = self.frame.lines.name(f"{text} >> {moved}", "word"), shift - moved
         mask = field.most << shift
         if shift == 0 and field.width == 8 * field.word.nbytes:
-            text = f"{text} | {MAGIC}"
-        elif not self.frame.writer.ptx:
-            text = f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {MAGIC}"
-        else:
-            self.frame.writer.helpers[f"_bits_{mask}"] = _BITS.format(mask=mask, magic=MAGIC)
-            text = f"_bits_{mask}({text})"
-        return self.frame.lines.name(text, "bits"), shift, word.axes
+            return self.frame.lines.name(f"{text} | {MAGIC}", "bits"), shift, word.axes
+        return self._masked(text, mask, MAGIC), shift, word.axes
 
     def _as_32(self, word: Word) -> str:
         """A word in 32 bits."""
@@ -717,10 +796,10 @@ class _Sum:
 
 _BITS = """
 @triton.jit
-def _bits_{mask}(word):
-    return tl.inline_asm_elementwise("lop3.b32 $0, $1, {mask}, {magic}, 0xEA;", "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
+def _bits_{mask}_{power}(word):
+    return tl.inline_asm_elementwise("lop3.b32 $0, $1, {mask}, {power}, 0xEA;", "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
 """
-"""Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
+"""Some bits of a word beside those of a power of two, in one instruction: the compiler takes two."""
 
 _WITH = """
 @triton.jit
